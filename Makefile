@@ -1,0 +1,43 @@
+# Two commands: `make demo` and `make test`. Both make .venv on their first run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+
+.PHONY: demo test lint types unit corpus clean
+
+demo: $(VENV)/installed
+	rm -rf $(DEMO)
+	$(BIN)/fsdp2 spec check examples/quickstart.yaml
+	$(BIN)/fsdp2 new examples/quickstart.yaml $(DEMO)/project
+	$(BIN)/fsdp2 verify $(DEMO)/project --report json=$(DEMO)/report.json --report text
+
+test: lint types unit
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-test
+	mkdir -p $(VENV)/types && ln -sfn $(CURDIR) $(VENV)/types/verified_fsdp2
+	cd $(VENV)/types && MYPYPATH=. ../bin/mypy --config-file $(CURDIR)/pyproject.toml -p verified_fsdp2.skill -p verified_fsdp2.verifier
+
+unit: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+# Every seeded fault and every right script through the whole verifier: recall and false alarms.
+corpus: $(VENV)/installed-test
+	$(BIN)/python benchmarks/corpus.py --out benchmarks/results/corpus.json
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

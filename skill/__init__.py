@@ -1,0 +1,1 @@
+"""From intent to code: spec -> scaffold, and the command line."""

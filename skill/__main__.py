@@ -1,0 +1,23 @@
+"""`python -m verified_fsdp2.skill`, or `python <folder>/skill` on a plain copy of the pack that was never installed."""
+
+import sys
+
+if not __package__:
+    import importlib.util
+    from pathlib import Path
+
+    _root = Path(__file__).resolve().parents[1]
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _root / "skill"]
+    _spec = importlib.util.spec_from_file_location(
+        "verified_fsdp2", _root / "__init__.py", submodule_search_locations=[str(_root)]
+    )
+    assert _spec is not None and _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["verified_fsdp2"] = _module
+    _spec.loader.exec_module(_module)
+    __package__ = "verified_fsdp2.skill"
+
+if __name__ == "__main__":
+    from .cli import main
+
+    sys.exit(main())

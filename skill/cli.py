@@ -1,0 +1,77 @@
+"""`fsdp2`: parses, dispatches, and decides what an error is. Everything else is in `commands/`, one file each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from .. import __version__
+from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
+from .output import log
+
+COMMANDS = ("new", "verify", "spec", "explain", "doctor")
+EPILOG = """\
+exit codes: 0 pass, 1 a check failed, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or this machine refuses,
+130 interrupted.
+
+examples:
+  fsdp2 spec check examples/quickstart.yaml     is this spec right?
+  fsdp2 new examples/quickstart.yaml my-run     write a training project
+  fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
+  fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
+  fsdp2 explain optim-before-shard              what a rule says, why, and how to mend it
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.run(options)
+        return code
+    except UserError as error:
+        log(str(error) if str(error).startswith("error") else f"error: {error}")
+        return USAGE
+    except MachineRefuses as error:
+        log(f"this machine refuses: {error}")
+        return INCONCLUSIVE
+    except KeyboardInterrupt:
+        log("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return INTERRUPTED
+    except Exception as error:
+        return _our_fault(error, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fsdp2",
+        description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"verified-fsdp2 {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        import_module(f".commands.{name}", __package__).add_parser(commands)
+    return parser
+
+
+def _our_fault(error: Exception, arguments: Sequence[str]) -> int:
+    """A bug of ours: one line, and a log with the traceback to paste into an issue."""
+    handle, path = tempfile.mkstemp(prefix="fsdp2-error-", suffix=".log")
+    text = f"verified-fsdp2 {__version__}, Python {sys.version}\narguments: {list(arguments)}\n\n"
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(text + "".join(traceback.format_exception(error)))
+    log(f"this is a fault of fsdp2 itself, not of your code: {type(error).__name__}: {error}")
+    log(f"please report it with {Path(path)}")
+    return OUR_FAULT

@@ -1,0 +1,157 @@
+"""fsdp2 spec: check a spec, print its schema, show it with its defaults, explain its keys."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...verifier.errors import PASS, USAGE
+from ..output import emit_json, say
+
+if TYPE_CHECKING:
+    from ..spec import Spec
+
+EXAMPLES = """\
+examples:
+  fsdp2 spec check spec.yaml
+  fsdp2 spec check spec.yaml --set optimizer.lr=1e-3 --json
+  fsdp2 spec show examples/quickstart.yaml
+  fsdp2 spec explain optimizer.lr
+  fsdp2 spec schema > fsdp2.schema.json
+
+exit codes: 0 the spec is valid, 2 it is not (every problem is listed)
+"""
+CHECK_EXAMPLES = """\
+examples:
+  fsdp2 spec check spec.yaml
+  fsdp2 spec check spec.yaml --set train.steps=100 --set 'verify.reshard_to=[1, 8]'
+  fsdp2 spec check spec.yaml --json
+
+--json prints {"ok": bool, "problems": [{"file", "line", "column", "message", "key"}]}
+"""
+SHOW_EXAMPLES = """\
+examples:
+  fsdp2 spec show spec.yaml
+  fsdp2 spec show spec.yaml --set parallel.dp_replicate=2 --json
+
+What is printed is a valid spec itself. --json prints {"spec": {...}, "derived": {...}}.
+"""
+SCHEMA_EXAMPLES = """\
+examples:
+  fsdp2 spec schema > fsdp2.schema.json
+
+An editor with a YAML language server completes and checks a spec whose first line is
+  # yaml-language-server: $schema=fsdp2.schema.json
+"""
+EXPLAIN_EXAMPLES = """\
+examples:
+  fsdp2 spec explain                 a table of all keys
+  fsdp2 spec explain optimizer       one section
+  fsdp2 spec explain optimizer.lr    one key
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `fsdp2 spec` and its four commands."""
+    raw = argparse.RawDescriptionHelpFormatter
+    spec = subparsers.add_parser(
+        "spec", help="check, show and explain a spec", description=__doc__, epilog=EXAMPLES, formatter_class=raw
+    )
+    spec.set_defaults(run=run)
+    commands = spec.add_subparsers(dest="spec_command", metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, epilog: str) -> Any:
+        return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=raw)
+
+    check = add("check", "say everything that is wrong with a spec", CHECK_EXAMPLES)
+    show = add("show", "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
+    schema = add("schema", "print the JSON Schema (draft-07) of the spec", SCHEMA_EXAMPLES)
+    explain = add("explain", "say what a key means, its type, default and examples", EXPLAIN_EXAMPLES)
+    for parser in (check, show):
+        parser.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
+        parser.add_argument(
+            "--set",
+            dest="overrides",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help="set one key before the spec is checked (may be repeated)",
+        )
+    explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
+    for parser in (check, show, explain):
+        parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    schema.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one of the four commands."""
+    commands = {"check": _check, "show": _show, "schema": _schema, "explain": _explain}
+    return commands[args.spec_command](args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from ..spec import SpecError, load
+
+    try:
+        spec = load(args.spec, args.overrides)
+    except SpecError as error:
+        if not args.json:
+            raise
+        emit_json({"ok": False, "problems": [problem.to_dict() for problem in error.problems]})
+        return USAGE
+    if args.json:
+        emit_json({"ok": True, "problems": []})
+    else:
+        say(f"{args.spec}: ok: {_summary(spec)}")
+    return PASS
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ..spec import load
+
+    spec = load(args.spec, args.overrides)
+    if args.json:
+        emit_json({"spec": spec.to_dict(), "derived": _derived(spec)})
+    else:
+        derived = "".join(f"#   {key}: {value}\n" for key, value in _derived(spec).items())
+        say(f"{spec.to_yaml()}# derived:\n{derived}".rstrip())
+    return PASS
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from ..spec import schema
+
+    say(schema.PATH.read_text(encoding="utf-8").rstrip())
+    return PASS
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from ..spec import explain
+
+    found = explain.find(args.key) if args.key else explain.entries()
+    if args.json:
+        emit_json(found)
+    else:
+        say(explain.page(found) if isinstance(found, dict) else explain.table(found))
+    return PASS
+
+
+def _derived(spec: Spec) -> dict[str, Any]:
+    replicate = spec.parallel.dp_replicate
+    return {
+        "parameters": spec.parameters,
+        "tokens_per_step": spec.tokens_per_step,
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps(),
+        "mesh": [replicate, spec.verify.ranks // replicate],
+    }
+
+
+def _summary(spec: Spec) -> str:
+    count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
+    parameters = f"{count:,} parameters" if count is not None else "imported model"
+    steps = "step" if accumulation == 1 else "steps"
+    return (
+        f"{parameters}, {spec.tokens_per_step:,} tokens per step, "
+        f"{accumulation} accumulation {steps} on {spec.verify.ranks} ranks"
+    )

@@ -1,0 +1,100 @@
+"""`fsdp2 verify TARGET`: the verdict."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
+from ..output import log, say
+
+EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
+EPILOG = """\
+The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
+reference from weights one unit in the last place away: its noise sets the tolerance), single (one process, the whole global batch), resume
+(same number of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one
+fresh folder that the train and resumed runs share.
+
+examples:
+  fsdp2 verify my-run                                       a scaffold: how to run it stands in its verify.yaml
+  fsdp2 verify train.py --nproc 4 -- --config small.yaml    a script, with arguments of its own
+  fsdp2 verify train.py --save-args "--save-every 3 --out {checkpoint}" --resume-args "--resume {checkpoint}"
+  fsdp2 verify train.py --only gradients --skip token-mean-of-means
+  fsdp2 verify my-run --report json=report.json --report text
+
+exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what).
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "verify",
+        help="run a training script on N ranks and prove it right",
+        description="Run a training script, generated or your own, and check sharding, mathematics and checkpoints.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", metavar="TARGET", type=Path, help="a script, or a folder with verify.yaml or train.py")
+    parser.add_argument("--nproc", metavar="N", help="ranks (default 2)")
+    parser.add_argument("--steps", metavar="K", help="optimizer steps to compare (default 5)")
+    parser.add_argument("--reshard-to", metavar="N,M", help="other world sizes to resume on (default 1 and twice --nproc)")
+    parser.add_argument("--save-args", metavar="ARGS", help="how the script is told to save, after step 1 to K-1")
+    parser.add_argument("--resume-args", metavar="ARGS", help="how the script is told to resume")
+    parser.add_argument("--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once")
+    parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
+    parser.add_argument("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
+    parser.add_argument("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
+    parser.add_argument("--report", metavar="FORMAT[=PATH]", action="append", default=[], help="text or json, to stdout or a file (repeatable)")
+    parser.add_argument("--json", action="store_true", help="the same as --report json")
+    parser.add_argument("--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder")
+    parser.add_argument("args", metavar="-- SCRIPT ARGS", nargs="*", help="arguments of the script itself")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify, write the reports, return the verdict's exit code."""
+    from ...verifier.flow import select, verify
+    from ...verifier.report import RENDERERS
+    from ...verifier.target import resolve
+
+    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "timeout")
+    flags = {name: getattr(options, name) for name in names}
+    target = resolve(options.target, {**flags, "args": options.args or None}, options.config)
+    reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))
+    select(options.only, options.skip)
+    if options.work is not None and options.work.exists():
+        raise UserError(f"{options.work}: exists already; --work needs a new folder")
+    work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
+    try:
+        verdict = verify(target, work.resolve(), options.only, options.skip, sys.executable, progress=lambda line: log(f"  {line}"))
+        for name, path in reports:
+            text = RENDERERS[name](verdict)
+            if path is None:
+                say(text.rstrip("\n"))
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                log(f"report: {path}")
+    finally:
+        if options.work is None:
+            shutil.rmtree(work, ignore_errors=True)
+    return EXIT[verdict.verdict]
+
+
+def _reports(wanted: list[str], known: set[str]) -> list[tuple[str, Path | None]]:
+    found = []
+    for text in wanted:
+        name, equals, path = text.partition("=")
+        if name not in known:
+            raise UserError(f"--report {text}: unknown format '{name}'; known: {', '.join(sorted(known))}")
+        if equals and not path:
+            raise UserError(f"--report {text}: a path is missing after '='")
+        found.append((name, Path(path) if path else None))
+    if sum(path is None for _, path in found) > 1:
+        raise UserError("two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH")
+    return found

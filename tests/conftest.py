@@ -1,0 +1,48 @@
+"""Shared by all tests: one launcher for every test that starts ranks, and the corpus of scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verified_fsdp2.verifier.finding import Verdict
+from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.target import resolve
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def header(script: Path) -> dict[str, str]:
+    """The `key: value` lines of a corpus script's docstring."""
+    doc = script.read_text(encoding="utf-8").split('"""')[1]
+    keys = "rule|steps|nproc|args|save_args|resume_args|single_args|reshard_to|timeout"
+    return {m[1]: m[2] for m in re.finditer(rf"^({keys}): (.*)$", doc, re.M)}
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """One launcher process for the whole session: torch is imported once."""
+    with Launcher(log=tmp_path_factory.mktemp("launcher") / "log") as running:
+        yield running
+
+
+Verify = Callable[..., Verdict]
+
+
+@pytest.fixture
+def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
+    """verify_script(path, only=(), **flags) -> Verdict; a corpus header in the script gives further flags."""
+
+    def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Verdict:
+        told = header(script) if '"""' in script.read_text(encoding="utf-8") else {}
+        told.pop("rule", None)
+        target = resolve(script, {**told, **flags})
+        return verify_with(launcher, target, tmp_path / "work", select(only, ()))
+
+    return run

@@ -1,0 +1,1 @@
+"""From code to verdict: target -> runs -> traces -> findings -> report."""

@@ -1,0 +1,22 @@
+"""`python <folder>/verifier`: the launcher process. It imports torch once and forks the ranks of every run."""
+
+import sys
+
+if not __package__:
+    import importlib.util
+    from pathlib import Path
+
+    _root = Path(__file__).resolve().parents[1]
+    _spec = importlib.util.spec_from_file_location(
+        "verified_fsdp2", _root / "__init__.py", submodule_search_locations=[str(_root)]
+    )
+    assert _spec is not None and _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["verified_fsdp2"] = _module
+    _spec.loader.exec_module(_module)
+    __package__ = "verified_fsdp2.verifier"
+
+if __name__ == "__main__":
+    from .launch.server import serve
+
+    sys.exit(serve())

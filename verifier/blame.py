@@ -1,0 +1,140 @@
+"""Which rank made a run fail. torchrun cannot tell; the ranks' own records and exit codes, in order of time, can."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from .trace import Run, Trace
+
+# What a rank says when another one has gone: it is a victim.
+_VICTIM = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|recvBytes failed|Timed out waiting|"
+    r"Socket Timeout|failed to recv|NCCL.*(remote process exited|unhandled system error)",
+)
+_WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/utils/_contextlib")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The rank at fault, in words, with its line and what to look at."""
+
+    rank: int
+    text: str
+    location: dict[str, Any] | None
+    mend: str
+
+
+def blame(run: Run) -> Blame:
+    """The first cause of a run that did not complete. Call it on no other."""
+    ended = {e.rank: e for e in run.ended}
+    if run.timed_out:
+        return _hang(run)
+    suspects = []
+    for order, item in enumerate(run.ended):
+        trace = run.traces[item.rank]
+        end = _fault(trace)
+        if end is None and item.killed:
+            continue
+        if end is None and item.code == 0 and trace.end is not None:
+            continue
+        at = end["at"] if end is not None else float("inf")
+        victim = bool(end is not None and _VICTIM.search(str(end.get("message", ""))))
+        suspects.append((victim, at, order, item.rank))
+    if not suspects:
+        return Blame(0, "the run ended without a reason that can be named", None, "Look at the output of the ranks.")
+    rank = min(suspects)[3]
+    end = _fault(run.traces[rank])
+    return _explain(run, rank, ended[rank].code, end)
+
+
+def _fault(trace: Trace) -> dict[str, Any] | None:
+    """The record of a bad end, if the rank could write one."""
+    for record in trace.of("end"):
+        if record["how"] in ("exception", "os._exit") or (record["how"] == "sys.exit" and record["code"] != 0):
+            return record
+    return None
+
+
+def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blame:
+    if end is None and code < 0:
+        name = _signal_name(-code)
+        place = _frames(run.stacks.get(rank, ""))
+        last = _last_line(run.stderr.get(rank, ""))
+        told = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(place)}"
+        return Blame(rank, told, _own(run, place), "A signal is no Python error: look at the line above and at native code.")
+    if end is None:
+        return Blame(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
+    line = end["at_line"]
+    where = f" at {line['file'].rpartition('/')[2]}:{line['line']}: {line['code']}" if line else ""
+    if end["how"] == "exception":
+        message = str(end["message"]).strip().splitlines()
+        told = f"rank {rank} raised {end['error']}: {(message or [''])[0][:300]}{where}"
+        return Blame(rank, told, line, "Mend the error at that line; the other ranks only lost their peer.")
+    call = f"{end['how']}({end['code']})"
+    said = f" ({end['message']})" if end.get("message") else ""
+    told = f"rank {rank} called {call}{said}{where}, while the others went on"
+    return Blame(rank, told, line, "Let all ranks take the decision to stop together (all-reduce it), and leave by returning.")
+
+
+def _hang(run: Run) -> Blame:
+    """A time-out: the rank that is not waiting in a collective, else the one that has done least."""
+    gone = [e.rank for e in run.ended if not e.killed]
+    stacks = {rank: _frames(text) for rank, text in run.stacks.items() if text}
+    busy = [rank for rank, frames in stacks.items() if frames and not _WAITS.search(frames[0]["file"])]
+    progress = {t.rank: len(t.records) for t in run.traces}
+    if gone:
+        rank, what = gone[0], f"rank {gone[0]} had left, and the others waited for it"
+    elif len(busy) == 1 or (busy and len(busy) < run.world_size):
+        rank, what = busy[0], f"rank {busy[0]} was not in a collective, and the others waited for it"
+    else:
+        rank = min(progress, key=lambda r: progress[r])
+        what = f"rank {rank} had come least far, and all ranks were waiting"
+    others = [r for r in sorted(stacks) if r != rank]
+    frames = stacks.get(rank, [])
+    text = f"no end within {run.seconds:.0f} s: {what}{_stack_text(frames)}"
+    for other in others[:3]:
+        text += f"; rank {other}{_stack_text(stacks[other], 1, run)}"
+    end = run.traces[rank].end
+    location = _own(run, frames) or (end or {}).get("at_line")
+    return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
+
+
+def _frames(text: str) -> list[dict[str, Any]]:
+    """The frames of the last stack in a faulthandler dump, innermost first."""
+    blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
+    last = next((b for b in reversed(blocks) if _FRAME.search(b)), "")
+    return [{**m.groupdict(), "line": int(m["line"]), "code": ""} for m in _FRAME.finditer(last)]
+
+
+def _own(run: Run, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The innermost frame that is in no library."""
+    return next((f for f in frames if _is_own(f["file"])), None)
+
+
+def _is_own(file: str) -> bool:
+    library = ("/torch/", "/verifier/", "/site-packages/", "/lib/python", "<frozen")
+    return not any(part in file for part in library)
+
+
+def _stack_text(frames: list[dict[str, Any]], limit: int = 3, run: Run | None = None) -> str:
+    """` in train.py:12 main <- ...`: the user's frames, innermost first."""
+    shown = [f for f in frames if _is_own(f["file"])] or frames
+    if not shown:
+        return ""
+    return " in " + " <- ".join(f"{f['file'].rpartition('/')[2]}:{f['line']} {f['function']}" for f in shown[:limit])
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,57 @@
+"""All that the rules may look at: the runs of one verification, and why a run is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .trace import Record, Run
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision and dropout.
+
+    `continued` is what resharded runs are compared with: the train run itself, or a resume of it without mixed precision and dropout.
+    """
+
+    train: Run | None = None
+    exact: Run | None = None
+    reference: Run | None = None
+    envelope: Run | None = None
+    single: Run | None = None
+    resume: Run | None = None
+    continued: Run | None = None
+    reshards: tuple[Run, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run there is, once, in the order in which they were made."""
+        candidates = [self.train, self.exact, self.reference, self.envelope, self.single, self.resume, self.continued, *self.reshards]
+        found: list[Run] = []
+        for run in candidates:
+            if run is not None and run not in found:
+                found.append(run)
+        return found
+
+    def saved_after(self) -> int | None:
+        """The last step of the train run after which it saved and after which it still made a step."""
+        if self.train is None:
+            return None
+        saves = [r["after_step"] for r in self.train.places("checkpoint") if r["op"] in SAVES]
+        usable = [step for step in saves if 0 < step < self.train.steps()]
+        return max(usable, default=None)
+
+    def line_of(self, run: Run | None, kind: str, last: bool = False, **match: object) -> Record | None:
+        """The user's line of the first (or last) record of a kind in a run, e.g. `line_of(train, "shard")`."""
+        if run is None:
+            return None
+        found = [r["at_line"] for r in run.places(kind) if all(r.get(k) == v for k, v in match.items())]
+        found = [place for place in found if place]
+        return (found[-1] if last else found[0]) if found else None
+
+
+SAVES = ("save", "async_save", "torch.save")
+LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict")

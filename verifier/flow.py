@@ -1,0 +1,232 @@
+"""The whole verification, from a target to a verdict: which runs are made, in which order, and what the rules say."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .evidence import Evidence
+from .finding import Finding, Verdict, verdict_of
+from .launch.client import Launcher
+from .rules import RULES
+from .rules.precision import LOW
+from .static import project_files
+from .target import Target
+from .trace import Run, read_run
+
+GRACE = 8.0
+Progress = Callable[[str], None]
+
+
+def verify(
+    target: Target,
+    work: Path,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    python: str = sys.executable,
+    progress: Progress = lambda text: None,
+) -> Verdict:
+    """Run the target in every role that it allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
+    chosen = select(only, skip)
+    work.mkdir(parents=True, exist_ok=True)
+    with Launcher(python, work / "launcher.log") as launcher:
+        return verify_with(launcher, target, work, chosen, progress)
+
+
+def verify_with(
+    launcher: Launcher, target: Target, work: Path, chosen: Collection[str], progress: Progress = lambda text: None
+) -> Verdict:
+    """`verify` with a launcher that is already there; `chosen` rules say which roles are run."""
+    started = time.monotonic()
+    needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
+    evidence = gather(target, Runner(launcher, target, work, progress), needs)
+    devices = launcher.versions["devices"]
+    environment = {**launcher.versions, "platform": platform.platform(), "backend": "nccl" if devices else "gloo"}
+    findings = judge(evidence, chosen)
+    return Verdict(
+        verdict=verdict_of(findings),
+        target=target.describe(),
+        environment=environment,
+        runs=[summary(run) for run in evidence.runs],
+        findings=findings,
+        facts=facts(evidence),
+        folder=str(work),
+        seconds=time.monotonic() - started,
+    )
+
+
+class Runner:
+    """Makes the runs of one target, each in a folder of its own."""
+
+    def __init__(self, launcher: Launcher, target: Target, work: Path, progress: Progress) -> None:
+        self.launcher = launcher
+        self.target = target
+        self.work = work
+        self.progress = progress
+        self.checkpoint = work / "checkpoint"
+        self.saved = work / "checkpoint.saved"
+
+    def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
+        """One launch in a role. `options` override the probe's defaults (see `launch/server.py`)."""
+        folder = self.work / (role if role != "reshard" else f"reshard{world}")
+        folder.mkdir(parents=True, exist_ok=True)
+        shared = role in ("train", "resume", "continued", "reshard")
+        checkpoint = self.checkpoint if shared else folder / "scratch"
+        checkpoint.mkdir(exist_ok=True)
+        argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
+        request = {
+            "folder": str(folder),
+            "script": str(self.target.script),
+            "argv": argv,
+            "cwd": str(self.target.cwd),
+            "world_size": world,
+            "timeout": self.target.timeout,
+            "grace": min(GRACE, self.target.timeout),
+            "mode": "fsdp",
+            "steps": steps or self.target.steps,
+            "stress": False,
+            "exact": False,
+            "starting_point": str(self.work / "starting_point"),
+            "leave_starting_point": False,
+            "nudge": False,
+            **options,
+        }
+        answer = self.launcher.run(request)
+        run = read_run(folder, role, answer, world, " ".join([self.target.script.name, *argv]))
+        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        self.progress(f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}")
+        return run
+
+    def keep_checkpoint(self) -> None:
+        """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
+        shutil.copytree(self.checkpoint, self.saved)
+
+    def restore_checkpoint(self) -> None:
+        """Bring the checkpoint back as the train run left it."""
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(self.saved, self.checkpoint)
+
+
+def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
+    """The runs of a target in the roles that are needed. A role that cannot be run is missing, with its reason."""
+    missing: dict[str, str] = {}
+    sources = project_files(target.script)
+    train = runner.run("train", target.nproc, target.save_args, stress=True, leave_starting_point=True)
+    evidence = Evidence(train=train, missing=missing, sources=sources)
+    if not train.completed or train.steps() == 0:
+        reason = "the train run did not complete (see run-completes)" if not train.completed else "the train run made no step"
+        missing |= dict.fromkeys(("exact", "reference", "single", "resume", "reshard"), reason)
+        return evidence
+    exact = _needs_exact(train)
+
+    def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
+        return runner.run(role, world, extra, exact=exact, **options) if role in needs else None
+
+    evidence = replace(
+        evidence,
+        exact=run("exact", target.nproc) if exact else train,
+        reference=run("reference", target.nproc, mode="ddp"),
+        envelope=run("envelope", target.nproc, mode="ddp", nudge=True),
+        single=run("single", 1, target.single_args, mode="ddp"),
+    )
+    return _resume(target, runner, evidence, exact, needs)
+
+
+def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:
+    after, missing = evidence.saved_after(), evidence.missing
+    if not target.resume_args:
+        missing["resume"] = missing["reshard"] = "how this script resumes is not known: give --resume-args"
+        return evidence
+    if after is None:
+        reason = f"no save was seen before step {target.steps}: give --save-args with which the script saves after step 1 to {target.steps - 1}"
+        missing["resume"] = missing["reshard"] = reason
+        return evidence
+    if not {"resume", "reshard"} & set(needs):
+        return evidence
+    runner.keep_checkpoint()
+    left = target.steps - after
+
+    def resumed(role: str, world: int, exact: bool) -> Run:
+        runner.restore_checkpoint()
+        return runner.run(role, world, target.resume_args, steps=left, exact=exact, starting_point="")
+
+    resume = resumed("resume", target.nproc, False) if "resume" in needs else None
+    sizes = target.reshard_to if "reshard" in needs else ()
+    if not sizes:
+        missing["reshard"] = "no other world size was asked for: give --reshard-to"
+    continued = resumed("continued", target.nproc, True) if exact and sizes else evidence.train
+    reshards = tuple(resumed("reshard", world, exact) for world in sizes)
+    return replace(evidence, resume=resume, continued=continued, reshards=reshards)
+
+
+def _needs_exact(train: Run) -> bool:
+    """Whether low-precision compute or dropout stands between this run and an oracle."""
+    low = any(r["param_dtype"] in LOW for r in train.places("shard"))
+    return low or any(t.first("dropout") is not None for t in train.traces)
+
+
+def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
+    """The findings of the chosen rules. A broken oracle comparison is a consequence if a rule of another family failed."""
+    findings = []
+    for name in chosen:
+        started = time.monotonic()
+        found = RULES[name].judge(evidence)
+        findings.append(replace(found, seconds=time.monotonic() - started))
+    causes = any(f.status == "fail" and RULES[f.rule].family != "parity" for f in findings)
+    return [
+        replace(f, consequence=True) if causes and f.status == "fail" and RULES[f.rule].family == "parity" else f
+        for f in findings
+    ]
+
+
+def select(only: Collection[str], skip: Collection[str]) -> list[str]:
+    """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
+    families = {rule.family for rule in RULES.values()}
+    for name in (*only, *skip):
+        if name not in RULES and name not in families:
+            raise UserError(f"unknown rule or family '{name}'; `fsdp2 explain` lists them")
+
+    def named(rule: str, names: Collection[str]) -> bool:
+        return rule in names or RULES[rule].family in names
+
+    return [rule for rule in RULES if (not only or named(rule, only)) and not named(rule, skip)]
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What a report says of a run."""
+    return {
+        "role": run.role,
+        "world_size": run.world_size,
+        "seconds": round(run.seconds, 3),
+        "completed": run.completed,
+        "exit": {str(e.rank): e.code for e in run.ended},
+        "command": run.command,
+        "losses": run.losses,
+        "grad_norms": run.grad_norms,
+    }
+
+
+def facts(evidence: Evidence) -> dict[str, Any]:
+    """What was seen of the model and its sharding, for the reader of a passing report."""
+    run = evidence.train
+    if run is None or not run.parameters:
+        return {}
+    total = sum(e[0]["numel"] for e in run.parameters.values())
+    held = [sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r) for r in range(run.world_size)]
+    first = next((e[0] for e in run.parameters.values() if e[0]["sharded"]), None)
+    return {
+        "parameters": len(run.parameters),
+        "elements": total,
+        "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
+        "groups": sum(len(m["groups"]) for m in run.models),
+        "largest_share": max(held) / total if total else 0.0,
+        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False)) if first else {},
+        "saved_after_step": evidence.saved_after(),
+    }

@@ -1,0 +1,1 @@
+"""Starting, bounding and ending the processes of a run."""

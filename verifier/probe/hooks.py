@@ -1,0 +1,252 @@
+"""Where the probe listens. Each hook calls the session and then does what torch would have done."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed._composable.fsdp as composable
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dsd
+import torch.distributed.fsdp as fsdp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from . import standin, torchlib
+from .session import Session
+
+
+def install(session: Session) -> None:
+    """Listen to everything that happens in this process from now on."""
+    _listen_to_calls(session)
+    _listen_to_sharding(session)
+    _listen_to_backward(session)
+    _listen_to_criterion(session)
+    _listen_to_dropout(session)
+    _listen_to_optimizers(session)
+    _listen_to_checkpoints(session)
+    _listen_to_exit(session)
+    if session.stand_in:
+        standin.install(session)
+
+
+def _listen_to_calls(session: Session) -> None:
+    call = nn.Module.__call__
+    to_empty = nn.Module.to_empty
+
+    @functools.wraps(call)
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(module, *args, **kwargs)
+        if session.depth == 0:
+            session.on_call(module, lambda: torchlib.leaves((args, kwargs)))
+        session.depth += 1
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            session.depth -= 1
+
+    @functools.wraps(to_empty)
+    def emptied(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        result = to_empty(module, *args, **kwargs)
+        with torch.no_grad():
+            session.fill(module)
+        return result
+
+    nn.Module.__call__ = called  # type: ignore[method-assign]
+    nn.Module.to_empty = emptied  # type: ignore[method-assign, assignment]
+
+
+def _listen_to_sharding(session: Session) -> None:
+    real = fsdp.fully_shard
+    shard: Callable[..., Any] = standin.mark if session.stand_in else real
+
+    @functools.wraps(real)
+    def sharded(module: Any, **options: Any) -> Any:
+        session.on_shard(list(module) if isinstance(module, list | tuple) else [module], options)
+        if session.request["exact"] and "mp_policy" in options:
+            options["mp_policy"] = MixedPrecisionPolicy()
+        return shard(module, **options)
+
+    for place in (fsdp, fsdp._fully_shard, composable):
+        place.fully_shard = sharded  # type: ignore[attr-defined]
+
+    set_sync = FSDPModule.set_requires_gradient_sync
+
+    @functools.wraps(set_sync)
+    def synced(module: FSDPModule, requires_gradient_sync: bool, *args: Any, **kwargs: Any) -> None:
+        session.on_sync_flag(bool(requires_gradient_sync))
+        set_sync(module, requires_gradient_sync, *args, **kwargs)
+
+    FSDPModule.set_requires_gradient_sync = synced  # type: ignore[method-assign, assignment]
+
+
+def _listen_to_backward(session: Session) -> None:
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def ran(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if session.in_backward:
+            return backward(tensors, *args, **kwargs)
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        session.in_backward = True
+        try:
+            standin.before_backward(session)
+            backward(tensors, *args, **kwargs)
+            standin.after_backward(session)
+        finally:
+            session.in_backward = False
+        with torch.no_grad():
+            session.on_backward(given)
+        return None
+
+    torch.autograd.backward = ran
+
+
+def _listen_to_criterion(session: Session) -> None:
+    entropy, likelihood = F.cross_entropy, F.nll_loss
+    busy = False
+
+    def heard(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(real)
+        def computed(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            nonlocal busy
+            if torch.compiler.is_compiling() or busy:
+                return real(input, target, *args, **kwargs)
+            busy = True
+            try:
+                value = real(input, target, *args, **kwargs)
+            finally:
+                busy = False
+            named = dict(zip(("weight", "size_average", "ignore_index", "reduce", "reduction"), args, strict=False))
+            named.update(kwargs)
+            if not target.is_floating_point() and named.get("weight") is None:
+                valid = int((target != named.get("ignore_index", -100)).sum())
+                session.on_criterion(str(named.get("reduction", "mean")), valid, value)
+            return value
+
+        return computed
+
+    F.cross_entropy, F.nll_loss = heard(entropy), heard(likelihood)
+
+
+def _listen_to_dropout(session: Session) -> None:
+    """Note that dropout is active; in an exact run, switch it off, so that no random mask stands between two world sizes."""
+    exact = session.request["exact"]
+
+    def heard(real: Callable[..., Any], key: str, position: int) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def dropped(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                rate = args[position] if len(args) > position else kwargs.get(key, 0.5 if key == "p" else 0.0)
+                on = args[2] if key == "p" and len(args) > 2 else kwargs.get("training", True)
+                if rate and on:
+                    session.on_dropout()
+                    if exact:
+                        args = args[:position] + ((0.0,) + args[position + 1 :] if len(args) > position else ())
+                        kwargs = kwargs if len(args) > position else {**kwargs, key: 0.0}
+            return real(*args, **kwargs)
+
+        return dropped
+
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+        setattr(F, name, heard(getattr(F, name), "p", 1))
+    F.scaled_dot_product_attention = heard(F.scaled_dot_product_attention, "dropout_p", 4)
+
+
+def _listen_to_optimizers(session: Session) -> None:
+    init = Optimizer.__init__
+    depth = 0
+
+    @functools.wraps(init)
+    def constructed(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            depth -= 1
+        if depth == 0:
+            session.on_optimizer(self)
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _by_state_dict_helper():
+            with torch.no_grad():
+                session.on_step(optimizer)
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _by_state_dict_helper():
+            with torch.no_grad():
+                session.on_stepped(optimizer)
+
+    Optimizer.__init__ = constructed  # type: ignore[method-assign]
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _by_state_dict_helper() -> bool:
+    """torch's state-dict helpers step an optimizer once with zero gradients to create its state; that is no training step."""
+    frame = sys._getframe(2)
+    for _ in range(8):
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _listen_to_checkpoints(session: Session) -> None:
+    busy = False
+
+    def heard(operation: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def done(*args: Any, **kwargs: Any) -> Any:
+            nonlocal busy
+            if busy:
+                return real(*args, **kwargs)
+            held = args[0] if args and isinstance(args[0], dict) else kwargs.get("state_dict")
+            keys = list(_keys(held)) if isinstance(held, dict) else []
+            session.on_checkpoint(operation, str(kwargs.get("checkpoint_id") or ""), keys[:200])
+            busy = True
+            try:
+                return real(*args, **kwargs)
+            finally:
+                busy = False
+
+        return done
+
+    for name in ("save", "async_save", "load"):
+        setattr(dcp, name, heard(name, getattr(dcp, name)))
+    for name in ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict"):
+        setattr(dsd, name, heard(name, getattr(dsd, name)))
+    for name in ("save", "load"):
+        setattr(torch, name, heard(f"torch.{name}", getattr(torch, name)))
+
+
+def _keys(state: dict[Any, Any]) -> Iterable[str]:
+    for key, value in state.items():
+        yield str(key)
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in list(value)[:50])
+
+
+def _listen_to_exit(session: Session) -> None:
+    leave = os._exit
+
+    def left(code: int) -> None:
+        session.recorder.write("end", how="os._exit", code=code, at_line=session.recorder.here())
+        session.recorder.sync()
+        leave(code)
+
+    os._exit = left  # type: ignore[assignment]

@@ -1,0 +1,72 @@
+"""The trace of one rank in one run: JSON lines, each flushed, so that a crash loses nothing."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).resolve().parents[2])
+_STDLIB = str(Path(os.__file__).parent)
+
+
+class Recorder:
+    """Writes records `{"kind": ..., "seq": ..., "at": seconds, ...}` of rank `rank` to `path`."""
+
+    def __init__(self, path: Path, project: str) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._project = project
+        self._seq = 0
+
+    def write(self, kind: str, /, **fields: Any) -> int:
+        """Append one record and return its sequence number (order within this rank)."""
+        self._seq += 1
+        record = {"kind": kind, "seq": self._seq, "at": time.monotonic(), **fields}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        return self._seq
+
+    def sync(self) -> None:
+        """Make everything written so far survive this process."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def here(self) -> dict[str, Any] | None:
+        """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
+        frame: FrameType | None = sys._getframe(1)
+        stack: list[FrameType] = []
+        while frame is not None:
+            stack.append(frame)
+            frame = frame.f_back
+        places = [_place(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in stack]
+        return self._best(places)
+
+    def where(self, error: BaseException) -> dict[str, Any] | None:
+        """The line of the user's code in which `error` came up."""
+        summary = traceback.extract_tb(error.__traceback__)
+        return self._best([_place(f.filename, f.lineno or 0, f.name) for f in reversed(summary)])
+
+    def _best(self, places: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """First of `places` (innermost first) inside the project, else the first outside torch, Python and the probe."""
+        own = [p for p in places if p["file"].startswith(self._project + os.sep) and "site-packages" not in p["file"]]
+        library = [p for p in places if not _internal(p["file"])]
+        return next(iter(own or library), None)
+
+
+def _place(file: str, line: int, function: str) -> dict[str, Any]:
+    return {"file": file, "line": line, "function": function, "code": linecache.getline(file, line).strip()}
+
+
+def _internal(file: str) -> bool:
+    inside_ours = file.startswith((_OURS + os.sep + "verifier", _OURS + os.sep + "skill"))
+    standard = file.startswith(_STDLIB) and "site-packages" not in file
+    return file.startswith(("<", _TORCH)) or inside_ours or standard

@@ -1,0 +1,369 @@
+"""What one rank knows of the run while it goes on, and the records that it leaves.
+
+The hooks of `hooks.py` call the `on_...` methods; nothing here judges. A *root* is a module that the script calls itself
+(not from within another module) and that has parameters. A *step* is one `optimizer.step()`; a *micro-batch* one backward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import starting_point, torchlib
+from .recorder import Recorder
+from .sketch import row_hashes, sketch
+
+STRESS = 1.0e6
+
+
+class StopRun(BaseException):
+    """Raised inside the script at the optimizer step after the last one asked for."""
+
+
+class Session:
+    """State of one rank in one run. `request` is the launcher's request (see `launch/server.py`)."""
+
+    def __init__(self, request: dict[str, Any], rank: int, recorder: Recorder) -> None:
+        self.request = request
+        self.rank = rank
+        self.recorder = recorder
+        self.steps: int = request["steps"]
+        self.stand_in: bool = request["mode"] == "ddp"
+        self.depth = 0
+        self.in_backward = False
+        self.roots: list[tuple[str, nn.Module]] = []
+        self.filled: set[int] = set()
+        self.micro = 0
+        self.rows: list[int] = []
+        self.criteria: list[dict[str, Any]] = []
+        self.random_state: str | None = None
+        self.grads: dict[str, list[float] | None] = {}
+        self.optimizers: dict[int, tuple[int, int]] = {}
+        self.sync_calls = 0
+        self.before: dict[str, torch.Tensor] = {}
+        self.stress: dict[str, torch.Tensor] | None = None
+        self.dropout = False
+        self.stressed = 0
+        self.stopped = 0
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def on_call(self, module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
+        """A module is called while no other is running; `arguments()` are the leaves of what it is given."""
+        if self.in_backward or next(module.parameters(), None) is None:
+            return
+        if all(module is not root for _, root in self.roots):
+            self.adopt(module)
+        if torch.is_grad_enabled() and module.training:
+            if self.random_state is None:
+                self.random_state = _random_state()
+            tensors = [value for value in arguments() if isinstance(value, torch.Tensor)]
+            self.rows += row_hashes(tensors)
+
+    def adopt(self, root: nn.Module) -> None:
+        """First call of a root: give it the common starting point or leave it for the others, and record what it is."""
+        self.roots = [(name, old) for name, old in self.roots if all(old is not m for m in root.modules())]
+        number = len(self.roots)
+        name = "" if number == 0 else f"model{number}."
+        self.roots.append((name, root))
+        slots = torchlib.slots(root)
+        untouched = {slot.name: sketch(slot.param) for slot in slots}
+        loaded = starting_point.share(root, slots, self.request, self.rank, number)
+        entries = [self._describe(name, slot, untouched[slot.name]) for slot in slots]
+        buffers = [
+            {
+                "name": name + key,
+                "shape": list(value.shape),
+                "sketch": sketch(value),
+                "unset": self._unset(value),
+            }
+            for key, value in root.named_buffers()
+        ]
+        groups = [
+            {"module": name + key, "parameters": len(group.fsdp_params), "class": _class(group.modules[0])}
+            for key, group in torchlib.groups(root)
+        ]
+        self.recorder.write(
+            "model",
+            root=name,
+            cls=_class(root),
+            parameters=entries,
+            buffers=buffers,
+            groups=groups,
+            blocks=_repeated_blocks(root),
+            starting_point=loaded,
+            at_line=self.recorder.here(),
+        )
+
+    def _describe(self, root: str, slot: torchlib.Slot, untouched: list[float]) -> dict[str, Any]:
+        part = torchlib.local(slot.param)
+        return {
+            "name": root + slot.name,
+            "shape": list(slot.param.shape),
+            "dtype": str(slot.param.dtype).removeprefix("torch."),
+            "trainable": slot.param.requires_grad,
+            "managed": slot.fsdp is not None,
+            "local_numel": part.numel(),
+            "numel": slot.param.numel(),
+            "sketch": untouched,
+            "unset": self._unset(part),
+            **torchlib.layout(slot.param, self.rank),
+        }
+
+    def _unset(self, tensor: torch.Tensor) -> int:
+        """Elements that still hold what `to_empty` left, of a tensor that it allocated (0: all were written)."""
+        part = torchlib.local(tensor)
+        if part.is_floating_point():
+            return int(part.isnan().sum()) if self.filled else 0
+        return int((part == torch.iinfo(part.dtype).min).sum()) if self.filled and part.dtype in _INTEGERS else 0
+
+    def fill(self, module: nn.Module) -> None:
+        """Mark memory that `to_empty` has just allocated, so that what nobody initialises shows."""
+        self.recorder.write("to_empty", cls=_class(module), at_line=self.recorder.here())
+        for tensor in [*module.parameters(), *module.buffers()]:
+            part = torchlib.local(tensor)
+            self.filled.add(id(tensor))
+            if part.is_floating_point():
+                part.fill_(float("nan"))
+            elif part.dtype in _INTEGERS:
+                part.fill_(torch.iinfo(part.dtype).min)
+
+    def on_shard(self, modules: list[nn.Module], options: dict[str, Any]) -> None:
+        """`fully_shard` is about to be applied."""
+        policy = options.get("mp_policy")
+        reshard = options.get("reshard_after_forward")
+        parameters = [
+            {"name": name, "cls": _class(module), "sketch": sketch(param)}
+            for module in modules
+            for name, param in module.named_parameters()
+            if not torchlib.layout(param, 0)["sharded"] and param.device.type != "meta"
+        ]
+        self.recorder.write(
+            "shard",
+            modules=[_class(module) for module in modules],
+            param_dtype=_dtype(policy, "param_dtype"),
+            reduce_dtype=_dtype(policy, "reduce_dtype"),
+            reshard_after_forward=reshard if isinstance(reshard, bool | int) else None,
+            parameters=parameters,
+            at_line=self.recorder.here(),
+        )
+
+    def on_sync_flag(self, value: bool) -> None:
+        """`set_requires_gradient_sync` was called; the first calls are recorded."""
+        self.sync_calls += 1
+        if self.sync_calls <= 32:
+            self.recorder.write("sync", value=value, step=self.step_number(), at_line=self.recorder.here())
+
+    def on_checkpoint(self, operation: str, target: str, keys: list[str]) -> None:
+        """A checkpoint function was called by the script: `save`, `load`, `set_state_dict`, ..."""
+        if (place := self.recorder.here()) is not None:
+            done = self.step_number() - 1
+            self.recorder.write("checkpoint", op=operation, after_step=done, to=target, keys=keys, at_line=place)
+
+    def all_slots(self) -> list[torchlib.Slot]:
+        """Every parameter of every root, under its full name."""
+        return [torchlib.Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in torchlib.slots(root)]
+
+    # -- micro-batches ------------------------------------------------------------------------------------------------
+
+    def on_criterion(self, reduction: str, valid: int, value: torch.Tensor) -> None:
+        """A cross entropy was computed: how many targets counted, and its value if it is one number."""
+        if torch.is_grad_enabled() and value.requires_grad:
+            number = float(value.detach()) if value.numel() == 1 else None
+            self.criteria.append({"reduction": reduction, "valid": valid, "value": number})
+
+    def on_dropout(self) -> None:
+        """Dropout is active: the first time is recorded."""
+        if not self.dropout:
+            self.dropout = True
+            self.recorder.write("dropout", at_line=self.recorder.here())
+
+    def on_backward(self, tensors: list[torch.Tensor]) -> None:
+        """A backward has just ended: the gradients are where the optimizer will find them."""
+        loss = None
+        if len(tensors) == 1 and tensors[0].numel() == 1 and not torchlib.layout(tensors[0], 0)["sharded"]:
+            loss = float(tensors[0].detach())
+        slots = self.all_slots()
+        if self.step_number() > self.steps and self.request["stress"]:
+            self._stress(slots)
+            return
+        self.micro += 1
+        self.grads = {s.name: sketch(s.param.grad) if s.param.grad is not None else None for s in slots}
+        self.recorder.write(
+            "micro",
+            step=self.step_number(),
+            micro=self.micro,
+            loss=loss,
+            rows=self.rows,
+            criteria=self.criteria,
+            random=self.random_state,
+            at_line=self.recorder.here(),
+        )
+        self.rows, self.criteria, self.random_state = [], [], None
+
+    def _stress(self, slots: list[torchlib.Slot]) -> None:
+        """In the step after the last: make the gradients huge, so that any clipping there is comes into force."""
+        present = [s for s in slots if s.param.grad is not None]
+        first = self.stress is None
+        if first and present:
+            for slot in present:
+                if slot.param.grad is not None:
+                    torchlib.local(slot.param.grad).mul_(STRESS)
+        self.stress = {s.name: torchlib.local(s.param.grad).clone() for s in present if s.param.grad is not None}
+        self.stressed += 1
+        if not present:
+            self.stress = None
+        if self.stressed > _PATIENCE:
+            self._stop()
+
+    # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def step_number(self) -> int:
+        """The step that is being prepared, from 1."""
+        return 1 + max((count for _, count in self.optimizers.values()), default=0)
+
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer was constructed."""
+        number = len(self.optimizers)
+        self.optimizers[id(optimizer)] = (number, 0)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        self.recorder.write(
+            "optimizer",
+            number=number,
+            cls=_class(optimizer),
+            tensors=len(params),
+            sharded=sum(torchlib.layout(p, 0)["sharded"] for p in params),
+            after_forward=bool(self.roots),
+            at_line=self.recorder.here(),
+        )
+
+    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step. Stops the run if it has made all its steps."""
+        number, count = self.optimizers.setdefault(id(optimizer), (len(self.optimizers), 0))
+        if count >= self.steps:
+            self._stop()
+        held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        slots = self.all_slots()
+        mine = [s for s in slots if id(s.param) in held]
+        names = {id(s.param): s.name for s in slots}
+        strangers = [p for key, p in held.items() if key not in names]
+        self.recorder.write(
+            "step",
+            step=count + 1,
+            optimizer=number,
+            cls=_class(optimizer),
+            lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            held=[s.name for s in mine],
+            strangers=[list(p.shape) for p in strangers],
+            unsynced=[s.name for s in slots if s.unsynced],
+            grads=self.grads,
+            grads_at_step={s.name: sketch(s.param.grad) if s.param.grad is not None else None for s in slots},
+            state=_optimizer_state(optimizer, names),
+            weights={s.name: sketch(s.param) for s in slots},
+            at_line=self.recorder.here(),
+        )
+        self.optimizers[id(optimizer)] = (number, count + 1)
+        self.micro = 0
+        self.before = {s.name: torchlib.local(s.param).clone() for s in slots}
+
+    def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        number, count = self.optimizers[id(optimizer)]
+        slots = self.all_slots()
+        moved = {s.name: _movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
+        weights = {s.name: sketch(s.param) for s in slots}
+        self.recorder.write("stepped", step=count, optimizer=number, weights=weights, moved=moved)
+
+    def _stop(self) -> None:
+        self.stopped += 1
+        if self.stopped == 1:
+            if self.stress is not None:
+                grads = {s.name: s.param.grad for s in self.all_slots() if s.param.grad is not None}
+                ratios = {
+                    name: _products(before, torchlib.local(grads[name]))
+                    for name, before in self.stress.items()
+                    if name in grads
+                }
+                self.recorder.write("stress", factor=STRESS, products=ratios, at_line=self.recorder.here())
+            self.recorder.write("end", how="stopped")
+            self.recorder.sync()
+        raise StopRun
+
+
+_PATIENCE = 256  # backwards without a step after the last step: the script skips steps with huge gradients
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _class(value: object) -> str:
+    cls = type(value)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _dtype(policy: object, field: str) -> str | None:
+    value = getattr(policy, field, None)
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def _products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
+    """[before.before, before.after, after.after] in float64."""
+    b, a = before.to(torch.float64).flatten(), after.to(torch.float64).flatten()
+    return [float(b @ b), float(b @ a), float(a @ a)]
+
+
+def _movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
+    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 goes downhill."""
+    change = (torchlib.local(param) - before).to(torch.float64).flatten()
+    along = 0.0
+    if param.grad is not None:
+        along = float(change @ torchlib.local(param.grad).to(torch.float64).flatten())
+    return [float(change @ change), along, float(change.count_nonzero())]
+
+
+def _random_state() -> str:
+    state = bytes(torch.get_rng_state().tolist())
+    digest = hashlib.sha256(state)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        digest.update(bytes(torch.cuda.get_rng_state().tolist()))
+    return digest.hexdigest()[:16]
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, dict[str, Any]]:
+    """{parameter name: {state key: sketch, or the number itself}} before the step."""
+    out: dict[str, dict[str, Any]] = {}
+    for param, state in optimizer.state.items():
+        if (name := names.get(id(param))) is None or not state:
+            continue
+        out[name] = {
+            key: (float(value) if value.numel() == 1 and value.dim() == 0 else sketch(value))
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor | int | float)
+        }
+    return out
+
+
+def _repeated_blocks(root: nn.Module) -> list[dict[str, Any]]:
+    """Sibling modules of one class that each hold further modules with parameters: what a wrapping plan would name."""
+    out = []
+    for name, parent in root.named_modules():
+        kinds: dict[str, list[nn.Module]] = {}
+        for child in parent.children():
+            composite = sum(1 for _ in child.children()) > 0 and next(child.parameters(), None) is not None
+            if composite:
+                kinds.setdefault(_class(child).replace("FSDP", ""), []).append(child)
+        for cls, members in kinds.items():
+            if len(members) >= 2:
+                numel = sum(p.numel() for m in members for p in m.parameters())
+                out.append({"parent": name, "cls": cls, "count": len(members), "numel": numel})
+    return out
+
+
+def trace_path(run: Path, rank: int) -> Path:
+    """Where rank `rank` of the run in folder `run` writes its trace."""
+    return run / f"rank{rank}.jsonl"

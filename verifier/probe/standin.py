@@ -1,0 +1,186 @@
+"""`fully_shard` standing in as real DDP, so that a script becomes its own reference without an edit.
+
+`mark` gives a module the methods of FSDPModule and nothing else; the outermost marked module is wrapped in
+DistributedDataParallel at its first call. `set_requires_gradient_sync` drives DDP's own flag. With one rank there is
+nothing to reduce and the module runs as it is. Plain tensors answer `full_tensor()` and `to_local()` with themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from . import torchlib
+from .session import Session
+
+_state: dict[str, Any] = {}
+_classes: dict[type, type] = {}
+
+
+class StandIn(FSDPModule):
+    """The surface of FSDPModule on a module whose parameters stay plain tensors."""
+
+    _orig_cls_mro_index = 3
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session: Session = _state["session"]
+        if _state["inside"]:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if session.depth == 0:
+            session.on_call(_module(self), lambda: torchlib.leaves((args, kwargs)))
+        _state["inside"] = True
+        session.depth += 1
+        try:
+            if (wrapper := _wrapper(_module(self))) is not None:
+                return wrapper(*args, **kwargs)
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            _state["inside"] = False
+            session.depth -= 1
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        _state["session"].on_sync_flag(requires_gradient_sync)
+        _state["sync"] = requires_gradient_sync
+        for wrapper in _state["wrappers"].values():
+            wrapper.require_backward_grad_sync = requires_gradient_sync
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own group; DDP by their number."""
+        own = _module(self)
+        nested = {id(p) for m in own.modules() if m is not own and isinstance(m, StandIn) for p in m.parameters()}
+        for param in own.parameters():
+            if id(param) not in nested and param.requires_grad:
+                if id(param) not in _state["factors"]:
+                    param.register_hook(_scaled(id(param)))  # type: ignore[no-untyped-call]
+                _state["factors"][id(param)] = factor
+
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor
+
+    def unshard(self, async_op: bool = False) -> Any:
+        return _Handle() if async_op else None
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_fsdp_state(self) -> Any:
+        return None
+
+
+def _scaled(key: int) -> Any:
+    def scale(grad: torch.Tensor) -> torch.Tensor:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        factor: float = _state["factors"][key]
+        return grad * (ranks / factor)
+
+    return scale
+
+
+class _Handle:
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+def _nothing(self: StandIn, *args: Any, **kwargs: Any) -> None:
+    """A setting of FSDP that changes no mathematics, or that DDP has no counterpart for."""
+
+
+for _name in (
+    "reshard",
+    "set_is_last_backward",
+    "set_requires_all_reduce",
+    "set_reshard_after_forward",
+    "set_reshard_after_backward",
+    "set_modules_to_forward_prefetch",
+    "set_modules_to_backward_prefetch",
+    "set_all_reduce_hook",
+    "set_post_optim_event",
+    "set_force_sum_reduction_for_comms",
+    "set_reduce_scatter_unused_params",
+    "set_unshard_in_backward",
+    "set_allocate_memory_from_process_group_for_comm",
+    "reset_iter_state",
+):
+    setattr(StandIn, _name, _nothing)
+
+
+def install(session: Session) -> None:
+    """Let plain tensors answer the two questions that scripts put to DTensors."""
+    _state.update(session=session, wrappers={}, factors={}, inside=False, sync=True, pending=False)
+
+    def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return tensor
+
+    torch.Tensor.full_tensor = itself  # type: ignore[attr-defined]
+    torch.Tensor.to_local = itself  # type: ignore[attr-defined]
+
+
+def mark(module: Any, **options: Any) -> Any:
+    """In place of `fully_shard(module, **options)`."""
+    ignored = options.get("ignored_params") or set()
+    for item in module if isinstance(module, list | tuple) else [module]:
+        cls = type(item)
+        if not isinstance(item, StandIn):
+            made = _classes.get(cls) or type(f"FSDP{cls.__name__}", (StandIn, cls), {})
+            _classes[cls] = made
+            item.__class__ = made
+        item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
+        _move(item)
+    return module
+
+
+def before_backward(session: Session) -> None:
+    """Note whether DDP was told of this backward when its forward ran."""
+    if session.stand_in:
+        _state["pending"] = _state["sync"] and any(not w.reducer_told for w in _state["wrappers"].values())
+
+
+def after_backward(session: Session) -> None:
+    """Average by hand what DDP could not, because the sync flag changed between forward and backward."""
+    if session.stand_in and _state["pending"]:
+        for wrapper in _state["wrappers"].values():
+            if not wrapper.reducer_told:
+                for param in wrapper.module.parameters():
+                    if param.grad is not None:
+                        dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
+                        param.grad.div_(dist.get_world_size())
+
+
+class _Reference(DistributedDataParallel):
+    """DDP that remembers whether its last forward prepared the reducer."""
+
+    reducer_told = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.reducer_told = self.require_backward_grad_sync
+        return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _wrapper(module: nn.Module) -> nn.Module | None:
+    """The DDP wrapper of an outermost marked module, made at its first call; None where there is nothing to reduce."""
+    trainable = any(p.requires_grad for p in module.parameters())
+    if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    if id(module) not in _state["wrappers"]:
+        made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
+        made.require_backward_grad_sync = _state["sync"]
+        _state["wrappers"][id(module)] = made
+    wrapper: nn.Module = _state["wrappers"][id(module)]
+    wrapper.training = module.training
+    return wrapper
+
+
+def _module(item: StandIn) -> nn.Module:
+    assert isinstance(item, nn.Module)
+    return item
+
+
+def _move(module: nn.Module) -> None:
+    """`fully_shard` moves parameters to the current accelerator; so does its stand-in."""
+    if torch.cuda.is_available() and any(p.device.type == "cpu" for p in module.parameters()):
+        module.to(torch.device("cuda", torch.cuda.current_device()))

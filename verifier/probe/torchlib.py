@@ -1,0 +1,114 @@
+"""Every private torch name that the probe needs, and the versions on which it was run.
+
+| name | where | run on |
+|---|---|---|
+| `FSDPModule._get_fsdp_state()._fsdp_param_groups[].fsdp_params[]` | managed parameters | 2.13.0 |
+| `FSDPParam.sharded_param`, `._module_info`, `._unsharded_param`, `.unsharded_accumulated_grad` | their shards, owners, unsynced gradients | 2.13.0 |
+| `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
+| `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
+| `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
+| `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+@dataclass
+class Slot:
+    """One parameter of a model, by the object that lives from step to step (the shard, if FSDP manages it)."""
+
+    name: str
+    param: torch.Tensor
+    fsdp: Any = None
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether FSDP holds a gradient for it that no reduce-scatter has taken."""
+        if self.fsdp is None:
+            return False
+        whole = getattr(self.fsdp, "_unsharded_param", None)
+        return self.fsdp.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
+
+
+def groups(root: nn.Module) -> list[tuple[str, Any]]:
+    """(module name, FSDP parameter group) of every group with parameters below `root`."""
+    found: list[tuple[str, Any]] = []
+    for name, module in root.named_modules():
+        if isinstance(module, FSDPModule) and (state := getattr(module, "_get_fsdp_state", lambda: None)()) is not None:
+            many = getattr(state, "_fsdp_param_groups", None)
+            if many is None:
+                single = getattr(state, "_fsdp_param_group", None)
+                many = [single] if single is not None else []
+            found += [(name, group) for group in many if all(group is not seen for _, seen in found)]
+    return found
+
+
+def slots(root: nn.Module) -> list[Slot]:
+    """Every parameter of `root` once, in `named_parameters` order, tied ones under their first name."""
+    managed: dict[tuple[int, str], Any] = {}
+    for _, group in groups(root):
+        for item in group.fsdp_params:
+            info = item._module_info
+            owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+            for module, name in owners:
+                managed[(id(module), name)] = item
+    out: list[Slot] = []
+    seen: set[int] = set()
+    for prefix, module in root.named_modules():
+        for name, param in module._parameters.items():
+            item = managed.get((id(module), name))
+            kept = item.sharded_param if item is not None else param
+            if kept is None or id(kept) in seen:
+                continue
+            seen.add(id(kept))
+            out.append(Slot(f"{prefix}.{name}" if prefix else name, kept, item))
+    return out
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of `tensor` on this rank, detached."""
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(global shape, local shape, offset of the local part) of a DTensor or a plain tensor."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return shape, shape, (0,) * len(shape)
+    own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return shape, tuple(own), tuple(offset)
+
+
+def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
+    """Placements and mesh of a tensor, and `copy`: which of its replicas this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return {"sharded": False, "placements": [], "mesh": [], "mesh_names": [], "ranks": [], "copy": rank}
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate() or [0] * mesh.ndim
+    copy = 0
+    for size, at, placement in zip(mesh.shape, coordinate, tensor.placements, strict=True):
+        if placement.is_replicate():
+            copy = copy * size + at
+    return {
+        "sharded": True,
+        "placements": [str(p) for p in tensor.placements],
+        "mesh": list(mesh.shape),
+        "mesh_names": list(mesh.mesh_dim_names or []),
+        "ranks": mesh.mesh.flatten().tolist(),
+        "copy": copy,
+    }
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is left when tuples, lists, dicts and registered dataclasses are opened."""
+    return pytree.tree_leaves(value)

@@ -1,0 +1,60 @@
+"""The stable machine-readable report; its schema is `report.schema.json` beside this file."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ..finding import Finding, Verdict
+
+SCHEMA = 1
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    """The report as plain data. Numbers that are not finite become None."""
+    report: dict[str, Any] = _finite(
+        {
+            "schema": SCHEMA,
+            "verdict": verdict.verdict,
+            "target": verdict.target,
+            "environment": verdict.environment,
+            "facts": verdict.facts,
+            "runs": list(verdict.runs),
+            "findings": [_finding(f) for f in verdict.findings],
+            "seconds": round(verdict.seconds, 3),
+        }
+    )
+    return report
+
+
+def render(verdict: Verdict) -> str:
+    """The report as JSON text."""
+    return json.dumps(as_dict(verdict), indent=2, allow_nan=False) + "\n"
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "status": finding.status,
+        "tier": finding.tier,
+        "consequence": finding.consequence,
+        "measured": finding.measured,
+        "limit": finding.limit,
+        "margin": finding.margin,
+        "evidence": finding.evidence,
+        "location": finding.location,
+        "fix": finding.fix,
+        "explain": f"fsdp2 explain {finding.rule}",
+        "seconds": round(finding.seconds, 6),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,118 @@
+"""The report for a reader with little patience: what is wrong first, where, why, the smallest mend, the command that proves it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from ..finding import Finding, Verdict
+
+WIDTH = 118
+LIMIT = 9_000  # characters; what agents read of one command's output
+
+
+def render(verdict: Verdict) -> str:
+    """The whole report as plain text of at most about 10,000 characters, the verdict last."""
+    lines = [*_failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
+    text = "\n".join(lines)
+    if len(text) > LIMIT:
+        text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
+    return f"{text}\n{_last(verdict)}\n"
+
+
+def _failures(verdict: Verdict) -> Iterator[str]:
+    failed = [f for f in verdict.findings if f.status in ("fail", "error")]
+    for finding in (f for f in failed if not f.consequence):
+        yield f"FAIL {finding.rule}"
+        yield from _wrapped("", finding.evidence)
+        if finding.location:
+            yield f"     at   {place(finding.location)}"
+            if finding.location["code"]:
+                yield f"              {finding.location['code']}"
+        if finding.fix:
+            yield from _wrapped("mend ", finding.fix)
+        yield f"     page fsdp2 explain {finding.rule}"
+        yield ""
+    followers = [f.rule for f in failed if f.consequence]
+    if followers:
+        yield f"     and as a consequence: {', '.join(followers)}"
+        yield ""
+
+
+def _open(verdict: Verdict) -> Iterator[str]:
+    """Inconclusive rules, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for finding in verdict.findings:
+        if finding.status == "inconclusive":
+            reasons.setdefault(finding.evidence, []).append(finding.rule)
+    for reason, rules in reasons.items():
+        yield from _wrapped("", ", ".join(rules), first="open ")
+        yield from _wrapped("", f"not checked: {reason}")
+    if reasons:
+        yield ""
+
+
+def _passes(verdict: Verdict) -> Iterator[str]:
+    for finding in verdict.findings:
+        if finding.status == "pass":
+            margin = f" [margin {finding.margin:.0f}x]" if finding.margin and finding.margin > 1 else ""
+            yield f"pass {finding.rule:<36}{textwrap.shorten(finding.evidence + margin, 180, placeholder=' ...')}"
+
+
+def _losses(verdict: Verdict) -> Iterator[str]:
+    """The loss of each step in each run, side by side; resumed runs begin where they were resumed."""
+    rows = [run for run in verdict.runs if any(loss is not None for loss in run["losses"])]
+    if not rows:
+        return
+    steps = max(len(run["losses"]) for run in rows)
+    after = verdict.facts.get("saved_after_step") or 0
+    yield ""
+    yield "loss of step          " + "".join(f"{step:>12}" for step in range(1, steps + 1))
+    for run in rows:
+        skipped = after if run["role"] in ("resume", "continued", "reshard") else 0
+        cells = [" " * 12] * skipped + [_loss(value) for value in run["losses"]]
+        yield f"  {run['role']:<10} {run['world_size']:>2} rank{'s' if run['world_size'] > 1 else ' '}  " + "".join(cells)
+
+
+def _facts(verdict: Verdict) -> Iterator[str]:
+    facts = verdict.facts
+    if facts:
+        mesh = " x ".join(f"{name}={size}" if not str(name).isdigit() else str(size) for name, size in facts["mesh"].items())
+        yield ""
+        yield (
+            f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {mesh or 'no ranks'} in {facts['groups']} groups; "
+            f"at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank"
+        )
+
+
+def _last(verdict: Verdict) -> str:
+    counts = {status: sum(f.status == status for f in verdict.findings) for status in ("pass", "fail", "inconclusive", "error")}
+    told = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    environment = verdict.environment
+    return (
+        f"torch {environment.get('torch')}, Python {environment.get('python')}, {len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n"
+        f"verdict: {verdict.verdict}"
+    )
+
+
+def place(location: dict[str, Any]) -> str:
+    """`path:line in function`, the path relative to where the reader is if that is shorter."""
+    path = location["file"]
+    relative = os.path.relpath(path)
+    return f"{min(path, relative, key=len)}:{location['line']} in {location['function']}"
+
+
+def proof(target: dict[str, Any]) -> str:
+    """The command that verifies this target again."""
+    return f"fsdp2 verify {shlex.quote(target['script'])}"
+
+
+def _loss(value: float | None) -> str:
+    return f"{'-':>12}" if value is None else f"{value:>12.7g}"
+
+
+def _wrapped(label: str, text: str, first: str = "     ") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first + label, subsequent_indent="     " + " " * len(label)) or []

@@ -1,0 +1,9 @@
+"""The contract: every rule, in the order in which its family's faults should be mended."""
+
+from __future__ import annotations
+
+from . import checkpoint, clipping, data, gradients, hang, init, optimizer, parity, precision, wrapping
+from .base import Rule
+
+FAMILIES = (hang, wrapping, init, optimizer, precision, data, gradients, clipping, checkpoint, parity)
+RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

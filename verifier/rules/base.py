@@ -1,0 +1,61 @@
+"""What a rule is: a name, a page, and a pure function from evidence to a finding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from ..evidence import Evidence
+from ..finding import Finding
+
+SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
+
+
+class Rule:
+    """One clause of the contract. The docstring of a subclass is its page: statement, then `Section:` blocks."""
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
+
+    def judge(self, evidence: Evidence) -> Finding:
+        """The finding of this rule on the evidence; a pure function."""
+        raise NotImplementedError
+
+    @classmethod
+    def page(cls) -> dict[str, str]:
+        """The docstring, cut into "Statement" and the sections of SECTIONS that it has."""
+        sections = {"Statement": ""}
+        current = "Statement"
+        for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+            head, colon, rest = line.partition(":")
+            if colon and head in SECTIONS:
+                current, line = head, rest.strip()
+            sections[current] = f"{sections.get(current, '')}\n{line}".strip("\n")
+        return {key: inspect.cleandoc(text).strip() for key, text in sections.items()}
+
+    def passed(self, evidence: str, **more: Any) -> Finding:
+        """The clause holds."""
+        return Finding(self.name, "pass", evidence, **more)
+
+    def failed(self, evidence: str, location: dict[str, Any] | None = None, **more: Any) -> Finding:
+        """The clause is broken; `fix` defaults to the page's mend."""
+        more.setdefault("fix", " ".join(self.page()["Mend"].split()))
+        return Finding(self.name, "fail", evidence, location=location, **more)
+
+    def unknown(self, reason: str, **more: Any) -> Finding:
+        """The clause could not be checked."""
+        return Finding(self.name, "inconclusive", reason, **more)
+
+
+def some(names: Iterable[str], limit: int = 3) -> str:
+    """`a, b, c and 5 more`."""
+    items = list(names)
+    shown = ", ".join(items[:limit])
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 parameter`, `3 parameters`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,90 @@
+"""Rules on gradient clipping."""
+
+from __future__ import annotations
+
+import math
+
+from ..evidence import Evidence
+from ..finding import Finding
+from ..trace import Run
+from .base import Rule, some
+
+SAME = 1e-3
+
+
+class ManualLocalNormClip(Rule):
+    """Clipping by norm scales every shard of a gradient by the same factor.
+
+    Why: a norm taken over `to_local()` shards is the norm of one rank's part. Each rank then scales by a factor of its own, and the clipped
+    gradient points elsewhere. The loss falls all the same, and while the threshold is not reached nothing shows at all.
+    Wrong:
+        norm = torch.sqrt(sum(p.grad.to_local().norm() ** 2 for p in model.parameters()))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for p in model.parameters():
+            p.grad.mul_(scale)
+    Right:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    Mend: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over all ranks.
+    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In the step after the last the probe makes the gradients 1e6 times as large, so
+    that a clip which exists comes into force.
+    Torch: run on 2.13.0.
+    """
+
+    name = "manual-local-norm-clip"
+    family = "clipping"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        if run.world_size == 1:
+            return self.unknown("one rank has one factor")
+        scales = _scales(run)
+        if not scales:
+            return self.unknown("no gradient was seen both after backward and at the step")
+        apart = {name: s for name, s in scales.items() if max(s) - min(s) > SAME * max(s)}
+        if apart:
+            name, values = max(apart.items(), key=lambda item: max(item[1]) / max(min(item[1]), 1e-300))
+            shown = ", ".join(f"{v:.4g}" for v in values)
+            return self.failed(
+                f"the shards of {name} are scaled by {shown} on the ranks ({len(apart)} of {len(scales)} parameters are scaled unevenly)",
+                _line(evidence, run),
+                measured=max(values) / max(min(values), 1e-300) - 1.0,
+                limit=SAME,
+            )
+        clipped = [name for name, s in scales.items() if max(s) < 1.0 - SAME]
+        if not clipped:
+            return self.passed("the script does not clip by norm, not even gradients 1e6 times as large")
+        return self.passed(f"clipping was in force and scaled every shard of {some(clipped, 1)} by one factor")
+
+
+def _scales(run: Run) -> dict[str, list[float]]:
+    """{parameter: factor on each rank between backward and step}, for gradients that were scaled as a whole."""
+    found: dict[str, list[float]] = {}
+    stressed = [t.first("stress") for t in run.traces]
+    if all(stressed):
+        for record in stressed:
+            for name, (bb, bs, ss) in (record or {})["products"].items():
+                if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
+                    found.setdefault(name, []).append(bs / bb)
+        return found
+    for step in range(1, run.steps() + 1):
+        now: dict[str, list[float]] = {}
+        for record in run.at_step("step", step):
+            for name, before in record["grads"].items():
+                after = record["grads_at_step"].get(name)
+                if before and after and before[0] > 0.0 and after[0] > 0.0:
+                    now.setdefault(name, []).append(math.sqrt(after[0] / before[0]))
+        found |= {n: s for n, s in now.items() if n not in found or max(s) - min(s) > SAME * max(s)}
+    return found
+
+
+def _line(evidence: Evidence, run: Run) -> dict[str, object] | None:
+    """The line that takes a local norm, if the sources show one; else the optimizer step before which it happens."""
+    from ..static import find_local_norm
+
+    return find_local_norm(evidence.sources) or evidence.line_of(run, "step")
+
+
+RULES = (ManualLocalNormClip,)

@@ -1,0 +1,219 @@
+"""Rules on gradient accumulation and on the factor before the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ..evidence import Evidence
+from ..finding import Finding
+from ..trace import Record, Run, difference
+from .base import Rule, count, some
+
+SAME = 1e-3  # relative: far above rounding, far below the smallest factor of two
+
+
+class AccumNeverResynced(Rule):
+    """At every optimizer step the gradients of all micro-batches have been reduced.
+
+    Why: with `set_requires_gradient_sync(False)` FSDP keeps unreduced gradients aside. If the last micro-batch does not turn it on again, every
+    sharded `.grad` is None and the step changes nothing; if only some backward is synced, the rest leaks into the next step.
+    Wrong:
+        for i, micro in enumerate(micros):
+            model.set_requires_gradient_sync(i == len(micros))  # never true: the last index is len - 1
+            loss_of(model, micro).backward()
+        optimizer.step()
+    Right:
+        for i, micro in enumerate(micros):
+            model.set_requires_gradient_sync(i == len(micros) - 1)
+            loss_of(model, micro).backward()
+        optimizer.step()
+    Mend: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a synced backward.
+    Source: pytorch PR#118298 (review); FSDP2 has no `no_sync`, see `FSDPModule.set_requires_gradient_sync`.
+    Torch: run on 2.13.0.
+    """
+
+    name = "accum-never-resynced"
+    family = "gradients"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        for step in range(1, run.steps() + 1):
+            for record in run.at_step("step", step):
+                if record["unsynced"]:
+                    empty = [n for n in record["unsynced"] if record["grads_at_step"].get(n) is None]
+                    state = "have no gradient at all" if empty else "lack that part of their gradient"
+                    return self.failed(
+                        f"at step {step} FSDP still holds unreduced gradients of {count(len(record['unsynced']), 'parameter')} "
+                        f"({some(record['unsynced'])}), which {state} in the optimizer",
+                        evidence.line_of(run, "sync", last=True) or record["at_line"],
+                    )
+        flags = len(run.traces[0].of("sync"))
+        return self.passed(f"no unreduced gradient at {count(run.steps(), 'step')} ({count(flags, 'sync flag')} seen)")
+
+
+class DoubleOrMissingWorldScale(Rule):
+    """The gradient is not off by the world size or by the number of micro-batches.
+
+    Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing it by the number of micro-batches
+    averages too little; `set_gradient_divide_factor` does not recurse. AdamW hides any constant factor in the loss curve, and so does an
+    active clip; weight decay, SGD and the clip threshold do not.
+    Wrong:
+        loss = loss_of(model, batch) / dist.get_world_size()  # FSDP averages over ranks already
+        loss.backward()
+    Right:
+        loss = loss_of(model, batch) / accumulation_steps
+        loss.backward()
+    Mend: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP averages over ranks.
+    Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
+    Torch: run on 2.13.0.
+    """
+
+    name = "double-or-missing-world-scale"
+    family = "gradients"
+    needs = frozenset({"train", "exact", "reference", "single"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.exact
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        micros = max((len(m) for m in run.micros(1)), default=1)
+        line = evidence.line_of(run, "micro")
+        told: list[str] = []
+        for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
+            if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):
+                continue
+            oracle_micros = max((len(m) for m in oracle.micros(1)), default=1)
+            suspects = _suspects(run.world_size, micros, oracle_micros)
+            for name, ratio in _ratios(run, oracle):
+                if (what := _match(ratio, suspects)) is not None:
+                    return self.failed(
+                        f"the gradient of {name} is {ratio:.4g} times that of {label} on the same batch: {what}",
+                        line,
+                        measured=ratio,
+                        limit=1.0,
+                    )
+            told.append(label)
+        total = _total_weight(run)
+        if total is not None and not any(e[0].get("divided") for e in run.parameters.values()):
+            if (what := _match(total, _suspects(run.world_size, micros, 0))) is not None:
+                return self.failed(
+                    f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of the step: {what}",
+                    line,
+                    measured=total,
+                    limit=1.0,
+                )
+            told.append("the mean cross entropy")
+        if not told:
+            return self.unknown("no oracle saw the same batch, and no cross entropy was computed")
+        return self.passed(f"no factor between the gradients and those of {' and '.join(told)}")
+
+
+class TokenMeanOfMeans(Rule):
+    """The loss of a step is the mean over all its targets, not a mean of means.
+
+    Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If each divides by its own,
+    a target in a short micro-batch weighs more than one in a long one. DDP does exactly the same, so parity with DDP shows nothing.
+    Wrong:
+        loss = F.cross_entropy(logits, targets, ignore_index=-100) / accumulation_steps
+        loss.backward()
+    Right:
+        total = (targets != -100).sum()  # over all micro-batches of the step
+        dist.all_reduce(total)
+        loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") * dist.get_world_size() / total
+        loss.backward()
+    Mend: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by the world size.
+    Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
+    Torch: run on 2.13.0.
+    """
+
+    name = "token-mean-of-means"
+    family = "gradients"
+    needs = frozenset({"train", "exact", "single"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.exact
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        seen = 0
+        for step in range(1, run.steps() + 1):
+            weights = [w for micros in run.micros(step) for m in micros if (w := _weight(m)) is not None]
+            if len(weights) != sum(len(micros) for micros in run.micros(step)) or not weights:
+                continue
+            seen += 1
+            counts = [valid for _, valid in weights]
+            per_target = [weight / valid for weight, valid in weights]
+            if max(counts) == min(counts) or _spread(per_target) <= SAME:
+                continue
+            worst = _spread(per_target)
+            return self.failed(
+                f"at step {step} micro-batches of {min(counts)} to {max(counts)} targets are weighed so that a target counts up to "
+                f"{1.0 + worst:.3g} times as much in one as in another",
+                evidence.line_of(run, "micro"),
+                measured=worst,
+                limit=SAME,
+            )
+        if seen:
+            return self.passed(f"every target weighs the same in each of {count(seen, 'step')}")
+        if evidence.single is not None and evidence.single.global_batch(1) == run.global_batch(1):
+            return self.passed("no cross entropy was seen; the comparison with one process on the whole batch decides")
+        return self.unknown("no cross entropy was seen and no single process ran the same batch")
+
+
+def _suspects(world: int, micros: int, oracle_micros: int) -> dict[float, str]:
+    """Factors that a wrong scale gives, with what they mean. 1 is never one of them."""
+    found = {
+        float(world): f"off by the world size {world}",
+        1.0 / world: f"divided by the world size {world} once more",
+        float(micros): f"not divided by the {micros} micro-batches",
+        1.0 / micros: f"divided by the {micros} micro-batches once more",
+    }
+    if oracle_micros:
+        ratio = micros / oracle_micros
+        found.setdefault(ratio, f"it grows with the number of micro-batches ({micros} against {oracle_micros})")
+    return {factor: what for factor, what in found.items() if abs(factor - 1.0) > SAME}
+
+
+def _match(ratio: float, suspects: dict[float, str]) -> str | None:
+    return next((what for factor, what in suspects.items() if abs(ratio / factor - 1.0) <= SAME), None)
+
+
+def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, float]]:
+    """(parameter, factor) wherever the first gradient is a multiple of the oracle's, at backward or at the step."""
+    for field in ("grads", "grads_at_step"):
+        mine, theirs = run.whole("step", field, 1), oracle.whole("step", field, 1)
+        for name, a in mine.items():
+            b = theirs.get(name)
+            if a is None or b is None or a[0] <= 0.0 or b[0] <= 0.0:
+                continue
+            ratio = math.sqrt(a[0] / b[0])
+            if difference(a, [ratio * x for x in b]) <= SAME * math.sqrt(a[0]):
+                yield name, ratio
+
+
+def _weight(micro: Record) -> tuple[float, int] | None:
+    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
+    if len(micro["criteria"]) != 1 or micro["loss"] is None:
+        return None
+    entropy = micro["criteria"][0]
+    if not entropy["valid"] or not entropy["value"] or entropy["reduction"] not in ("mean", "sum"):
+        return None
+    mean = entropy["value"] / (entropy["valid"] if entropy["reduction"] == "sum" else 1)
+    return micro["loss"] / mean, entropy["valid"]
+
+
+def _total_weight(run: Run) -> float | None:
+    """Mean over ranks of the sum of weights over micro-batches of the first step: 1 for a mean over the step."""
+    per_rank = [[_weight(m) for m in micros] for micros in run.micros(1)]
+    if not per_rank or any(not w or None in w for w in per_rank):
+        return None
+    return sum(w[0] for weights in per_rank for w in weights if w) / len(per_rank)
+
+
+def _spread(values: list[float]) -> float:
+    return max(values) / min(values) - 1.0 if min(values) > 0 else math.inf
+
+
+RULES = (AccumNeverResynced, DoubleOrMissingWorldScale, TokenMeanOfMeans)

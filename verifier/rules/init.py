@@ -1,0 +1,164 @@
+"""Rules on initial values: every parameter and buffer has one, and all ranks mean the same model."""
+
+from __future__ import annotations
+
+from ..evidence import LOADS, Evidence
+from ..finding import Finding
+from ..trace import Run, difference
+from .base import Rule, count, some
+
+
+class MetaBuffersGarbage(Rule):
+    """Every buffer that `to_empty` allocates is written before the first forward.
+
+    Why: `to_empty` gives buffers memory with whatever lay there. A non-persistent buffer (a RoPE table, a causal mask) is in no
+    state dict and no `reset_parameters` rebuilds it, so the model runs on garbage: finite, wrong, and different on every rank.
+    Wrong:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        model.init_weights()  # parameters only: model.rope is whatever lay in memory
+    Right:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        model.init_weights()
+        model.init_buffers()  # recompute what no state dict holds
+    Mend: After `to_empty`, recompute every buffer in the function that initialises the parameters.
+    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; the probe fills what `to_empty` allocates with NaN and looks
+    for it at the first forward.
+    Torch: run on 2.13.0.
+    """
+
+    name = "meta-buffers-garbage"
+    family = "init"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        if run.traces[0].first("to_empty") is None:
+            return self.passed("the script allocates no buffer with to_empty")
+        bad = [b for m in run.models for b in m["buffers"] if b["unset"]]
+        if not bad:
+            return self.passed(f"{count(sum(len(m['buffers']) for m in run.models), 'buffer')} written after to_empty")
+        names = some(f"{b['name']} {tuple(b['shape'])}" for b in bad)
+        return self.failed(
+            f"{names}: allocated by to_empty and never written before the first forward",
+            evidence.line_of(run, "to_empty"),
+        )
+
+
+class MetaParamsNotReset(Rule):
+    """Every parameter that `to_empty` allocates is written before the first forward.
+
+    Why: an initialisation that visits `nn.Linear` and `nn.Embedding` misses a raw `nn.Parameter`; its values are then whatever lay in
+    memory. The loss is NaN, or it falls with one tensor wrong.
+    Wrong:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                module.reset_parameters()  # model.scale is a raw nn.Parameter: never written
+        model.init_buffers()
+    Right:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        model.init_weights()  # walks over named_parameters(), so it writes model.scale too
+        model.init_buffers()
+    Mend: Initialise by walking over `named_parameters()`, so that none can be left out, or load a checkpoint that holds every one.
+    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with NaN and looks for it.
+    Torch: run on 2.13.0.
+    """
+
+    name = "meta-params-not-reset"
+    family = "init"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        if run.traces[0].first("to_empty") is None:
+            return self.passed("the script allocates no parameter with to_empty")
+        bad = {name: sum(e["unset"] for e in entries) for name, entries in run.parameters.items()}
+        bad = {name: unset for name, unset in bad.items() if unset}
+        if not bad:
+            return self.passed(f"{count(len(run.parameters), 'parameter')} written after to_empty")
+        return self.failed(
+            f"{some(bad)}: allocated by to_empty and never written before the first forward",
+            evidence.line_of(run, "to_empty"),
+        )
+
+
+class RankDependentInitNoBroadcast(Rule):
+    """All ranks shard the same initial weights.
+
+    Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights (`manual_seed(seed + rank)` before the model), each
+    keeps its slice of its own: the model is a patchwork that no other world size reproduces, and with HSDP the replicas differ for ever.
+    Wrong:
+        torch.manual_seed(seed + dist.get_rank())
+        model = Decoder()
+        shard(model)
+    Right:
+        torch.manual_seed(seed)
+        model = Decoder()
+        shard(model)
+        torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
+    Mend: Seed alike on every rank before the model is built, and seed by rank only after it is sharded; or broadcast rank 0's weights.
+    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; FSDP1's `sync_module_states` has no successor in `fully_shard`.
+    Torch: run on 2.13.0.
+    """
+
+    name = "rank-dependent-init-no-broadcast"
+    family = "init"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        if run.world_size == 1:
+            return self.unknown("one rank has nobody to differ from")
+        line = evidence.line_of(run, "shard")
+        if diverged := _replicas_that_differ(run):
+            return self.failed(f"{some(diverged)}: ranks that should hold copies hold different initial values", line)
+        per_rank = [t.of("shard") for t in run.traces]
+        if len({len(records) for records in per_rank}) > 1:
+            return self.unknown("ranks call fully_shard a different number of times")
+        differing = [
+            f"{own['name']} of {own['cls'].rpartition('.')[2]}"
+            for records in zip(*per_rank, strict=True)
+            for entries in zip(*(r["parameters"] for r in records), strict=False)
+            for own in entries[:1]
+            if any(e["sketch"] != own["sketch"] for e in entries)
+        ]
+        if not differing:
+            return self.passed(f"equal before sharding on all {run.world_size} ranks")
+        last_shard = per_rank[0][-1]["seq"]
+        first_model = run.models[0]["seq"]
+        loaded = [r for r in run.places("checkpoint") if r["op"] in LOADS and last_shard < r["seq"] < first_model]
+        if loaded:
+            return self.passed(f"ranks differ before sharding, and {loaded[0]['op']} sets all weights after it")
+        return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
+
+
+def _replicas_that_differ(run: Run) -> list[str]:
+    """Parameters of which two replicas (HSDP), or two plain copies, are not the same at the first forward."""
+    out = []
+    for name, entries in run.parameters.items():
+        copies: dict[int, list[float]] = {}
+        for entry in entries:
+            so_far = copies.get(entry["copy"], [0.0] * len(entry["sketch"]))
+            copies[entry["copy"]] = [a + b for a, b in zip(so_far, entry["sketch"], strict=True)]
+        first, *others = copies.values()
+        if any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others):
+            out.append(name)
+    return out
+
+
+RULES = (MetaBuffersGarbage, MetaParamsNotReset, RankDependentInitNoBroadcast)

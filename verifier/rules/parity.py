@@ -1,0 +1,234 @@
+"""Rules that compare whole trajectories with an oracle. Tolerances come from the envelope run, see `comparison.py`."""
+
+from __future__ import annotations
+
+import math
+
+from ..blame import blame
+from ..comparison import Comparison, compare, limits
+from ..evidence import Evidence
+from ..finding import Finding
+from ..trace import Run, difference
+from .base import Rule, count, some
+
+UNREPRODUCIBLE = 0.05
+
+
+class MatchesDdp(Rule):
+    """The script computes what it computes when DDP takes the place of `fully_shard`.
+
+    Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the weights after the last step
+    must agree with data parallelism on whole tensors, up to the order of a sum.
+    Wrong:
+        for p in model.parameters():  # a trust ratio from one rank's shard: another number on every rank
+            ratio = p.to_local().norm() / (p.grad.to_local().norm() + 1e-6)
+            p.grad.mul_(ratio)
+    Right:
+        for p in model.parameters():
+            ratio = p.detach().norm().full_tensor() / (p.grad.norm().full_tensor() + 1e-6)
+            p.grad.mul_(ratio)
+    Mend: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
+    Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
+    Torch: run on 2.13.0.
+    """
+
+    name = "matches-ddp"
+    family = "parity"
+    needs = frozenset({"train", "exact", "reference", "envelope"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        return _judge(self, evidence, evidence.reference, "reference", "DDP")
+
+
+class MatchesSingleProcess(Rule):
+    """The script computes what one process computes on the whole global batch.
+
+    Why: DDP shares every fault of the script itself: a mean of means, a split that loses samples, a statistic over the local batch only.
+    One process with the same global batch shares none of them.
+    Wrong:
+        similarity = image @ text.T  # negatives from this rank's samples only
+        loss = F.cross_entropy(similarity, torch.arange(len(image)))
+    Right:
+        everyone = torch.distributed.nn.functional.all_gather(text)
+        similarity = image @ torch.cat(everyone).T
+        start = dist.get_rank() * len(image)
+        loss = F.cross_entropy(similarity, torch.arange(start, start + len(image)))
+    Mend: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need from each other.
+    Source: the same script at world size 1 without FSDP. pytorch/torchtitan PR#1803 for the token form.
+    Torch: run on 2.13.0.
+    """
+
+    name = "matches-single-process"
+    family = "parity"
+    needs = frozenset({"train", "exact", "reference", "envelope", "single"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run, single = evidence.exact, evidence.single
+        if run is not None and single is not None and run.steps() and single.steps():
+            mine, theirs = run.global_batch(1), single.global_batch(1)
+            if mine.total() != theirs.total():
+                return self.unknown(
+                    f"one process takes {count(theirs.total(), 'sample')} a step and {run.world_size} ranks take {mine.total()}: "
+                    "the script does not keep its global batch, so there is nothing to compare (--single-args may tell it to)"
+                )
+        return _judge(self, evidence, single, "single", "one process")
+
+
+class ResumeIsExact(Rule):
+    """At the same world size a resumed run goes on bit for bit.
+
+    Why: whatever is missing from a checkpoint (random state, an average of weights, a loss scale) shows in the trajectory, if not in any
+    single piece of state.
+    Wrong:
+        state = {"model": model_state, "optimizer": optimizer_state}  # the model has dropout: other masks after the resume
+        dcp.save(state, checkpoint_id=path)
+    Right:
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, torch.get_rng_state())
+        state = {"model": model_state, "optimizer": optimizer_state, "rng": states}
+        dcp.save(state, checkpoint_id=path)
+    Mend: Save and restore the random state of every rank, and all else that a step reads.
+    Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise equal on gloo.
+    Torch: run on 2.13.0.
+    """
+
+    name = "resume-is-exact"
+    family = "parity"
+    needs = frozenset({"train", "resume"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        train, resume, after = evidence.train, evidence.resume, evidence.saved_after()
+        if train is None or resume is None:
+            return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
+        if not resume.completed:
+            cause = blame(resume)
+            return self.failed(f"the resumed run did not end well: {cause.text}", cause.location)
+        if after is None:
+            return self.unknown("the train run saved nothing before its last step")
+        steps = min(resume.steps(), train.steps() - after)
+        if steps < 1:
+            return self.unknown("the resumed run made no step that the train run made too")
+        for k in range(1, steps + 1):
+            theirs = [[m["loss"] for m in micros] for micros in train.micros(after + k)]
+            mine = [[m["loss"] for m in micros] for micros in resume.micros(k)]
+            weights = [r["weights"] for r in train.at_step("stepped", after + k)]
+            if theirs != mine or weights != [r["weights"] for r in resume.at_step("stepped", k)]:
+                a, b = train.objective(after + k), resume.objective(k)
+                what = f"loss {b!r} instead of {a!r}" if a != b else "other weights after the step"
+                return self.failed(f"step {after + k} after the resume: {what}", evidence.line_of(train, "checkpoint", op="save"))
+        return self.passed(f"{count(steps, 'step')} after the checkpoint of step {after} are bitwise equal: losses and weights")
+
+
+class ReshardKeepsTrajectory(Rule):
+    """A checkpoint resumed on another number of ranks goes on with the same state and the same losses.
+
+    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another world size: samples are
+    lost or repeated, or the run does not start at all.
+    Wrong:
+        torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
+    Right:
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+    Mend: Save through DCP (which reshards), and keep the data position in global samples.
+    Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
+    Torch: run on 2.13.0.
+    """
+
+    name = "reshard-keeps-trajectory"
+    family = "parity"
+    needs = frozenset({"train", "reference", "envelope", "continued", "reshard"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        base, after = evidence.continued, evidence.saved_after()
+        if not evidence.reshards or base is None:
+            return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
+        if after is None:
+            return self.unknown("the train run saved nothing before its last step")
+        line = evidence.line_of(evidence.train, "checkpoint", op="save")
+        offset = after if base is evidence.train else 0
+        allowed = limits(evidence)["loss"]
+        worst, told = 0.0, []
+        for run in evidence.reshards:
+            where = f"{base.world_size} -> {run.world_size} ranks"
+            if not run.completed:
+                cause = blame(run)
+                return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
+            if (wrong := _state_differs(base, run, offset + 1)) is not None:
+                return self.failed(f"{where}: {wrong}", line)
+            mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
+            if mine.total() != theirs.total():
+                return self.unknown(f"{where}: the state is as saved, but the script changes its global batch with the number of ranks")
+            if mine != theirs:
+                return self.failed(f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line)
+            for k in range(1, min(run.steps(), base.steps() - offset) + 1):
+                a, b = run.objective(k), base.objective(offset + k)
+                if a is not None and b is not None:
+                    worst = max(worst, abs(a - b) / abs(b)) if a == a and b == b else float("inf")
+            told.append(where)
+        if worst > allowed:
+            return self.failed(f"losses after resharding differ by {worst:.2g} ({'; '.join(told)})", line, measured=worst, limit=allowed)
+        return self.passed(f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed)
+
+
+def _state_differs(base: Run, run: Run, step: int) -> str | None:
+    """What of weights and optimizer state is another at `step` of `base` and at the first step of `run`."""
+    for field in ("weights", "state"):
+        theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
+        wrong = [n for n, a in theirs.items() if (b := mine.get(n)) is None or not _same(a, b)]
+        if wrong:
+            return f"{len(wrong)} of {len(theirs)} tensors of the {'model' if field == 'weights' else 'optimizer'} ({some(wrong)}) are not what was saved"
+    return None
+
+
+def _same(a: list[float], b: list[float]) -> bool:
+    return difference(a, b) <= 1e-6 * math.sqrt(a[0]) + 1e-12
+
+
+def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label: str) -> Finding:
+    run = evidence.exact
+    if run is None or not run.completed:
+        return rule.unknown(evidence.missing.get("exact", "the train run did not complete"))
+    if oracle is None:
+        return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
+    if not oracle.completed:
+        return rule.unknown(f"the {role} run could not be made: {blame(oracle).text}")
+    steps = min(run.steps(), oracle.steps())
+    if steps == 0:
+        return rule.unknown("no optimizer step was seen")
+    if any(model["starting_point"] != "loaded" for model in oracle.models):
+        return rule.unknown(f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}")
+    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
+    if apart:
+        return rule.unknown(f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible")
+    found = compare(run, oracle)
+    if found.update_size == 0.0:
+        return rule.unknown("no weight moved in any step, so equal weights prove nothing")
+    if not found.finite:
+        return rule.unknown("losses or gradients are not finite")
+    allowed = limits(evidence)
+    if allowed["envelope"] > UNREPRODUCIBLE:
+        return rule.unknown(
+            f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"
+        )
+    return _decide(rule, evidence, run, found, allowed, steps, label)
+
+
+def _decide(
+    rule: Rule, evidence: Evidence, run: Run, found: Comparison, allowed: dict[str, float], steps: int, label: str
+) -> Finding:
+    measures = {"loss": found.loss, "gradient norm": found.grad_norm, "first gradient": found.gradient, "update": found.update}
+    over = {name: value for name, value in measures.items() if not value <= allowed[name]}
+    if not over:
+        name = max(measures, key=lambda n: measures[n] / allowed[n])
+        told = f"{count(steps, 'step')} as {label}: loss within {found.loss:.1e}, gradient norm {found.grad_norm:.1e}, update {found.update:.1e}"
+        return rule.passed(told, measured=measures[name], limit=allowed[name])
+    name = max(over, key=lambda n: over[n] / allowed[n])
+    told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())
+    if "first gradient" in over:
+        told += f"; worst at step 1: {found.worst}"
+    elif "update" in over and "gradient norm" not in over:
+        told += "; the gradients after backward agree, so it happens between backward and the end of the step"
+    line = evidence.line_of(run, "step" if "first gradient" not in over else "micro")
+    return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
+
+
+RULES = (MatchesDdp, MatchesSingleProcess, ResumeIsExact, ReshardKeepsTrajectory)

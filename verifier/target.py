@@ -1,0 +1,141 @@
+"""What is verified: a script, and how to run, save and resume it. From the command line and from `verify.yaml`."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+CONFIG = "verify.yaml"
+
+
+@dataclass(frozen=True)
+class Target:
+    """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the resumed runs, scratch for the others."""
+
+    script: Path
+    nproc: int = 2
+    reshard_to: tuple[int, ...] = ()
+    steps: int = 5
+    timeout: float = 300.0
+    args: tuple[str, ...] = ()
+    save_args: tuple[str, ...] = ()
+    resume_args: tuple[str, ...] = ()
+    single_args: tuple[str, ...] = ()
+    cwd: Path = field(default_factory=Path.cwd)
+
+    def describe(self) -> dict[str, Any]:
+        """The target as it stands in a report."""
+        lists = ("args", "save_args", "resume_args", "single_args")
+        return {
+            "script": str(self.script),
+            "nproc": self.nproc,
+            "reshard_to": list(self.reshard_to),
+            "steps": self.steps,
+            **{name: shlex.join(getattr(self, name)) for name in lists},
+        }
+
+
+def resolve(path: Path, flags: Mapping[str, Any], config: Path | None = None) -> Target:
+    """The target at `path` (a script, or a folder that holds `verify.yaml` or `train.py`). `flags` win over the file.
+
+    Raises UserError if there is no such thing or a value is wrong.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder")
+    folder = path if path.is_dir() else path.parent
+    if config is None and path.is_dir() and (folder / CONFIG).is_file():
+        config = folder / CONFIG
+    values = _read(config) if config is not None else {}
+    named = values.pop("script", None)
+    if path.is_dir():
+        base = config.parent if config is not None else folder
+        script = base / (named or "train.py")
+        if not script.is_file():
+            raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
+    else:
+        script = path
+    values |= {key: value for key, value in flags.items() if value is not None}
+    cwd = script.parent if path.is_dir() else Path.cwd()
+    return _build(script.resolve(), values, cwd.resolve())
+
+
+def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
+    ready: dict[str, Any] = {}
+    for key in ("nproc", "steps"):
+        if key in values:
+            ready[key] = _whole(key, values[key], 1 if key == "nproc" else 2)
+    if "timeout" in values:
+        ready["timeout"] = _positive("timeout", values["timeout"])
+    for key in ("args", "save_args", "resume_args", "single_args"):
+        if key in values:
+            ready[key] = _words(key, values[key])
+    nproc = ready.get("nproc", Target.nproc)
+    if "reshard_to" in values:
+        given = values["reshard_to"]
+        sizes = given if isinstance(given, list | tuple) else str(given).split(",")
+        ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
+    elif ready.get("resume_args"):
+        ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
+    return Target(script=script, cwd=cwd, **ready)
+
+
+def _whole(key: str, value: Any, least: int) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        raise UserError(f"{key}: expected a whole number, found {value!r}") from None
+    if number < least:
+        raise UserError(f"{key}: must be at least {least}, found {number}")
+    return number
+
+
+def _positive(key: str, value: Any) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise UserError(f"{key}: expected a number of seconds, found {value!r}") from None
+    if not 0 < number < float("inf"):
+        raise UserError(f"{key}: must be a positive number of seconds, found {value}")
+    return number
+
+
+def _words(key: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(str(word) for word in value)
+    try:
+        return tuple(shlex.split(str(value)))
+    except ValueError as error:
+        raise UserError(f"{key}: {error}: {value!r}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path}:1:1: expected `key: value` lines")
+    known = ("script", "nproc", "reshard_to", "steps", "timeout", "args", "save_args", "resume_args", "single_args")
+    for key, _ in node.value:
+        if key.value not in known:
+            near = difflib.get_close_matches(key.value, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+            place = f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
+            raise UserError(f"{place}: unknown key '{key.value}'{hint}")
+    return values

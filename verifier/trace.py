@@ -1,0 +1,214 @@
+"""What a run left behind, as data: traces of its ranks, how each ended, and the numbers that rules compare."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+Sketch = list[float]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The records of one rank in one run, in order."""
+
+    rank: int
+    records: tuple[Record, ...]
+
+    def of(self, kind: str) -> list[Record]:
+        """The records of one kind."""
+        return [r for r in self.records if r["kind"] == kind]
+
+    def first(self, kind: str) -> Record | None:
+        """The first record of a kind, or None."""
+        return next((r for r in self.records if r["kind"] == kind), None)
+
+    @property
+    def end(self) -> Record | None:
+        """How the script ended on this rank, if it could still say so."""
+        return self.first("end")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the launcher."""
+
+    rank: int
+    code: int
+    killed: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard."""
+
+    role: str
+    world_size: int
+    traces: tuple[Trace, ...]
+    ended: tuple[Ended, ...] = ()
+    timed_out: bool = False
+    seconds: float = 0.0
+    stacks: dict[int, str] = field(default_factory=dict)
+    stderr: dict[int, str] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def completed(self) -> bool:
+        """Whether every rank came to the end that the verifier or the script had set, without an error."""
+        good = all((t.end or {}).get("how") in ("stopped", "return") or _clean_exit(t.end) for t in self.traces)
+        return bool(self.traces) and good and not self.timed_out
+
+    @cached_property
+    def parameters(self) -> dict[str, list[Record]]:
+        """{parameter name: its record on each rank} at the first forward."""
+        found: dict[str, list[Record]] = {}
+        for trace in self.traces:
+            for model in _latest_models(trace):
+                for entry in model["parameters"]:
+                    found.setdefault(entry["name"], []).append({**entry, "rank": trace.rank})
+        return found
+
+    @cached_property
+    def models(self) -> list[Record]:
+        """The model records of rank 0 (of the first rank that has any)."""
+        return next((m for t in self.traces if (m := _latest_models(t))), [])
+
+    def steps(self) -> int:
+        """Optimizer steps that every rank has made (of its first optimizer)."""
+        return min((len(_of_first_optimizer(t, "stepped")) for t in self.traces), default=0)
+
+    def at_step(self, kind: str, step: int) -> list[Record]:
+        """For each rank its record of `kind` ("step" or "stepped") at a step; empty unless all have it."""
+        found = [next((r for r in _of_first_optimizer(t, kind) if r["step"] == step), None) for t in self.traces]
+        return [r for r in found if r is not None] if all(r is not None for r in found) else []
+
+    def micros(self, step: int) -> list[list[Record]]:
+        """For each rank the micro-batches of a step."""
+        return [[r for r in t.of("micro") if r["step"] == step] for t in self.traces]
+
+    def objective(self, step: int) -> float | None:
+        """The loss whose gradient the step used: the sum over micro-batches, averaged over ranks."""
+        per_rank = [[m["loss"] for m in micros] for micros in self.micros(step)]
+        if not per_rank or any(not losses or None in losses for losses in per_rank):
+            return None
+        return sum(math.fsum(losses) for losses in per_rank) / len(per_rank)
+
+    @property
+    def losses(self) -> list[float | None]:
+        """`objective` of every step."""
+        return [self.objective(step) for step in range(1, self.steps() + 1)]
+
+    def whole(self, kind: str, field: str, step: int) -> dict[str, Sketch | None]:
+        """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first replica."""
+        records = self.at_step(kind, step)
+        out: dict[str, Sketch | None] = {}
+        for record, trace in zip(records, self.traces, strict=False):
+            for name, value in record[field].items():
+                if self.copy(name, trace.rank) != 0:
+                    continue
+                if value is None or (name in out and out[name] is None):
+                    out[name] = None
+                else:
+                    out[name] = _add(out.get(name), value)
+        return out
+
+    def whole_state(self, field: str, step: int) -> dict[str, Sketch]:
+        """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`, before a step."""
+        if field == "weights":
+            return {name: value for name, value in self.whole("step", "weights", step).items() if value is not None}
+        out: dict[str, Sketch] = {}
+        for record, trace in zip(self.at_step("step", step), self.traces, strict=False):
+            for name, state in record["state"].items():
+                for key, value in state.items():
+                    if self.copy(name, trace.rank) != 0:
+                        continue
+                    if isinstance(value, list):
+                        out[f"{name}.{key}"] = _add(out.get(f"{name}.{key}"), value)
+                    else:
+                        out[f"{name}.{key}"] = [value * value, value, value, value, value]
+        return out
+
+    def copy(self, name: str, rank: int) -> int:
+        """Which replica of a parameter a rank holds a part of."""
+        entry = next((e for e in self.parameters.get(name, []) if e["rank"] == rank), None)
+        return int(entry["copy"]) if entry else rank
+
+    def grad_norm(self, step: int, field: str = "grads") -> float | None:
+        """Norm of the whole gradient after the last backward of a step (before any clipping)."""
+        parts = [g[0] for g in self.whole("step", field, step).values() if g is not None]
+        return math.sqrt(math.fsum(parts)) if parts else None
+
+    @property
+    def grad_norms(self) -> list[float | None]:
+        """`grad_norm` of every step."""
+        return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
+
+    def rows(self, step: int) -> list[Counter[int]]:
+        """For each rank the hashes of the samples that its models saw in a step."""
+        return [Counter(row for micro in micros for row in micro["rows"]) for micros in self.micros(step)]
+
+    def global_batch(self, step: int) -> Counter[int]:
+        """The hashes of all samples of a step."""
+        return sum(self.rows(step), Counter())
+
+    def places(self, kind: str) -> Iterator[Record]:
+        """Records of a kind on rank 0, the ones that name a line."""
+        for trace in self.traces[:1]:
+            yield from trace.of(kind)
+
+
+def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str) -> Run:
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
+    traces, stacks, errors = [], {}, {}
+    for rank in range(world_size):
+        traces.append(Trace(rank, tuple(_read(folder / f"rank{rank}.jsonl"))))
+        stacks[rank] = _text(folder / f"rank{rank}.stacks")
+        errors[rank] = _text(folder / f"rank{rank}.err")
+    ended = tuple(Ended(e["rank"], e["code"], e["killed"]) for e in answer["ranks"])
+    return Run(
+        role, world_size, tuple(traces), ended, answer["timed_out"], answer["seconds"], stacks, errors, command
+    )
+
+
+def difference(a: Sketch, b: Sketch) -> float:
+    """Estimated |a - b| of two tensors from their sketches (see `probe/sketch.py`)."""
+    return math.sqrt(3.0 * math.fsum((x - y) ** 2 for x, y in zip(a[1:], b[1:], strict=True)) / (len(a) - 1))
+
+
+def _add(a: Sketch | None, b: Sketch) -> Sketch:
+    return list(b) if a is None else [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _of_first_optimizer(trace: Trace, kind: str) -> list[Record]:
+    return [r for r in trace.of(kind) if r["optimizer"] == 0]
+
+
+def _latest_models(trace: Trace) -> list[Record]:
+    """One record for each root name; a root that took in an earlier one has replaced it."""
+    latest: dict[str, Record] = {r["root"]: r for r in trace.of("model")}
+    return list(latest.values())
+
+
+def _clean_exit(end: Record | None) -> bool:
+    return end is not None and end["how"] == "sys.exit" and end["code"] == 0
+
+
+def _read(path: Path) -> list[Record]:
+    """Whole lines of a trace; a line cut short by a kill is left out."""
+    lines = _text(path, limit=None).split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def _text(path: Path, limit: int | None = 20_000) -> str:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    return text if limit is None else text[-limit:]
