@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit corpus clean
+.PHONY: demo test lint types unit corpus references clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -41,3 +41,6 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+references: $(VENV)/installed
+	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md

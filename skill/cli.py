@@ -33,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = _parser().parse_args(arguments)
+        options = parse(arguments)
         code: int = options.run(options)
         return code
     except UserError as error:
-        log(str(error) if str(error).startswith("error") else f"error: {error}")
+        log(str(error))
         return USAGE
     except MachineRefuses as error:
         log(f"this machine refuses: {error}")
@@ -50,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         return _our_fault(error, arguments)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command; what follows a bare `--` is for the verified script, in `script_args`."""
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:cut])
+    if cut < len(words) and not hasattr(options, "script_args"):
+        raise UserError("only `fsdp2 verify` takes arguments after `--`")
+    if cut < len(words):
+        options.script_args = words[cut + 1 :]
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,6 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "verify",
         help="run a training script on N ranks and prove it right",
+        usage="fsdp2 verify TARGET [options] [-- SCRIPT ARGS]",
         description="Run a training script, generated or your own, and check sharding, mathematics and checkpoints.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,8 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--report", metavar="FORMAT[=PATH]", action="append", default=[], help="text or json, to stdout or a file (repeatable)")
     parser.add_argument("--json", action="store_true", help="the same as --report json")
     parser.add_argument("--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder")
-    parser.add_argument("args", metavar="-- SCRIPT ARGS", nargs="*", help="arguments of the script itself")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, script_args=None)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
     names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "timeout")
     flags = {name: getattr(options, name) for name in names}
-    target = resolve(options.target, {**flags, "args": options.args or None}, options.config)
+    target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
     reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))
     select(options.only, options.skip)
     if options.work is not None and options.work.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -33,7 +34,7 @@ class Rule:
             if colon and head in SECTIONS:
                 current, line = head, rest.strip()
             sections[current] = f"{sections.get(current, '')}\n{line}".strip("\n")
-        return {key: inspect.cleandoc(text).strip() for key, text in sections.items()}
+        return {key: textwrap.dedent(text).strip("\n") for key, text in sections.items()}
 
     def passed(self, evidence: str, **more: Any) -> Finding:
         """The clause holds."""

@@ -1,0 +1,62 @@
+"""From valid data to the Spec: defaults are already in it; numbers, paths and derived values are settled here."""
+
+from __future__ import annotations
+
+import keyword
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from . import data_files, model
+from . import schema as spec_schema
+from .problems import KeyPath
+
+SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
+    ("model", "decoder"): model.DecoderModel,
+    ("model", "import"): model.ImportModel,
+    ("data", "text"): model.TextData,
+    ("data", "synthetic"): model.SyntheticData,
+    ("parallel", None): model.Parallel,
+    ("precision", None): model.Precision,
+    ("optimizer", "adamw"): model.AdamW,
+    ("optimizer", "sgd"): model.SGD,
+    ("schedule", None): model.Schedule,
+    ("train", None): model.Train,
+    ("checkpoint", None): model.Checkpoint,
+    ("verify", None): model.Verify,
+}
+
+
+def build(filled: dict[str, Any], base: Path) -> model.Spec:
+    """The Spec of valid data with its defaults filled in. Relative data files start at `base`."""
+    return model.Spec(**{key: _value((key,), value, base) for key, value in filled.items()})
+
+
+def _value(path: KeyPath, value: Any, base: Path) -> Any:
+    schema = spec_schema.at(path) or {}
+    if path == ("data", "files"):
+        return tuple(data_files.absolute(pattern, base) for pattern in value)
+    if isinstance(value, dict) and "properties" in schema:
+        return _section(str(path[0]), {key: _value((*path, key), item, base) for key, item in value.items()})
+    if isinstance(value, dict):
+        return deepcopy(value)
+    if isinstance(value, list):
+        return tuple(_value((*path, number), item, base) for number, item in enumerate(value))
+    types = schema.get("type", [])
+    is_number = "number" in ([types] if isinstance(types, str) else types)
+    return float(value) if is_number and value is not None else value
+
+
+def _section(name: str, values: dict[str, Any]) -> model.Section:
+    if name == "model" and values["kind"] == "decoder":
+        if values["kv_heads"] == "auto":
+            values["kv_heads"] = values["heads"]
+        if values["ffn"] == "auto":
+            values["ffn"] = ffn_size(values["width"])
+    record = SECTIONS.get((name, values.get("kind"))) or SECTIONS[name, None]
+    return record(**{key + "_" * keyword.iskeyword(key): value for key, value in values.items()})
+
+
+def ffn_size(width: int) -> int:
+    """8/3 of the width, rounded up to a multiple of 32."""
+    return -(-8 * width // 96) * 32

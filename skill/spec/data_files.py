@@ -1,0 +1,95 @@
+"""The text files of a spec: which files a pattern means, and whether they can be trained on.
+
+A pattern is a path that exists (a folder means all files below it) or else a glob.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+STDLIB = "{stdlib}"
+MAX_FILES = 10_000
+MAX_READ = 1 << 20
+MAX_READ_IN_ALL = 16 << 20
+
+
+def absolute(pattern: str, base: Path) -> str:
+    """The pattern without its dependence on the spec's folder; a `{stdlib}` at the start stays."""
+    if pattern.startswith(STDLIB):
+        return pattern
+    path = Path(pattern).expanduser()
+    if path.is_absolute():
+        return str(path)
+    folder = str(base.absolute())
+    return str(Path(glob.escape(folder) if glob.has_magic(pattern) else folder, path))
+
+
+def stdlib() -> str:
+    """The standard library folder of the running interpreter."""
+    return str(Path(os.__file__).parent)
+
+
+def matches(pattern: str) -> Iterator[Path]:
+    """The files that an absolute pattern means."""
+    rest = pattern.removeprefix(STDLIB) if pattern.startswith(STDLIB) else None
+    literal = Path(pattern if rest is None else stdlib() + rest)
+    if literal.is_dir():
+        for folder, subfolders, names in os.walk(literal):
+            subfolders.sort()
+            yield from filter(Path.is_file, (Path(folder, name) for name in sorted(names)))
+    elif literal.exists():
+        yield from filter(Path.is_file, [literal])
+    else:
+        wanted = pattern if rest is None else glob.escape(stdlib()) + rest
+        # not Path.glob: the generated data.py uses this one, and they differ on hidden files
+        yield from filter(Path.is_file, map(Path, sorted(glob.glob(wanted, recursive=True))))  # noqa: PTH207
+
+
+def faults(patterns: Sequence[str], base: Path) -> Iterator[tuple[int, str]]:
+    """Which patterns cannot be trained on, and why: nothing there, empty, unreadable, not UTF-8."""
+    left = MAX_READ_IN_ALL
+    for number, pattern in enumerate(patterns):
+        files = list(islice(matches(absolute(pattern, base)), MAX_FILES))
+        try:
+            sizes = [path.stat().st_size for path in files]
+            message = _nothing(pattern, base, files, sizes)
+            for path, size in zip(files, sizes, strict=True):
+                if message or left <= 0:
+                    break
+                left -= min(size, MAX_READ)
+                message = _not_text(path, base)
+        except OSError as error:
+            message = f"cannot be read: {error.strerror} ({_shown(str(error.filename), base)})"
+        if message:
+            yield number, message
+
+
+def _nothing(pattern: str, base: Path, files: list[Path], sizes: list[int]) -> str:
+    if any(sizes):
+        return ""
+    path = Path(absolute(pattern, base).replace(STDLIB, stdlib(), 1))
+    if files:
+        return "is an empty file" if files == [path] else f"matches only empty files ({len(files)})"
+    where = "" if pattern.startswith(STDLIB) or Path(pattern).expanduser().is_absolute() else " beside the spec"
+    return "is a folder without files" if path.is_dir() else f"matches no file{where}"
+
+
+def _not_text(path: Path, base: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(MAX_READ)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < MAX_READ)
+    except UnicodeDecodeError as error:
+        byte = head[error.start]
+        return f"must be UTF-8 text, found byte 0x{byte:02x} at offset {error.start} of {_shown(str(path), base)}"
+    return ""
+
+
+def _shown(path: str, base: Path) -> str:
+    folder = str(base.absolute()) + os.sep
+    return repr(path.removeprefix(folder))

@@ -1,0 +1,113 @@
+"""The schema as a person reads it: one page a key, or a table of keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...verifier.errors import UserError
+from . import schema as spec_schema
+from .schema import Schema, kinds_of, required, shown
+from .words import similar
+
+LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+TYPES = {"integer": "int", "number": "number", "boolean": "bool", "array": "list", "object": "mapping"}
+
+
+def find(key: str) -> dict[str, Any]:
+    """All there is to know about one key. Raises UserError with the key that was probably meant."""
+    known = {name: (schema, section) for name, schema, section in spec_schema.walk()}
+    if key not in known:
+        raise UserError(f"unknown key {key!r}{_meant(key, list(known))}")
+    return _entry(key, *known[key])
+
+
+def entries(section: str | None = None) -> list[dict[str, Any]]:
+    """All keys, or those of one section."""
+    return [_entry(*found) for found in spec_schema.walk() if section is None or found[0].startswith(f"{section}.")]
+
+
+def page(entry: dict[str, Any]) -> str:
+    """One key, in full."""
+    lines = [f"{entry['key']}{_kinds(entry)}", "", f"  {entry['description']}", ""]
+    lines.append(f"  type      {entry['type']}")
+    lines.append(f"  default   {_default(entry)}")
+    for number, example in enumerate(entry["examples"]):
+        lines.append(f"  {'examples' if number == 0 else '':8}  {_flow(entry['key'], example)}")
+    below = entries(entry["key"])
+    if below:
+        lines += ["", table(below)]
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Key, type, default and the first sentence of the description."""
+    cells = [("key", "default", "type", "what")]
+    cells += [(row["key"], _default(row), row["type"], _first(row["description"]) + _kinds(row)) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]) for row in cells
+    )
+
+
+def _entry(key: str, schema: Schema, section: Schema) -> dict[str, Any]:
+    name = key.rpartition(".")[2]
+    entry: dict[str, Any] = {
+        "key": key,
+        "description": schema["description"],
+        "type": _type(schema),
+        "required": required(section, name),
+        "kinds": kinds_of(section, name),
+        "examples": schema["examples"],
+    }
+    if "default" in schema:
+        entry["default"] = schema["default"]
+    return entry
+
+
+def _type(schema: Schema) -> str:
+    if "enum" in schema:
+        return " | ".join(str(choice) for choice in schema["enum"])
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    words = [str(choice) for choice in schema.get("then", {}).get("enum", [])]
+    limits = " and ".join(
+        f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if abs(schema.get(limit, 1e9)) < 1000
+    )
+    for name in types:
+        if name == "string" and len(types) == 1:
+            words.append("text")
+        elif name in ("integer", "number"):
+            words.append(f"{TYPES[name]} {limits}".strip())
+        elif name == "array":
+            words.append(f"list of {_type(schema['items'])}")
+        elif name != "string":
+            words.append(TYPES.get(name) or name)
+    return " | ".join(words)
+
+
+def _default(entry: dict[str, Any]) -> str:
+    if "default" in entry:
+        return "-" if entry["default"] == {} else _flow("", entry["default"])
+    return "(required)"
+
+
+def _flow(key: str, value: Any) -> str:
+    text = value if isinstance(value, str) and "{" not in value else json.dumps(value)
+    return f"{key.rpartition('.')[2]}: {text}" if key else text
+
+
+def _kinds(entry: dict[str, Any]) -> str:
+    return f" (kind {' or '.join(entry['kinds'])})" if entry["kinds"] else ""
+
+
+def _first(description: str) -> str:
+    return description.split(". ")[0].split("; ")[0].rstrip(".")
+
+
+def _meant(key: str, known: list[str]) -> str:
+    homes = [name for name in known if name.rpartition(".")[2] == key]
+    match = homes[0] if len(homes) == 1 else similar(key, known)
+    if not match:
+        short = similar(key, [name.rpartition(".")[2] for name in known])
+        match = next((name for name in known if name.rpartition(".")[2] == short), None)
+    return f"; did you mean {shown(match)}?" if match else "; `fsdp2 spec explain` lists all keys"

@@ -1,0 +1,177 @@
+"""The spec as frozen records: every value is valid, every default is filled in, every derived value is a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+
+class Section:
+    """One mapping of the spec. A field whose name is a word of Python has a `_` at its end (`import_`, `async_`)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with the keys of the spec file."""
+        return {field.name.rstrip("_"): _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class DecoderModel(Section):
+    kind: Literal["decoder"]
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    sequence_length: int
+    tied_embeddings: bool
+    rope_theta: float
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class ImportModel(Section):
+    kind: Literal["import"]
+    import_: str
+    shard: tuple[str, ...]
+    arguments: dict[str, Any]
+    vocabulary: int
+    sequence_length: int
+
+
+@dataclass(frozen=True)
+class TextData(Section):
+    """`files` are absolute paths, folders or globs, or start with `{stdlib}`."""
+
+    kind: Literal["text"]
+    files: tuple[str, ...]
+    validation_fraction: float
+
+
+@dataclass(frozen=True)
+class SyntheticData(Section):
+    kind: Literal["synthetic"]
+    samples: int
+    validation_fraction: float
+
+
+@dataclass(frozen=True)
+class Parallel(Section):
+    dp_shard: int | Literal["auto"]
+    dp_replicate: int
+    reshard_after_forward: bool
+
+
+@dataclass(frozen=True)
+class Precision(Section):
+    param_dtype: Literal["float32", "bfloat16"]
+    reduce_dtype: Literal["float32", "bfloat16"]
+    master_dtype: Literal["float32"]
+
+
+@dataclass(frozen=True)
+class AdamW(Section):
+    kind: Literal["adamw"]
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+    eps: float
+    decay_only_matrices: bool
+
+
+@dataclass(frozen=True)
+class SGD(Section):
+    kind: Literal["sgd"]
+    lr: float
+    weight_decay: float
+    momentum: float
+    decay_only_matrices: bool
+
+
+@dataclass(frozen=True)
+class Schedule(Section):
+    kind: Literal["warmup_cosine"]
+    warmup_steps: int
+    min_lr_ratio: float
+
+
+@dataclass(frozen=True)
+class Train(Section):
+    steps: int
+    global_batch: int
+    micro_batch: int
+    clip_norm: float | None
+    seed: int
+    log_interval: int
+    validate_interval: int
+    validate_batches: int
+
+
+@dataclass(frozen=True)
+class Checkpoint(Section):
+    directory: str
+    interval: int
+    keep: int
+    async_: bool
+
+
+@dataclass(frozen=True)
+class Verify(Section):
+    ranks: int
+    reshard_to: tuple[int, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Spec(Section):
+    version: Literal[1]
+    name: str
+    model: DecoderModel | ImportModel
+    data: TextData | SyntheticData
+    parallel: Parallel
+    precision: Precision
+    optimizer: AdamW | SGD
+    schedule: Schedule
+    train: Train
+    checkpoint: Checkpoint
+    verify: Verify
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.global_batch * self.model.sequence_length
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of parameters of a decoder; None for a model that is imported."""
+        if isinstance(self.model, ImportModel):
+            return None
+        return decoder_parameters(self.model)
+
+    def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
+        """Micro-batches of one rank in one optimizer step (at verify.ranks unless told)."""
+        return self.train.global_batch // (self.train.micro_batch * (world_size or self.verify.ranks))
+
+    def to_yaml(self) -> str:
+        """The spec as YAML that every YAML reader, 1.1 or 1.2, reads back as the same values."""
+        from .dump import to_yaml
+
+        return to_yaml(self.to_dict())
+
+
+def decoder_parameters(model: DecoderModel) -> int:
+    """The closed formula: embedding, blocks (attention, SwiGLU, two norms), last norm, and the head if it is untied."""
+    attention = 2 * model.width * model.width + 2 * model.width * model.kv_heads * model.head_size
+    block = attention + 3 * model.width * model.ffn + 2 * model.width
+    tables = model.vocabulary * model.width * (1 if model.tied_embeddings else 2)
+    return tables + model.layers * block + model.width
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

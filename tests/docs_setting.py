@@ -1,0 +1,154 @@
+"""The small setting in which the code blocks of the documents are run: one rank, gloo, a decoder with two blocks.
+
+`python docs_setting.py FOLDER` runs every block*.py there, each in names of its own, and prints {number: error} as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.nn.functional
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+VOCABULARY, WIDTH, LENGTH = 16, 8, 4
+
+
+class Block(nn.Module):
+    """Two layers and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    """Embedding, two blocks, a raw scale, a non-persistent table, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("rope", torch.linspace(0, 1, WIDTH), persistent=False)
+
+    def init_weights(self) -> None:
+        for _, param in self.named_parameters():
+            nn.init.normal_(param, std=0.1)
+
+    def init_buffers(self) -> None:
+        self.rope.copy_(torch.linspace(0, 1, WIDTH))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) * self.rope
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * self.scale)
+
+
+def shard(model: nn.Module, **options: object) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def setting(folder: Path, block: str) -> dict[str, object]:
+    """Fresh names for one block: the model is sharded unless the block shards it, and has gradients and a step behind it."""
+    torch.manual_seed(0)
+    dataset = torch.randint(0, VOCABULARY, (64, LENGTH))
+    batch = dataset[:4]
+    model = Decoder()
+    optimizer = None
+    if "fully_shard(" not in block and "shard(model" not in block:
+        shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loss_of(model, batch[:, :]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+    path = tempfile.mkdtemp(dir=folder)
+    names: dict[str, object] = {
+        **globals(),
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
+        "dataset": dataset,
+        "batch": batch[:, :-1],
+        "micros": list(batch.split(2)),
+        "accumulation_steps": 2,
+        "batch_size": 4,
+        "sequence_length": LENGTH,
+        "vocabulary": VOCABULARY,
+        "step": 0,
+        "seed": 0,
+        "samples_seen": 64,
+        "max_norm": 1.0,
+        "path": path,
+        "model_state": {},
+        "optimizer_state": {},
+        "image": torch.randn(4, WIDTH),
+        "text": torch.randn(4, WIDTH),
+        "logits": torch.randn(8, VOCABULARY, requires_grad=True),
+        "targets": torch.randint(0, VOCABULARY, (8,)),
+    }
+    if optimizer is not None:
+        names["model_state"], names["optimizer_state"] = get_state_dict(model, optimizer)
+        if "dcp.load(" in block and "dcp.save(" not in block:
+            saved = {"model": names["model_state"], "optimizer": names["optimizer_state"]}
+            if "optimizer.state_dict()" in block:
+                saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            if "full_state_dict" in block:
+                saved = {"model": get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))}
+            dcp.save(saved, checkpoint_id=path)
+    if "loss_of(" in block:
+        names["batch"] = batch
+    if "torch.save(" in block:
+        names["path"] = str(Path(path) / "state.pt")
+    return names
+
+
+def main(folder: Path) -> None:
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    warnings.simplefilter("ignore")
+    failed = {}
+    for file in sorted(folder.glob("block*.py")):
+        try:
+            runpy.run_path(str(file), init_globals=setting(folder, file.read_text(encoding="utf-8")))
+        except Exception as error:
+            failed[file.stem.removeprefix("block").lstrip("0") or "0"] = f"{type(error).__name__}: {error}"[:300]
+    dist.destroy_process_group()
+    print(json.dumps(failed))
+
+
+if __name__ == "__main__":
+    _USED = (FSDPModule, DTensor, MixedPrecisionPolicy, get_optimizer_state_dict, set_model_state_dict, set_state_dict)
+    main(Path(sys.argv[1]))

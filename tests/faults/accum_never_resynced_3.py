@@ -1,0 +1,92 @@
+"""Gradient accumulation with a no_sync context manager, as known from DDP.
+
+rule: accum-never-resynced
+"""
+
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+FEATURES, WIDTH, DEPTH = 8, 24, 3
+GLOBAL_BATCH, SAMPLES, STEPS = 32, 1024, 20
+ACCUMULATION = 4
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc1 = nn.Linear(width, 2 * width)
+        self.fc2 = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.fc2(torch.tanh(self.fc1(x)))
+
+
+class Regressor(nn.Module):
+    def __init__(self, inputs=FEATURES, width=WIDTH, depth=DEPTH):
+        super().__init__()
+        self.stem = nn.Linear(inputs, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(depth))
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def make_dataset():
+    gen = torch.Generator().manual_seed(11)
+    x = torch.randn(SAMPLES, FEATURES, generator=gen)
+    direction = torch.randn(FEATURES, generator=gen)
+    y = torch.sin(x @ direction) + x[:, :4].sum(dim=1)
+    return x, y[:, None]
+
+
+@contextmanager
+def no_sync(model):
+    model.set_requires_gradient_sync(False)
+    yield
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(0)
+    model = Regressor()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
+    x, y = make_dataset()
+    micro = GLOBAL_BATCH // (world * ACCUMULATION)
+
+    def backward(step, index):
+        first = step * GLOBAL_BATCH % SAMPLES + (rank * ACCUMULATION + index) * micro
+        loss = F.mse_loss(model(x[first : first + micro]), y[first : first + micro]) / ACCUMULATION
+        loss.backward()
+        return loss.item()
+
+    for step in range(STEPS):
+        total = 0.0
+        with no_sync(model):
+            for index in range(ACCUMULATION - 1):
+                total += backward(step, index)
+        total += backward(step, ACCUMULATION - 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            print(f"step {step + 1} loss {total:.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Train a residual MLP language model on a fixed global batch.
+
+rule: double-or-missing-world-scale
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+VOCAB, SEQ, WIDTH, LAYERS = 32, 12, 32, 3
+GLOBAL_BATCH, SAMPLES, STEPS = 24, 768, 20
+
+
+class ResidualMLP(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class TokenMLP(nn.Module):
+    def __init__(self, vocab=VOCAB, width=WIDTH, layers=LAYERS):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList([ResidualMLP(width) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def make_sequences(samples, seed=0):
+    """Token sequences where the next token is 5 * token + 3 plus one random bit, modulo the vocabulary."""
+    gen = torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
+    for _ in range(SEQ):
+        bit = torch.randint(0, 2, (samples,), generator=gen)
+        tokens.append((5 * tokens[-1] + 3 + bit) % VOCAB)
+    return torch.stack(tokens, dim=1)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(1)
+    model = TokenMLP()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+    tokens = make_sequences(SAMPLES)
+    per_rank = GLOBAL_BATCH // world
+    for step in range(STEPS):
+        start = step * GLOBAL_BATCH % SAMPLES
+        batch = tokens[start : start + GLOBAL_BATCH][rank * per_rank : (rank + 1) * per_rank]
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss = loss / world  # each rank holds 1 / world of the global batch
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {step + 1} loss {total.item():.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What is rendered: for every combination of options valid, formatted, lint-clean and without traces of what is off."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.errors import UserError
+
+DECODER = {
+    "version": 1,
+    "name": "sample",
+    "model": {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocabulary": 256, "sequence_length": 32},
+    "data": {"kind": "synthetic"},
+    "train": {"steps": 20, "global_batch": 16},
+    "verify": {"reshard_to": [4]},
+}
+IMPORTED = {
+    **DECODER,
+    "model": {
+        "kind": "import",
+        "import": "package.module:build",
+        "shard": ["Block"],
+        "vocabulary": 256,
+        "sequence_length": 32,
+    },
+}
+OPTIONS: list[list[list[str]]] = [
+    [[], ["data.kind=text", "data.files=['{stdlib}/json/*.py']"], ["data.kind=text", "data.files=['TEXT']"]],
+    [[], ["parallel.dp_replicate=2"], ["parallel.dp_shard=2"], ["parallel.dp_shard=1", "parallel.dp_replicate=2"]],
+    [[], ["parallel.reshard_after_forward=false"]],
+    [[], ["precision.param_dtype=float32"], ["precision.reduce_dtype=bfloat16"]],
+    [[], ["optimizer.kind=sgd"], ["optimizer.kind=sgd", "optimizer.momentum=0"]],
+    [[], ["optimizer.weight_decay=0"], ["optimizer.decay_only_matrices=false"]],
+    [[], ["schedule.warmup_steps=0"]],
+    [[], ["train.clip_norm=null"]],
+    [[], ["train.log_interval=5"]],
+    [[], ["train.validate_interval=3"]],
+    [[], ["checkpoint.async=true"]],
+    [[], ["train.seed=4294967295", "train.steps=1000000000", "optimizer.lr=1.2345678901234567e-05"]],
+]
+DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
+IMPORT_OPTIONS = [[[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]]]
+
+
+def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = ()) -> spec.Spec:
+    (tmp_path / "a.txt").write_text("some text\n" * 10)
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return spec.load(path, [setting.replace("TEXT", "a.txt") for setting in settings])
+
+
+def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
+    """Each option alone, and a fixed random sample of all together."""
+    chance = random.Random(0)
+    for base, own in ((DECODER, DECODER_OPTIONS), (IMPORTED, IMPORT_OPTIONS)):
+        options = OPTIONS + own
+        singles = [choice for choices in options for choice in choices]
+        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(40)]
+        yield from ((base, settings) for settings in singles + mixed)
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("specs")
+    return [scaffold.render(load(folder, base, settings)) for base, settings in combinations()]
+
+
+def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
+    for number, files in enumerate(rendered):
+        for path, text in files.items():
+            place = folder / str(number) / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+
+
+def ruff(folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+
+
+def test_every_combination_is_formatted_and_lint_clean(rendered: list[dict[str, str]], tmp_path: Path) -> None:
+    write_all(rendered, tmp_path)
+    ruff(tmp_path, "format", "--diff")
+    ruff(tmp_path, "check")
+    ruff(tmp_path, "check", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
+
+
+def test_every_combination_is_ascii_and_parses(rendered: list[dict[str, str]]) -> None:
+    for files in rendered:
+        for path, text in files.items():
+            assert text.isascii() and text.endswith("\n") and "\t" not in text, path
+            if path.endswith(".py"):
+                ast.parse(text)
+            if path.endswith(".yaml"):
+                yaml.safe_load(text)
+
+
+def test_sizes(rendered: list[dict[str, str]]) -> None:
+    limits = {"train.py": 330, "checkpoint.py": 200, "data.py": 160, "model.py": 170}
+    for files in rendered:
+        for path, limit in limits.items():
+            assert files[path].count("\n") <= limit, path
+            for node in ast.walk(ast.parse(files[path])):
+                if isinstance(node, ast.FunctionDef):
+                    assert (node.end_lineno or 0) - node.lineno < 80, f"{path}: {node.name}"
+
+
+def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> None:
+    """Ruff finds unused imports; this finds what nothing in the project names."""
+    for files in rendered:
+        code = "\n".join(text for path, text in files.items() if path.endswith(".py"))
+        for path in ("train.py", "model.py", "data.py", "checkpoint.py"):
+            for node in ast.parse(files[path]).body:
+                names: list[str] = []
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    names = [node.name]
+                elif isinstance(node, ast.Assign):
+                    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                for name in names:
+                    assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{path}: {name}"
+
+
+def test_same_spec_same_bytes(tmp_path: Path) -> None:
+    loaded = load(tmp_path)
+    assert scaffold.render(loaded) == scaffold.render(loaded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "absent"),
+    [
+        (["precision.param_dtype=float32"], "model.py", ["MixedPrecision", "bfloat16"]),
+        (["precision.param_dtype=float32"], "train.py", [".float()"]),
+        (["train.clip_norm=null"], "train.py", ["clip", "MAX_NORM"]),
+        (["checkpoint.async=true"], "checkpoint.py", ["dcp.save("]),
+        ([], "checkpoint.py", ["async", "Future"]),
+        ([], "train.py", ["async", "pending", "dp_replicate", "VALIDATE_INTERVAL", "LOG_INTERVAL", "SGD"]),
+        (["optimizer.kind=sgd"], "train.py", ["AdamW", "BETAS", "EPS ="]),
+        (["optimizer.kind=sgd", "optimizer.momentum=0"], "train.py", ["momentum"]),
+        (["optimizer.decay_only_matrices=false"], "train.py", ["groups", "ndim"]),
+        (["schedule.warmup_steps=0"], "train.py", ["arm-up", "WARMUP"]),
+        ([], "model.py", ["head =", "kv_", "enable_gqa"]),
+        ([], "data.py", ["import glob", "stdlib", "Path"]),
+    ],
+)
+def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: str, absent: list[str]) -> None:
+    text = scaffold.render(load(tmp_path, settings=settings))[path]
+    assert not [word for word in absent if word in text]
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "present"),
+    [
+        ([], "model.py", ["MixedPrecisionPolicy", "self.embedding.weight"]),
+        (["model.tied_embeddings=false"], "model.py", ["self.head ="]),
+        (["model.kv_heads=2"], "model.py", ["enable_gqa=True"]),
+        ([], "train.py", ["clip_grad_norm_", "full_tensor()", "set_requires_gradient_sync"]),
+        (["train.clip_norm=null"], "train.py", ["get_total_norm", "full_tensor()"]),
+        (["parallel.dp_replicate=2"], "train.py", ['("dp_replicate", "dp_shard")']),
+        (["checkpoint.async=true"], "checkpoint.py", ["dcp.async_save("]),
+    ],
+)
+def test_what_is_on_is_there(tmp_path: Path, settings: list[str], path: str, present: list[str]) -> None:
+    text = scaffold.render(load(tmp_path, settings=settings))[path]
+    assert not [word for word in present if word not in text]
+
+
+def test_verify_yaml_is_the_contract(tmp_path: Path) -> None:
+    files = scaffold.render(load(tmp_path, settings=["verify.reshard_to=[1, 4]", "verify.steps=5"]))
+    assert yaml.safe_load(files["verify.yaml"]) == {
+        "script": "train.py",
+        "nproc": 2,
+        "reshard_to": [1, 4],
+        "steps": 5,
+        "save_args": "--out {checkpoint} --checkpoint-interval 3",
+        "resume_args": "--out {checkpoint} --resume",
+        "single_args": "--micro-batch 16",
+    }
+
+
+def test_verify_yaml_names_the_ranks_that_a_fixed_mesh_leaves_out(tmp_path: Path) -> None:
+    text = scaffold.render(load(tmp_path, settings=["verify.reshard_to=[1, 4]", "parallel.dp_shard=2"]))["verify.yaml"]
+    assert yaml.safe_load(text)["reshard_to"] == [1]
+    assert "# Not on [4] ranks" in text
+
+
+def test_spec_yaml_is_the_whole_spec_with_absolute_files(tmp_path: Path) -> None:
+    settings = ["data.kind=text", "data.files=['TEXT', '{stdlib}/json/*.py']"]
+    loaded = load(tmp_path, settings=settings)
+    (tmp_path / "again.yaml").write_text(scaffold.render(loaded)["spec.yaml"])
+    again = spec.load(tmp_path / "again.yaml")
+    assert again == loaded
+    assert again.to_dict()["data"]["files"] == [str(tmp_path / "a.txt"), "{stdlib}/json/*.py"]
+
+
+def test_a_module_of_the_scaffold_cannot_be_imported_as_the_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.import"):
+        scaffold.render(load(tmp_path, IMPORTED, ["model.import='model:Net'"]))
+
+
+def test_every_expression_of_a_template_goes_through_a_filter() -> None:
+    for path in scaffold.TEMPLATES.glob("*.j2"):
+        for expression in re.findall(r"\{\{(.*?)\}\}", path.read_text(), flags=re.DOTALL):
+            assert re.search(r"\| (py|text|yaml|md|dtype|document|factory_\w+)(\(.*\))? $", expression), expression
+
+
+def test_every_template_belongs_to_a_file() -> None:
+    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == set(scaffold.FILES.values())

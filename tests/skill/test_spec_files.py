@@ -1,0 +1,94 @@
+"""The corpus: each spec in spec-files/ is valid, or its problems are exactly what the .txt beside it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from verified_fsdp2.skill.spec import SpecError, load
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Path(__file__).with_name("spec-files")
+NEGATIVE = sorted((FILES / "negative").glob("*.yaml"))
+POSITIVE = sorted((FILES / "positive").glob("*.yaml")) + sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def names(paths: list[Path]) -> Iterator[str]:
+    return (path.stem for path in paths)
+
+
+def test_corpus_is_there() -> None:
+    assert len(NEGATIVE) > 30
+    assert len(POSITIVE) > 7
+    assert {path.stem for path in NEGATIVE} == {path.stem for path in (FILES / "negative").glob("*.txt")}
+
+
+@pytest.mark.parametrize("path", NEGATIVE, ids=names(NEGATIVE))
+def test_negative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(SpecError) as caught:
+        load(Path(path.name))
+    assert f"{caught.value}\n" == path.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NEGATIVE, ids=names(NEGATIVE))
+def test_negative_in_file_order_and_own_words(path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    places = [(problem.place.line, problem.place.column) for problem in caught.value.problems]
+    assert places == sorted(places)
+    for raw in ("is not of type", "is not one of", "required property", "does not match", "were unexpected"):
+        assert raw not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", POSITIVE, ids=names(POSITIVE))
+def test_positive(path: Path) -> None:
+    load(path)
+
+
+@pytest.mark.parametrize("path", POSITIVE, ids=names(POSITIVE))
+def test_what_is_shown_is_the_same_spec(path: Path, tmp_path: Path) -> None:
+    spec = load(path)
+    shown = tmp_path / "spec.yaml"
+    shown.write_text(spec.to_yaml(), encoding="ascii")
+    again = load(shown)
+    assert again == spec
+    assert again.to_yaml() == spec.to_yaml()
+    assert yaml.safe_load(spec.to_yaml()) == spec.to_dict()  # a YAML 1.1 reader agrees
+
+
+def test_text_survives() -> None:
+    spec = load(FILES / "positive" / "text.yaml")
+    assert spec.to_dict()["model"]["arguments"] == {
+        "quotes": 'it\'s "quoted"',
+        "lines": "first\nsecond\ttab",
+        "template": "{{ name }} {% if x %} {# y #}",
+        "backslash": "C:\\data",
+        "accent": "caf\u00e9 \U0001f600",
+        "nested": {"a key": [1, 2.5, None, True, {"b": "c"}]},
+        "block": "two\nlines\n",
+    }
+    assert spec.checkpoint.directory == "out '\"{{ x }}\n"
+
+
+def test_scalars_are_those_of_yaml_1_2() -> None:
+    spec = load(FILES / "positive" / "scalars.yaml")
+    assert spec.to_dict()["model"]["arguments"] == {
+        "float": 1e-4,
+        "signed": -300.0,
+        "text_yes": "yes",
+        "text_off": "off",
+        "time": "12:30:45",
+        "octal": 15,
+        "decimal": 17,
+        "hexadecimal": 255,
+        "underscore": "1_000",
+        "date": "2024-01-01",
+        "quoted": "1e-4",
+        "nothing": None,
+        "half": 0.5,
+    }
+    assert spec.model.vocabulary == 64
+    assert spec.train.clip_norm is None

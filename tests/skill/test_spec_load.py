@@ -1,0 +1,232 @@
+"""From a file to a Spec: defaults, derived values, overrides, files that cannot be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verified_fsdp2.skill.spec import DecoderModel, SpecError, build, data_files, load, schema
+from verified_fsdp2.skill.spec.model import decoder_parameters
+from verified_fsdp2.verifier.errors import UserError
+
+MINIMAL = """\
+version: 1
+model: {kind: decoder, layers: 2, width: 64, heads: 4, vocabulary: 256, sequence_length: 32}
+data: {kind: synthetic}
+train: {steps: 20, global_batch: 8}
+"""
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load(path, overrides)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_defaults_are_those_of_the_schema(minimal: Path) -> None:
+    found = load(minimal).to_dict()
+    for name, section in schema.properties(schema.load()).items():
+        if not isinstance(found[name], dict):
+            assert found[name] == section.get("default", 1)
+            continue
+        for key, below in schema.properties(section).items():
+            if key in found[name] and "default" in below and below["default"] != "auto":
+                assert found[name][key] == below["default"], f"{name}.{key}"
+
+
+def test_derived_values_are_numbers(minimal: Path) -> None:
+    spec = load(minimal)
+    assert isinstance(spec.model, DecoderModel)
+    assert (spec.model.kv_heads, spec.model.ffn, spec.model.head_size) == (4, 192, 16)
+    assert spec.parallel.dp_shard == "auto"
+    assert spec.tokens_per_step == 8 * 32
+    assert spec.gradient_accumulation_steps() == 4
+    assert spec.gradient_accumulation_steps(world_size=1) == 8
+
+
+@pytest.mark.parametrize("width, ffn", [(128, 352), (96, 256), (12, 32), (4096, 10944)])
+def test_ffn_size(width: int, ffn: int) -> None:
+    assert build.ffn_size(width) == ffn
+    assert ffn % 32 == 0
+    assert 0 <= ffn - 8 * width / 3 < 32
+
+
+def test_parameters_of_a_known_model() -> None:
+    # Llama 3 8B
+    model = DecoderModel("decoder", 32, 4096, 32, 8, 14336, 128256, 8192, False, 500000.0)
+    assert decoder_parameters(model) == 8_030_261_248
+
+
+def test_tied_embeddings_count_once(minimal: Path) -> None:
+    tied, untied = load(minimal), load(minimal, ["model.tied_embeddings=false"])
+    assert tied.parameters is not None
+    assert untied.parameters == tied.parameters + 256 * 64
+
+
+@pytest.mark.parametrize("section, kind", build.SECTIONS)
+def test_records_have_the_keys_of_the_schema(section: str, kind: str | None) -> None:
+    fields = [field.name for field in dataclasses.fields(build.SECTIONS[section, kind])]  # type: ignore[arg-type]
+    known = schema.keys(schema.properties(schema.load())[section], kind)
+    assert [name.rstrip("_") for name in fields] == known
+    assert all(name.endswith("_") == keyword.iskeyword(name.rstrip("_")) for name in fields)
+
+
+def test_spec_is_frozen(minimal: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load(minimal).train.steps = 3  # type: ignore[misc]
+
+
+def test_numbers_are_floats(minimal: Path) -> None:
+    spec = load(minimal, ["optimizer.lr=1", "train.clip_norm=2", "model.rope_theta=500000"])
+    for value in (spec.optimizer.lr, spec.train.clip_norm, spec.model.to_dict()["rope_theta"]):
+        assert isinstance(value, float)
+
+
+@pytest.mark.parametrize(
+    "override, expected",
+    [
+        ("optimizer.lr=1e-3", ("optimizer", "lr", 1e-3)),
+        (" optimizer.kind = sgd", ("optimizer", "kind", "sgd")),
+        ("verify.reshard_to=[]", ("verify", "reshard_to", [])),
+        ("verify.reshard_to=[1, 2]", ("verify", "reshard_to", [1, 2])),
+        ("train.clip_norm=null", ("train", "clip_norm", None)),
+        ("train.clip_norm=", ("train", "clip_norm", None)),
+        ("checkpoint={directory: a=b, keep: 1}", ("checkpoint", "directory", "a=b")),
+        ('checkpoint.directory="{{ x }}"', ("checkpoint", "directory", "{{ x }}")),
+    ],
+)
+def test_override(minimal: Path, override: str, expected: tuple[str, str, Any]) -> None:
+    section, key, value = expected
+    assert load(minimal, [override]).to_dict()[section][key] == value
+
+
+def test_last_override_wins(minimal: Path) -> None:
+    assert load(minimal, ["train.seed=1", "train.seed=2"]).train.seed == 2
+
+
+def test_override_repairs_a_value(minimal: Path) -> None:
+    minimal.write_text(MINIMAL.replace("steps: 20", "steps: many"))
+    assert load(minimal, ["train.steps=20"]).train.steps == 20
+
+
+@pytest.mark.parametrize(
+    "override, text",
+    [
+        ("optimizer.lr=fast", "--set optimizer.lr: optimizer.lr must be a number, found the text 'fast'"),
+        ("optimizer.rl=1", "--set optimizer.rl: unknown key 'rl' in optimizer; did you mean 'lr'?"),
+        ("train.steps", "--set train.steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+        ("=3", "--set : expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+        ("train..steps=3", "--set train..steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+        ("name=[a", "--set name: not valid YAML: this bracket is not closed"),
+        ("name=*a", "--set name: aliases ('*a') are not used in a spec; write the value out"),
+        ("version.x=1", "--set version.x: cannot set version.x: version is not a mapping; set version as a whole"),
+        ("model.heads=3", "--set model.heads: model.heads must divide model.width 64, found 3"),
+    ],
+)
+def test_wrong_override(minimal: Path, override: str, text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(minimal, [override])
+    first, written, _caret = str(caught.value).splitlines()
+    assert first == text
+    assert written == f"    {override}"
+    assert [problem.to_dict()["line"] for problem in caught.value.problems] == [None]
+
+
+def test_caret_of_an_override_is_under_the_value(minimal: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(minimal, ["verify.reshard_to=[1, two]"])
+    _, written, caret = str(caught.value).splitlines()
+    assert written[caret.index("^") :] == "two]"
+
+
+def test_problems_of_the_file_come_before_those_of_overrides(minimal: Path) -> None:
+    minimal.write_text(MINIMAL + "nmae: x\n")
+    with pytest.raises(SpecError) as caught:
+        load(minimal, ["train.steps=x", "optimizer.lr=x"])
+    assert [problem.key for problem in caught.value.problems] == ["nmae", "train.steps", "optimizer.lr"]
+
+
+def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none.yaml") == ["no such file"]
+    assert problems(tmp_path) == ["this is a folder, not a spec file"]
+    assert problems(Path("/dev/zero")) == ["larger than 64 KiB; this is not a spec"]
+    assert issubclass(SpecError, UserError)
+
+
+def test_many_problems_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("".join(f"k{number}: 1\n" for number in range(500)))
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert str(caught.value).endswith("... and 404 more problems")
+    assert len(caught.value.problems) == 504
+
+
+def text_spec(folder: Path, *files: str) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(MINIMAL.replace("{kind: synthetic}", f"{{kind: text, files: {list(files)!r}}}"))
+    return path
+
+
+def test_data_files_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a [b]"
+    (folder / "texts").mkdir(parents=True)
+    (folder / "texts" / "one.txt").write_text("one")
+    path = text_spec(folder, "texts", "texts/*.txt", "texts/../texts/one.txt", "{stdlib}/abc.py")
+    monkeypatch.chdir(tmp_path)
+    files = load(Path("a [b]") / "spec.yaml").to_dict()["data"]["files"]
+    assert files[3] == "{stdlib}/abc.py"
+    monkeypatch.chdir("/")
+    one = os.path.realpath(folder / "texts" / "one.txt")
+    for pattern in files[:3]:
+        assert [os.path.realpath(path) for path in data_files.matches(pattern)] == [one]
+    assert path.exists()
+
+
+def test_an_empty_file_in_a_folder_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "empty.txt").touch()
+    (tmp_path / "texts" / "full.txt").write_text("text")
+    load(text_spec(tmp_path, "texts", "texts/*.txt"))
+    assert problems(text_spec(tmp_path, "texts/empty.txt")) == ["data.files[0] is an empty file"]
+
+
+def test_only_the_first_mebibyte_is_read_and_may_end_in_a_character(tmp_path: Path) -> None:
+    text = "x" + "\u00e9" * data_files.MAX_READ
+    (tmp_path / "long.txt").write_bytes(text.encode() + b"\xff")
+    load(text_spec(tmp_path, "long.txt"))
+
+
+def test_a_pipe_in_a_data_folder_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text")
+    os.mkfifo(tmp_path / "texts" / "pipe")
+    load(text_spec(tmp_path, "texts"))
+
+
+def test_cross_checks_keep_quiet_about_invalid_values(minimal: Path) -> None:
+    found = problems(minimal, "model.heads=3.0", "model.width=5", "train.micro_batch=x", "train.global_batch=7")
+    assert found == [
+        "model.heads must be a whole number, found 3.0; write 3",
+        "train.micro_batch must be a whole number, found the text 'x'",
+    ]
+
+
+def test_cross_checks_keep_quiet_about_a_misspelt_value(minimal: Path) -> None:
+    found = problems(minimal, "parallel.dp_shard=1", "parallel.dp_replicat=2")
+    assert found == ["unknown key 'dp_replicat' in parallel; did you mean 'dp_replicate'?"]
+
+
+def test_one_rank_fits_every_mesh(minimal: Path) -> None:
+    load(minimal, ["parallel.dp_replicate=2", "verify.reshard_to=[1, 4]"])

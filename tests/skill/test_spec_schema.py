@@ -1,0 +1,96 @@
+"""The schema is what an editor and a reader need: draft-07, and every key described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+from verified_fsdp2.skill.spec import explain, schema, validation
+
+KEYS = {name: (found, section) for name, found, section in schema.walk()}
+
+
+def test_schema_is_draft_7() -> None:
+    assert schema.load()["$schema"] == "http://json-schema.org/draft-07/schema#"
+    jsonschema.Draft7Validator.check_schema(schema.load())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_described(key: str) -> None:
+    found, section = KEYS[key]
+    assert found["description"].endswith(".")
+    assert found["examples"]
+    assert ("default" in found) != schema.required(section, key.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if "." in key])
+def test_defaults_and_examples_are_valid(key: str) -> None:
+    found, _ = KEYS[key]
+    whole = {**found, "definitions": schema.load()["definitions"]}
+    for value in [*found["examples"], *([found["default"]] if "default" in found else [])]:
+        jsonschema.Draft7Validator(whole).validate(value)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, section in schema.properties(schema.load()).items() if "default" in section]
+)
+def test_section_examples_are_valid(name: str) -> None:
+    section = schema.properties(schema.load())[name]
+    for value in [section["default"], *section["examples"]]:
+        jsonschema.Draft7Validator(section).validate(value)
+
+
+def sections(part: Any) -> list[dict[str, Any]]:
+    if isinstance(part, list):
+        return [found for item in part for found in sections(item)]
+    if not isinstance(part, dict):
+        return []
+    own = [part] if part.get("type") == "object" else []
+    return own + [found for item in part.values() for found in sections(item)]
+
+
+def test_no_mapping_takes_unknown_keys() -> None:
+    found = sections({key: part for key, part in schema.load().items() if key != "examples"})
+    assert len(found) == 11
+    for section in found:
+        assert section["additionalProperties"] is False or "propertyNames" in section
+
+
+def test_every_key_belongs_to_a_kind() -> None:
+    for section in schema.properties(schema.load()).values():
+        by_kind = schema.branches(section)
+        if by_kind:
+            assert set(by_kind) == set(section["properties"]["kind"]["enum"])
+            known = {key for branch in by_kind.values() for key in branch["properties"]}
+            assert known == set(section["properties"])
+            assert all(branch["additionalProperties"] is False for branch in by_kind.values())
+
+
+def test_every_number_is_bounded() -> None:
+    for key, (found, _) in KEYS.items():
+        parts = [found, found.get("items", {})]
+        for part in parts:
+            if {"integer", "number"} & {
+                *([part["type"]] if isinstance(part.get("type"), str) else part.get("type", []))
+            }:
+                assert "enum" in part or "maximum" in part or "exclusiveMaximum" in part, key
+                assert "enum" in part or "minimum" in part or "exclusiveMinimum" in part, key
+
+
+@pytest.mark.parametrize("value", [True, False, 4.0, float("nan"), float("inf"), "4", None])
+def test_not_a_whole_number(value: object) -> None:
+    found = validation.faults({"train": {"steps": value}})
+    assert any(fault.key == ("train", "steps") for fault in found)
+
+
+@pytest.mark.parametrize("text", ["demo\n", "\ndemo", "demo\nx"])
+def test_patterns_hold_for_the_whole_text(text: str) -> None:
+    assert any(fault.key == ("name",) for fault in validation.faults({"name": text}))
+
+
+def test_pages_of_all_keys() -> None:
+    for entry in explain.entries():
+        page = explain.page(explain.find(entry["key"]))
+        assert entry["description"] in page
+        assert "examples" in page

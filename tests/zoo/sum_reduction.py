@@ -1,0 +1,97 @@
+"""Uneven label masks with gradients summed over the ranks: every group gets divide factor one."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+VOCAB, SEQ, WIDTH, HEADS, LAYERS = 32, 16, 32, 4, 2
+GLOBAL_BATCH, SAMPLES, STEPS, SEED = 16, 512, 20, 0
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        batch, seq, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, seq, WIDTH))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Embedding(SEQ, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_examples(samples):
+    """Prompt and answer in one sequence; only the answer is trained on, and its length differs a lot."""
+    gen = torch.Generator().manual_seed(5)
+    tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
+    for _ in range(SEQ):
+        bit = torch.randint(0, 2, (samples,), generator=gen)
+        tokens.append((5 * tokens[-1] + 3 + bit) % VOCAB)
+    tokens = torch.stack(tokens, dim=1)
+    inputs, labels = tokens[:, :-1], tokens[:, 1:].clone()
+    answer = 1 + (torch.rand(samples, generator=gen) ** 3 * (SEQ - 1)).long()
+    labels[torch.arange(SEQ) < SEQ - answer[:, None]] = -100
+    return inputs, labels
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(SEED)
+    model = GPT()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    # The loss below is already divided by the tokens of all ranks, so gradients are summed.
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+
+    inputs, labels = make_examples(SAMPLES)
+    local = GLOBAL_BATCH // world
+    for step in range(STEPS):
+        start = step * GLOBAL_BATCH % SAMPLES + rank * local
+        x, y = inputs[start : start + local], labels[start : start + local]
+        count = (y != -100).sum()
+        dist.all_reduce(count)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum") / count
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {step + 1} loss {total.item():.4f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
