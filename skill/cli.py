@@ -82,7 +82,7 @@ def _our_fault(error: Exception, arguments: Sequence[str]) -> int:
     """A bug of ours: one line, and a log with the traceback to paste into an issue."""
     handle, path = tempfile.mkstemp(prefix="fsdp2-error-", suffix=".log")
     text = f"verified-fsdp2 {__version__}, Python {sys.version}\narguments: {list(arguments)}\n\n"
-    with open(handle, "w", encoding="utf-8") as file:
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text + "".join(traceback.format_exception(error)))
     log(f"this is a fault of fsdp2 itself, not of your code: {type(error).__name__}: {error}")
     log(f"please report it with {Path(path)}")

@@ -50,14 +50,14 @@ def factory_import(path: str, mixed: bool) -> str:
     module, _, attribute = path.partition(":")
     name = f"{attribute.partition('.')[0]} as factory"
     line = f"from {module} import {name}"
-    lines = {
-        "torch": "from torch import nn",
-        "torch.distributed.device_mesh": "from torch.distributed.device_mesh import DeviceMesh",
-        "torch.distributed.fsdp": "from torch.distributed.fsdp import "
-        + ("MixedPrecisionPolicy, fully_shard" if mixed else "fully_shard"),
-    }
-    lines[module] = line if len(line) <= LINE else f"from {module} import (\n    {name},\n)"
-    return "\n".join(lines[key] for key in sorted(lines, key=lambda key: (key.lower(), key)))
+    fsdp = "MixedPrecisionPolicy, fully_shard" if mixed else "fully_shard"
+    lines = [
+        ("torch", "from torch import nn"),
+        ("torch.distributed.device_mesh", "from torch.distributed.device_mesh import DeviceMesh"),
+        ("torch.distributed.fsdp", f"from torch.distributed.fsdp import {fsdp}"),
+        (module, line if len(line) <= LINE else f"from {module} import (\n    {name},\n)"),
+    ]
+    return "\n".join(line for _, line in sorted(lines, key=lambda entry: (entry[0].lower(), entry[0])))
 
 
 def factory_call(path: str) -> str:
@@ -87,7 +87,7 @@ def _inline(value: Any) -> str:
     if value is None or isinstance(value, bool | int):
         return repr(value)
     if isinstance(value, float):
-        number = repr(value)
+        number = repr(value).replace("e+", "e")
         return number if number[-1].isdigit() else f'float("{number}")'
     raise TypeError(f"no literal for {type(value).__name__}")
 

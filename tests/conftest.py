@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
+from corpus import header
 from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.target import resolve
-
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent
-
-
-def header(script: Path) -> dict[str, str]:
-    """The `key: value` lines of a corpus script's docstring."""
-    doc = script.read_text(encoding="utf-8").split('"""')[1]
-    keys = "rule|steps|nproc|args|save_args|resume_args|single_args|reshard_to|timeout"
-    return {m[1]: m[2] for m in re.finditer(rf"^({keys}): (.*)$", doc, re.M)}
 
 
 @pytest.fixture(scope="session")

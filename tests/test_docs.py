@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from verified_fsdp2.skill import cli, reference
 
 ROOT = Path(__file__).parents[1]

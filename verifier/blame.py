@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import signal
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ _VICTIM = re.compile(
 )
 _WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/utils/_contextlib")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+
+_NATIVE = "A signal is no Python error: look at that line, and at native code."
+_MISMATCH = (
+    "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
+    "and for batches whose shapes differ between ranks."
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
         place = _frames(run.stacks.get(rank, ""))
         last = _last_line(run.stderr.get(rank, ""))
         told = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(place)}"
-        return Blame(rank, told, _own(run, place), "A signal is no Python error: look at the line above and at native code.")
+        mend = _MISMATCH if "collective mismatch" in run.stderr.get(rank, "") else _NATIVE
+        return Blame(rank, told, _own(place), mend)
     if end is None:
         return Blame(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
     line = end["at_line"]
@@ -77,7 +85,9 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
     call = f"{end['how']}({end['code']})"
     said = f" ({end['message']})" if end.get("message") else ""
     told = f"rank {rank} called {call}{said}{where}, while the others went on"
-    return Blame(rank, told, line, "Let all ranks take the decision to stop together (all-reduce it), and leave by returning.")
+    return Blame(
+        rank, told, line, "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
+    )
 
 
 def _hang(run: Run) -> Blame:
@@ -97,20 +107,27 @@ def _hang(run: Run) -> Blame:
     frames = stacks.get(rank, [])
     text = f"no end within {run.seconds:.0f} s: {what}{_stack_text(frames)}"
     for other in others[:3]:
-        text += f"; rank {other}{_stack_text(stacks[other], 1, run)}"
+        text += f"; rank {other}{_stack_text(stacks[other], 1)}"
     end = run.traces[rank].end
-    location = _own(run, frames) or (end or {}).get("at_line")
+    location = _own(frames) or (end or {}).get("at_line")
     return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
 
 
 def _frames(text: str) -> list[dict[str, Any]]:
-    """The frames of the last stack in a faulthandler dump, innermost first."""
+    """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
-    last = next((b for b in reversed(blocks) if _FRAME.search(b)), "")
-    return [{**m.groupdict(), "line": int(m["line"]), "code": ""} for m in _FRAME.finditer(last)]
+    stacks = [[_frame(match) for match in _FRAME.finditer(block)] for block in blocks]
+    own = [frames for frames in stacks if any(_is_own(f["file"]) for f in frames)]
+    return (own or [frames for frames in stacks if frames] or [[]])[-1]
 
 
-def _own(run: Run, frames: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _frame(match: re.Match[str]) -> dict[str, Any]:
+    line = int(match["line"])
+    code = linecache.getline(match["file"], line).strip()
+    return {"file": match["file"], "line": line, "function": match["function"], "code": code}
+
+
+def _own(frames: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The innermost frame that is in no library."""
     return next((f for f in frames if _is_own(f["file"])), None)
 
@@ -120,7 +137,7 @@ def _is_own(file: str) -> bool:
     return not any(part in file for part in library)
 
 
-def _stack_text(frames: list[dict[str, Any]], limit: int = 3, run: Run | None = None) -> str:
+def _stack_text(frames: list[dict[str, Any]], limit: int = 3) -> str:
     """` in train.py:12 main <- ...`: the user's frames, innermost first."""
     shown = [f for f in frames if _is_own(f["file"])] or frames
     if not shown:

@@ -50,7 +50,12 @@ def limits(evidence: Evidence) -> dict[str, float]:
     noise = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, "")
     if reference is not None and envelope is not None and min(reference.steps(), envelope.steps()) > 0:
         noise = compare(envelope, reference)
-    noise_of = {"loss": noise.loss, "gradient norm": noise.grad_norm, "first gradient": noise.gradient, "update": noise.update}
+    noise_of = {
+        "loss": noise.loss,
+        "gradient norm": noise.grad_norm,
+        "first gradient": noise.gradient,
+        "update": noise.update,
+    }
     allowed = {name: MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR for name, value in noise_of.items()}
     return {**allowed, "envelope": noise.loss if math.isfinite(noise.loss) else 0.0}
 

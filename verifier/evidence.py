@@ -29,7 +29,16 @@ class Evidence:
     @property
     def runs(self) -> list[Run]:
         """Every run there is, once, in the order in which they were made."""
-        candidates = [self.train, self.exact, self.reference, self.envelope, self.single, self.resume, self.continued, *self.reshards]
+        candidates = [
+            self.train,
+            self.exact,
+            self.reference,
+            self.envelope,
+            self.single,
+            self.resume,
+            self.continued,
+            *self.reshards,
+        ]
         found: list[Run] = []
         for run in candidates:
             if run is not None and run not in found:

@@ -101,7 +101,9 @@ class Runner:
         answer = self.launcher.run(request)
         run = read_run(folder, role, answer, world, " ".join([self.target.script.name, *argv]))
         ranks = "1 rank" if world == 1 else f"{world} ranks"
-        self.progress(f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}")
+        self.progress(
+            f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}"
+        )
         return run
 
     def keep_checkpoint(self) -> None:
@@ -121,7 +123,11 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     train = runner.run("train", target.nproc, target.save_args, stress=True, leave_starting_point=True)
     evidence = Evidence(train=train, missing=missing, sources=sources)
     if not train.completed or train.steps() == 0:
-        reason = "the train run did not complete (see run-completes)" if not train.completed else "the train run made no step"
+        reason = (
+            "the train run did not complete (see run-completes)"
+            if not train.completed
+            else "the train run made no step"
+        )
         missing |= dict.fromkeys(("exact", "reference", "single", "resume", "reshard"), reason)
         return evidence
     exact = _needs_exact(train)
@@ -145,7 +151,8 @@ def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, nee
         missing["resume"] = missing["reshard"] = "how this script resumes is not known: give --resume-args"
         return evidence
     if after is None:
-        reason = f"no save was seen before step {target.steps}: give --save-args with which the script saves after step 1 to {target.steps - 1}"
+        last = target.steps - 1
+        reason = f"no save was seen before step {target.steps}: give --save-args that save after one of the steps 1 to {last}"
         missing["resume"] = missing["reshard"] = reason
         return evidence
     if not {"resume", "reshard"} & set(needs):
@@ -219,7 +226,10 @@ def facts(evidence: Evidence) -> dict[str, Any]:
     if run is None or not run.parameters:
         return {}
     total = sum(e[0]["numel"] for e in run.parameters.values())
-    held = [sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r) for r in range(run.world_size)]
+    held = [
+        sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r)
+        for r in range(run.world_size)
+    ]
     first = next((e[0] for e in run.parameters.values() if e[0]["sharded"]), None)
     return {
         "parameters": len(run.parameters),
@@ -227,6 +237,8 @@ def facts(evidence: Evidence) -> dict[str, Any]:
         "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
         "groups": sum(len(m["groups"]) for m in run.models),
         "largest_share": max(held) / total if total else 0.0,
-        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False)) if first else {},
+        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False))
+        if first
+        else {},
         "saved_after_step": evidence.saved_after(),
     }

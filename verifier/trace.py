@@ -94,11 +94,17 @@ class Run:
         return [[r for r in t.of("micro") if r["step"] == step] for t in self.traces]
 
     def objective(self, step: int) -> float | None:
-        """The loss whose gradient the step used: the sum over micro-batches, averaged over ranks."""
+        """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""
         per_rank = [[m["loss"] for m in micros] for micros in self.micros(step)]
         if not per_rank or any(not losses or None in losses for losses in per_rank):
             return None
-        return sum(math.fsum(losses) for losses in per_rank) / len(per_rank)
+        return sum(math.fsum(losses) for losses in per_rank) / self.divisor
+
+    @property
+    def divisor(self) -> float:
+        """What the sum of gradients over ranks is divided by: the number of ranks, unless the script has set another factor."""
+        factors = [float(r["factor"]) for r in self.places("divide")]
+        return factors[-1] if factors else float(self.world_size)
 
     @property
     def losses(self) -> list[float | None]:
@@ -172,9 +178,7 @@ def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, c
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
     ended = tuple(Ended(e["rank"], e["code"], e["killed"]) for e in answer["ranks"])
-    return Run(
-        role, world_size, tuple(traces), ended, answer["timed_out"], answer["seconds"], stacks, errors, command
-    )
+    return Run(role, world_size, tuple(traces), ended, answer["timed_out"], answer["seconds"], stacks, errors, command)
 
 
 def difference(a: Sketch, b: Sketch) -> float:

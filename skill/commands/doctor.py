@@ -12,7 +12,6 @@ from ...verifier.errors import INCONCLUSIVE, PASS, MachineRefuses, UserError
 from ..output import emit_json, say
 
 
-
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = commands.add_parser(
@@ -35,7 +34,11 @@ def run(options: argparse.Namespace) -> int:
     else:
         for check in checks:
             say(f"{'ok  ' if check['ok'] else 'FAIL'} {check['name']:<12}{check['value']}")
-        say("this machine can verify FSDP2 scripts" if good else "this machine cannot run ranks; see the line marked FAIL")
+        say(
+            "this machine can verify FSDP2 scripts"
+            if good
+            else "this machine cannot run ranks; see the line marked FAIL"
+        )
     return PASS if good else INCONCLUSIVE
 
 
@@ -44,7 +47,11 @@ def _check(name: str, ok: bool, value: str) -> dict[str, str | bool]:
 
 
 def _python() -> dict[str, str | bool]:
-    return _check("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores")
+    return _check(
+        "python",
+        sys.version_info >= (3, 11),
+        f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores",
+    )
 
 
 def _package(name: str) -> dict[str, str | bool]:
@@ -65,5 +72,12 @@ def _launch() -> list[dict[str, str | bool]]:
     except (UserError, MachineRefuses, RuntimeError, OSError) as error:
         return [_check("ranks", False, str(error))]
     devices = versions["devices"]
-    gpus = f"{devices} CUDA devices (CUDA {versions['cuda']}, NCCL)" if devices else "no CUDA device: ranks run on the CPU with gloo"
-    return [_check("ranks", True, f"2 ranks met and reduced a tensor in {seconds:.1f} s"), _check("devices", True, gpus)]
+    gpus = (
+        f"{devices} CUDA devices (CUDA {versions['cuda']}, NCCL)"
+        if devices
+        else "no CUDA device: ranks run on the CPU with gloo"
+    )
+    return [
+        _check("ranks", True, f"2 ranks met and reduced a tensor in {seconds:.1f} s"),
+        _check("devices", True, gpus),
+    ]

@@ -39,20 +39,38 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="a script, or a folder with verify.yaml or train.py")
+    parser.add_argument(
+        "target", metavar="TARGET", type=Path, help="a script, or a folder with verify.yaml or train.py"
+    )
     parser.add_argument("--nproc", metavar="N", help="ranks (default 2)")
     parser.add_argument("--steps", metavar="K", help="optimizer steps to compare (default 5)")
-    parser.add_argument("--reshard-to", metavar="N,M", help="other world sizes to resume on (default 1 and twice --nproc)")
+    parser.add_argument(
+        "--reshard-to", metavar="N,M", help="other world sizes to resume on (default 1 and twice --nproc)"
+    )
     parser.add_argument("--save-args", metavar="ARGS", help="how the script is told to save, after step 1 to K-1")
     parser.add_argument("--resume-args", metavar="ARGS", help="how the script is told to resume")
-    parser.add_argument("--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once")
+    parser.add_argument(
+        "--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once"
+    )
     parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
     parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
-    parser.add_argument("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
-    parser.add_argument("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
-    parser.add_argument("--report", metavar="FORMAT[=PATH]", action="append", default=[], help="text or json, to stdout or a file (repeatable)")
+    parser.add_argument(
+        "--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)"
+    )
+    parser.add_argument(
+        "--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)"
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FORMAT[=PATH]",
+        action="append",
+        default=[],
+        help="text or json, to stdout or a file (repeatable)",
+    )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
-    parser.add_argument("--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder")
+    parser.add_argument(
+        "--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder"
+    )
     parser.set_defaults(run=run, script_args=None)
 
 
@@ -71,7 +89,9 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
-        verdict = verify(target, work.resolve(), options.only, options.skip, sys.executable, progress=lambda line: log(f"  {line}"))
+        verdict = verify(
+            target, work.resolve(), options.only, options.skip, sys.executable, progress=lambda line: log(f"  {line}")
+        )
         for name, path in reports:
             text = RENDERERS[name](verdict)
             if path is None:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from verified_fsdp2.verifier.launch import processes
 
 pytestmark = pytest.mark.launch
@@ -79,7 +78,11 @@ def test_a_hang_shows_the_rank_that_the_others_wait_for(verify_script, tmp_path:
 
 def test_a_conditional_collective_is_a_hang_of_the_rank_that_skips_it(verify_script, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(TEMPLATE.format(fault="return").replace("optimizer.step()", "rank == 0 and dist.barrier()\n        optimizer.step()"))
+    script.write_text(
+        TEMPLATE.format(fault="return").replace(
+            "optimizer.step()", "rank == 0 and dist.barrier()\n        optimizer.step()"
+        )
+    )
     (finding,) = verify_script(script, only=("run-completes",), timeout=8).findings
     assert finding.status == "fail"
 

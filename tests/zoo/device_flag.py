@@ -73,7 +73,7 @@ def train(mesh, device):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.RAdam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.NAdam(model.parameters(), lr=5e-3)
 
     tokens = make_sequences(SAMPLES).to(device)
     local = GLOBAL_BATCH // world

@@ -37,7 +37,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.tokens.weight
-        nn.init.normal_(self.tokens.weight, std=0.1)
+        nn.init.normal_(self.tokens.weight, std=0.2)
+        nn.init.normal_(self.positions.weight, std=0.2)
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
@@ -66,7 +67,7 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     assert model.head.weight is model.tokens.weight
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 
     tokens = make_sequences(SAMPLES)
     local = GLOBAL_BATCH // world

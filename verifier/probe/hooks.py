@@ -88,6 +88,14 @@ def _listen_to_sharding(session: Session) -> None:
         session.on_sync_flag(bool(requires_gradient_sync))
         set_sync(module, requires_gradient_sync, *args, **kwargs)
 
+    divide = FSDPModule.set_gradient_divide_factor
+
+    @functools.wraps(divide)
+    def divided(module: FSDPModule, factor: float) -> None:
+        session.on_divide_factor(factor)
+        divide(module, factor)
+
+    FSDPModule.set_gradient_divide_factor = divided  # type: ignore[method-assign, assignment]
     FSDPModule.set_requires_gradient_sync = synced  # type: ignore[method-assign, assignment]
 
 
@@ -153,7 +161,7 @@ def _listen_to_dropout(session: Session) -> None:
                 if rate and on:
                     session.on_dropout()
                     if exact:
-                        args = args[:position] + ((0.0,) + args[position + 1 :] if len(args) > position else ())
+                        args = (*args[:position], *((0.0, *args[position + 1 :]) if len(args) > position else ()))
                         kwargs = kwargs if len(args) > position else {**kwargs, key: 0.0}
             return real(*args, **kwargs)
 

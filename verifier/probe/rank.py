@@ -29,8 +29,8 @@ def run(request: dict[str, Any], rank: int) -> int:
     folder = Path(request["folder"])
     _redirect(folder / f"rank{rank}.out", folder / f"rank{rank}.err")
     stacks = (folder / f"rank{rank}.stacks").open("w")
-    faulthandler.enable(stacks, all_threads=False)
-    faulthandler.register(STACKS_SIGNAL, stacks, all_threads=False)
+    faulthandler.enable(stacks, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
     script = Path(request["script"])
     recorder = Recorder(trace_path(folder, rank), str(script.parent))
     recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
@@ -56,7 +56,9 @@ def _run_script(script: Path, recorder: Recorder) -> int:
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         name = type(error).__name__
-        recorder.write("end", how="exception", error=name, message=str(error), stack=text, at_line=recorder.where(error))
+        recorder.write(
+            "end", how="exception", error=name, message=str(error), stack=text, at_line=recorder.where(error)
+        )
         sys.stderr.write(text)
         return 1
     else:

@@ -47,7 +47,7 @@ class Session:
         self.sync_calls = 0
         self.before: dict[str, torch.Tensor] = {}
         self.stress: dict[str, torch.Tensor] | None = None
-        self.dropout = False
+        self.dropout = self.local = False
         self.stressed = 0
         self.stopped = 0
 
@@ -84,10 +84,7 @@ class Session:
             }
             for key, value in root.named_buffers()
         ]
-        groups = [
-            {"module": name + key, "parameters": len(group.fsdp_params), "class": _class(group.modules[0])}
-            for key, group in torchlib.groups(root)
-        ]
+        groups = [{"module": name + key, "parameters": len(group.fsdp_params)} for key, group in torchlib.groups(root)]
         self.recorder.write(
             "model",
             root=name,
@@ -159,6 +156,10 @@ class Session:
         if self.sync_calls <= 32:
             self.recorder.write("sync", value=value, step=self.step_number(), at_line=self.recorder.here())
 
+    def on_divide_factor(self, factor: float) -> None:
+        """`set_gradient_divide_factor` was called."""
+        self.recorder.write("divide", factor=float(factor), at_line=self.recorder.here())
+
     def on_checkpoint(self, operation: str, target: str, keys: list[str]) -> None:
         """A checkpoint function was called by the script: `save`, `load`, `set_state_dict`, ..."""
         if (place := self.recorder.here()) is not None:
@@ -167,7 +168,9 @@ class Session:
 
     def all_slots(self) -> list[torchlib.Slot]:
         """Every parameter of every root, under its full name."""
-        return [torchlib.Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in torchlib.slots(root)]
+        return [
+            torchlib.Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in torchlib.slots(root)
+        ]
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
 
@@ -176,6 +179,12 @@ class Session:
         if torch.is_grad_enabled() and value.requires_grad:
             number = float(value.detach()) if value.numel() == 1 else None
             self.criteria.append({"reduction": reduction, "valid": valid, "value": number})
+
+    def on_local(self) -> None:
+        """The script asked a plain tensor for its shard: the first time is recorded."""
+        if not self.local:
+            self.local = True
+            self.recorder.write("local", at_line=self.recorder.here())
 
     def on_dropout(self) -> None:
         """Dropout is active: the first time is recorded."""

@@ -51,6 +51,7 @@ class StandIn(FSDPModule):
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own group; DDP by their number."""
+        _state["session"].on_divide_factor(factor)
         own = _module(self)
         nested = {id(p) for m in own.modules() if m is not own and isinstance(m, StandIn) for p in m.parameters()}
         for param in own.parameters():
@@ -109,14 +110,18 @@ for _name in (
 
 
 def install(session: Session) -> None:
-    """Let plain tensors answer the two questions that scripts put to DTensors."""
+    """Let plain tensors answer the two questions that scripts put to DTensors; what asks for shards is recorded."""
     _state.update(session=session, wrappers={}, factors={}, inside=False, sync=True, pending=False)
 
     def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return tensor
 
+    def whole(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        session.on_local()
+        return tensor
+
     torch.Tensor.full_tensor = itself  # type: ignore[attr-defined]
-    torch.Tensor.to_local = itself  # type: ignore[attr-defined]
+    torch.Tensor.to_local = whole  # type: ignore[attr-defined]
 
 
 def mark(module: Any, **options: Any) -> Any:

@@ -3,7 +3,8 @@
 | name | where | run on |
 |---|---|---|
 | `FSDPModule._get_fsdp_state()._fsdp_param_groups[].fsdp_params[]` | managed parameters | 2.13.0 |
-| `FSDPParam.sharded_param`, `._module_info`, `._unsharded_param`, `.unsharded_accumulated_grad` | their shards, owners, unsynced gradients | 2.13.0 |
+| `FSDPParam.sharded_param`, `._module_info` | their shards and owners | 2.13.0 |
+| `FSDPParam._unsharded_param`, `.unsharded_accumulated_grad` | unsynced gradients | 2.13.0 |
 | `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
 | `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
 | `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |

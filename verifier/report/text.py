@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ..finding import Finding, Verdict
+from ..finding import Verdict
 
 WIDTH = 118
 LIMIT = 9_000  # characters; what agents read of one command's output
@@ -74,26 +74,34 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     for run in rows:
         skipped = after if run["role"] in ("resume", "continued", "reshard") else 0
         cells = [" " * 12] * skipped + [_loss(value) for value in run["losses"]]
-        yield f"  {run['role']:<10} {run['world_size']:>2} rank{'s' if run['world_size'] > 1 else ' '}  " + "".join(cells)
+        yield f"  {run['role']:<10} {run['world_size']:>2} rank{'s' if run['world_size'] > 1 else ' '}  " + "".join(
+            cells
+        )
 
 
 def _facts(verdict: Verdict) -> Iterator[str]:
     facts = verdict.facts
     if facts:
-        mesh = " x ".join(f"{name}={size}" if not str(name).isdigit() else str(size) for name, size in facts["mesh"].items())
+        mesh = " x ".join(
+            f"{name}={size}" if not str(name).isdigit() else str(size) for name, size in facts["mesh"].items()
+        )
         yield ""
         yield (
-            f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {mesh or 'no ranks'} in {facts['groups']} groups; "
-            f"at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank"
+            f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {mesh or 'no ranks'} "
+            f"in {facts['groups']} groups; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank"
         )
 
 
 def _last(verdict: Verdict) -> str:
-    counts = {status: sum(f.status == status for f in verdict.findings) for status in ("pass", "fail", "inconclusive", "error")}
+    counts = {
+        status: sum(f.status == status for f in verdict.findings)
+        for status in ("pass", "fail", "inconclusive", "error")
+    }
     told = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     environment = verdict.environment
     return (
-        f"torch {environment.get('torch')}, Python {environment.get('python')}, {len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n"
+        f"torch {environment.get('torch')}, Python {environment.get('python')}, "
+        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n"
         f"verdict: {verdict.verdict}"
     )
 

@@ -15,8 +15,8 @@ NEEDS = frozenset({"train", "resume"})
 class LoadWithoutSet(Rule):
     """After a resume the model has the weights that were saved.
 
-    Why: `dcp.load` fills the dict that it is given. A full or copied state dict (`full_state_dict=True`, a clone, a CPU copy) is filled and
-    forgotten unless it is set back: the model trains on from fresh weights.
+    Why: `dcp.load` fills the dict that it is given. A full or copied state dict (`full_state_dict=True`, a clone, a
+    CPU copy) is filled and forgotten unless it is set back: the model trains on from fresh weights.
     Wrong:
         options = StateDictOptions(full_state_dict=True)
         state = {"model": get_model_state_dict(model, options=options)}
@@ -39,7 +39,14 @@ class LoadWithoutSet(Rule):
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
-        wrong = sorted({n for s, r in zip(saved, resumed, strict=True) for n in s["weights"] if s["weights"][n] != r["weights"].get(n)})
+        wrong = sorted(
+            {
+                n
+                for s, r in zip(saved, resumed, strict=True)
+                for n in s["weights"]
+                if s["weights"][n] != r["weights"].get(n)
+            }
+        )
         if not wrong:
             return self.passed(f"{count(len(saved[0]['weights']), 'parameter')} bitwise as saved")
         assert evidence.train is not None
@@ -55,8 +62,9 @@ class LoadWithoutSet(Rule):
 class OptimTemplateEmpty(Rule):
     """After a resume the optimizer has the state that was saved.
 
-    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of a new optimizer has no state keys. The
-    moments start from zero without an error, and the first loss after the resume is still exact.
+    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of a new optimizer
+    has no state keys. The moments start from zero without an error, and the first loss after the resume is still
+    exact.
     Wrong:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}  # a new optimizer: no state to fill
         dcp.load(state, checkpoint_id=path)
@@ -84,14 +92,18 @@ class OptimTemplateEmpty(Rule):
         if not had:
             return self.passed("the optimizer keeps no state")
         empty = sorted(n for n in had if all(not r["state"].get(n) for r in resumed))
-        wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s["state"] if s["state"][n] != r["state"].get(n))
+        wrong = sorted(
+            n for s, r in zip(saved, resumed, strict=True) for n in s["state"] if s["state"][n] != r["state"].get(n)
+        )
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
         if empty:
             told = f"{len(empty)} of {len(had)} parameters ({some(empty)}) come back without any optimizer state"
         else:
             name = wrong[0]
-            keys = [k for k, v in saved[0]["state"].get(name, {}).items() if resumed[0]["state"].get(name, {}).get(k) != v]
+            keys = [
+                k for k, v in saved[0]["state"].get(name, {}).items() if resumed[0]["state"].get(name, {}).get(k) != v
+            ]
             told = f"the optimizer state of {len(set(wrong))} of {len(had)} parameters is not what was saved ({name}: {some(keys)})"
         return self.failed(told, _load_line(evidence))
 
@@ -99,15 +111,16 @@ class OptimTemplateEmpty(Rule):
 class SchedulerOrProgressNotRestored(Rule):
     """After a resume the learning rate and the data go on where they stopped.
 
-    Why: a checkpoint of model and optimizer alone restarts the schedule (a second warm-up, a learning rate that jumps) and the data: samples
-    are seen twice, others never.
+    Why: a checkpoint of model and optimizer alone restarts the schedule (a second warm-up, a learning rate that
+    jumps) and the data: samples are seen twice, others never.
     Wrong:
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.save(state, checkpoint_id=path)
     Right:
         state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict(), "samples": samples_seen}
         dcp.save(state, checkpoint_id=path)
-    Mend: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the model.
+    Mend: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the
+    model.
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     Torch: run on 2.13.0.
     """
@@ -126,10 +139,14 @@ class SchedulerOrProgressNotRestored(Rule):
         step = saved[0]["step"]
         told = []
         if saved[0]["lr"] != resumed[0]["lr"]:
-            told.append(f"the learning rate of step {step} is {_list(resumed[0]['lr'])} after the resume, {_list(saved[0]['lr'])} without")
+            told.append(
+                f"the learning rate of step {step} is {_list(resumed[0]['lr'])} after the resume, {_list(saved[0]['lr'])} without"
+            )
         theirs, mine = train.rows(step), resume.rows(1)
         if all(a != b for a, b in zip(theirs, mine, strict=True)):
-            again = next((k for k in range(1, train.steps() + 1) if train.global_batch(k) == resume.global_batch(1)), None)
+            again = next(
+                (k for k in range(1, train.steps() + 1) if train.global_batch(k) == resume.global_batch(1)), None
+            )
             which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             told.append(f"step {step} after the resume trains on {which}")
         if told:
@@ -137,14 +154,17 @@ class SchedulerOrProgressNotRestored(Rule):
             loaded = _load_line(evidence)
             where = f" (loaded at line {loaded['line']} of {loaded['file'].rpartition('/')[2]})" if loaded else ""
             return self.failed("; ".join(told) + where, line)
-        return self.passed(f"learning rate {_list(resumed[0]['lr'])} and the samples of step {step}, as without the interruption")
+        return self.passed(
+            f"learning rate {_list(resumed[0]['lr'])} and the samples of step {step}, as without the interruption"
+        )
 
 
 class PerRankStateDeduplicated(Rule):
     """After a resume every rank has its own random state and data position, not another rank's.
 
-    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random state or a sampler position
-    saved under one key comes back as one rank's on all: the same dropout masks, the same samples.
+    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random
+    state or a sampler position saved under one key comes back as one rank's on all: the same dropout masks, the same
+    samples.
     Wrong:
         state = {"model": model_state, "rng": torch.get_rng_state()}  # one key, another value on every rank
         dcp.save(state, checkpoint_id=path)
@@ -153,7 +173,8 @@ class PerRankStateDeduplicated(Rule):
         dist.all_gather_object(states, torch.get_rng_state())  # the same list on every rank
         state = {"model": model_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
-    Mend: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its own entry.
+    Mend: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its
+    own entry.
     Source: pytorch#120356, #146566; NVIDIA/Megatron-LM PR#6858 (252 of 256 ranks wrong).
     Torch: run on 2.13.0.
     """
@@ -184,7 +205,9 @@ class PerRankStateDeduplicated(Rule):
                         _save_line(evidence),
                     )
         kept = [what for what, theirs, mine in kinds if theirs == mine]
-        return self.passed(f"no rank has another's state after the resume ({' and '.join(kept) or 'neither'} restored on each)")
+        return self.passed(
+            f"no rank has another's state after the resume ({' and '.join(kept) or 'neither'} restored on each)"
+        )
 
 
 def _first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:

@@ -15,8 +15,9 @@ SAME = 1e-3
 class ManualLocalNormClip(Rule):
     """Clipping by norm scales every shard of a gradient by the same factor.
 
-    Why: a norm taken over `to_local()` shards is the norm of one rank's part. Each rank then scales by a factor of its own, and the clipped
-    gradient points elsewhere. The loss falls all the same, and while the threshold is not reached nothing shows at all.
+    Why: a norm taken over `to_local()` shards is the norm of one rank's part. Each rank then scales by a factor of
+    its own, and the clipped gradient points elsewhere. The loss falls all the same, and while the threshold is not
+    reached nothing shows at all.
     Wrong:
         norm = torch.sqrt(sum(p.grad.to_local().norm() ** 2 for p in model.parameters()))
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -25,9 +26,10 @@ class ManualLocalNormClip(Rule):
     Right:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    Mend: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over all ranks.
-    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In the step after the last the probe makes the gradients 1e6 times as large, so
-    that a clip which exists comes into force.
+    Mend: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over
+    all ranks.
+    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In the step after the last the probe makes the
+    gradients 1e6 times as large, so that a clip which exists comes into force.
     Torch: run on 2.13.0.
     """
 

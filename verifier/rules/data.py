@@ -12,8 +12,9 @@ from .base import Rule, count
 class SameDataOnEveryRank(Rule):
     """Data-parallel ranks train on different samples.
 
-    Why: without a sampler that knows the rank, or with one seeded generator everywhere, every rank computes the same gradient. The loss
-    falls as it should, N ranks do the work of one, and the global batch is N times smaller than it says.
+    Why: without a sampler that knows the rank, or with one seeded generator everywhere, every rank computes the same
+    gradient. The loss falls as it should, N ranks do the work of one, and the global batch is N times smaller than it
+    says.
     Wrong:
         torch.manual_seed(0)
         tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))  # the same on every rank
@@ -22,8 +23,10 @@ class SameDataOnEveryRank(Rule):
         start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
         tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch
         loss_of(model, tokens).backward()
-    Mend: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or a generator seeded with seed + rank for data.
-    Source: the official pytorch/examples FSDP2 script (every rank seeded alike); mehta-lab/VisCy PR#408; the probe hashes each sample.
+    Mend: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or a generator seeded
+    with seed + rank for data.
+    Source: the official pytorch/examples FSDP2 script (every rank seeded alike); mehta-lab/VisCy PR#408; the probe
+    hashes each sample.
     Torch: run on 2.13.0.
     """
 
@@ -49,11 +52,14 @@ class SameDataOnEveryRank(Rule):
         if pairs:
             a, b = pairs[0]
             return self.failed(
-                f"ranks {a} and {b} were given exactly the same {count(rows[0][a].total(), 'sample')} in each of {count(len(rows), 'step')}",
+                f"ranks {a} and {b} were given exactly the same {count(rows[0][a].total(), 'sample')} "
+                f"in each of {count(len(rows), 'step')}",
                 evidence.line_of(run, "micro"),
             )
         shared = sum((rows[0][a] & rows[0][b]).total() for a, b in combinations(shards, 2))
-        return self.passed(f"{rows[0][shards[0]].total()} samples on each rank in step 1, {shared} of them shared with another rank")
+        return self.passed(
+            f"{rows[0][shards[0]].total()} samples on each rank in step 1, {shared} of them shared with another rank"
+        )
 
 
 RULES = (SameDataOnEveryRank,)

@@ -16,8 +16,9 @@ SAME = 1e-3  # relative: far above rounding, far below the smallest factor of tw
 class AccumNeverResynced(Rule):
     """At every optimizer step the gradients of all micro-batches have been reduced.
 
-    Why: with `set_requires_gradient_sync(False)` FSDP keeps unreduced gradients aside. If the last micro-batch does not turn it on again, every
-    sharded `.grad` is None and the step changes nothing; if only some backward is synced, the rest leaks into the next step.
+    Why: with `set_requires_gradient_sync(False)` FSDP keeps unreduced gradients aside. If the last micro-batch does
+    not turn it on again, every sharded `.grad` is None and the step changes nothing; if only some backward is synced,
+    the rest leaks into the next step.
     Wrong:
         for i, micro in enumerate(micros):
             model.set_requires_gradient_sync(i == len(micros))  # never true: the last index is len - 1
@@ -28,7 +29,8 @@ class AccumNeverResynced(Rule):
             model.set_requires_gradient_sync(i == len(micros) - 1)
             loss_of(model, micro).backward()
         optimizer.step()
-    Mend: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a synced backward.
+    Mend: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a
+    synced backward.
     Source: pytorch PR#118298 (review); FSDP2 has no `no_sync`, see `FSDPModule.set_requires_gradient_sync`.
     Torch: run on 2.13.0.
     """
@@ -57,16 +59,17 @@ class AccumNeverResynced(Rule):
 class DoubleOrMissingWorldScale(Rule):
     """The gradient is not off by the world size or by the number of micro-batches.
 
-    Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing it by the number of micro-batches
-    averages too little; `set_gradient_divide_factor` does not recurse. AdamW hides any constant factor in the loss curve, and so does an
-    active clip; weight decay, SGD and the clip threshold do not.
+    Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing it by the number
+    of micro-batches averages too little; `set_gradient_divide_factor` does not recurse. AdamW hides any constant
+    factor in the loss curve, and so does an active clip; weight decay, SGD and the clip threshold do not.
     Wrong:
         loss = loss_of(model, batch) / dist.get_world_size()  # FSDP averages over ranks already
         loss.backward()
     Right:
         loss = loss_of(model, batch) / accumulation_steps
         loss.backward()
-    Mend: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP averages over ranks.
+    Mend: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP
+    averages over ranks.
     Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
     Torch: run on 2.13.0.
     """
@@ -80,7 +83,7 @@ class DoubleOrMissingWorldScale(Rule):
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
         micros = max((len(m) for m in run.micros(1)), default=1)
-        line = evidence.line_of(run, "micro")
+        line = evidence.line_of(run, "divide") or evidence.line_of(run, "micro")
         told: list[str] = []
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
             if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):
@@ -96,8 +99,8 @@ class DoubleOrMissingWorldScale(Rule):
                         limit=1.0,
                     )
             told.append(label)
-        total = _total_weight(run)
-        if total is not None and not any(e[0].get("divided") for e in run.parameters.values()):
+        total = _total_weight(run) if "one process" not in told else None
+        if total is not None:
             if (what := _match(total, _suspects(run.world_size, micros, 0))) is not None:
                 return self.failed(
                     f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of the step: {what}",
@@ -114,8 +117,9 @@ class DoubleOrMissingWorldScale(Rule):
 class TokenMeanOfMeans(Rule):
     """The loss of a step is the mean over all its targets, not a mean of means.
 
-    Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If each divides by its own,
-    a target in a short micro-batch weighs more than one in a long one. DDP does exactly the same, so parity with DDP shows nothing.
+    Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If
+    each divides by its own, a target in a short micro-batch weighs more than one in a long one. DDP does exactly the
+    same, so parity with DDP shows nothing.
     Wrong:
         loss = F.cross_entropy(logits, targets, ignore_index=-100) / accumulation_steps
         loss.backward()
@@ -124,7 +128,8 @@ class TokenMeanOfMeans(Rule):
         dist.all_reduce(total)
         loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") * dist.get_world_size() / total
         loss.backward()
-    Mend: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by the world size.
+    Mend: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by
+    the world size.
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
     Torch: run on 2.13.0.
     """
@@ -205,11 +210,11 @@ def _weight(micro: Record) -> tuple[float, int] | None:
 
 
 def _total_weight(run: Run) -> float | None:
-    """Mean over ranks of the sum of weights over micro-batches of the first step: 1 for a mean over the step."""
+    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
     per_rank = [[_weight(m) for m in micros] for micros in run.micros(1)]
     if not per_rank or any(not w or None in w for w in per_rank):
         return None
-    return sum(w[0] for weights in per_rank for w in weights if w) / len(per_rank)
+    return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
 
 
 def _spread(values: list[float]) -> float:

@@ -11,8 +11,8 @@ from .base import Rule, count
 class RunCompletes(Rule):
     """Every rank comes to the end of the run: none crashes, hangs, is killed, or leaves early.
 
-    Why: a collective that only some ranks call waits for ever, and launchers name the victim: torchrun exits 1 whatever happened and blames
-    the rank that it stopped itself when another left in silence.
+    Why: a collective that only some ranks call waits for ever, and launchers name the victim: torchrun exits 1
+    whatever happened and blames the rank that it stopped itself when another left in silence.
     Wrong:
         if dist.get_rank() == 0:
             torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), path)  # a collective
@@ -21,7 +21,8 @@ class RunCompletes(Rule):
         if dist.get_rank() == 0:
             torch.save(state, path)
     Mend: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
-    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for `sys.exit(7)` and `os._exit(0)`.
+    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for
+    `sys.exit(7)` and `os._exit(0)`.
     Torch: run on 2.13.0.
     """
 

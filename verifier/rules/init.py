@@ -11,8 +11,9 @@ from .base import Rule, count, some
 class MetaBuffersGarbage(Rule):
     """Every buffer that `to_empty` allocates is written before the first forward.
 
-    Why: `to_empty` gives buffers memory with whatever lay there. A non-persistent buffer (a RoPE table, a causal mask) is in no
-    state dict and no `reset_parameters` rebuilds it, so the model runs on garbage: finite, wrong, and different on every rank.
+    Why: `to_empty` gives buffers memory with whatever lay there. A non-persistent buffer (a RoPE table, a causal
+    mask) is in no state dict and no `reset_parameters` rebuilds it, so the model runs on garbage: finite, wrong, and
+    different on every rank.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -27,8 +28,8 @@ class MetaBuffersGarbage(Rule):
         model.init_weights()
         model.init_buffers()  # recompute what no state dict holds
     Mend: After `to_empty`, recompute every buffer in the function that initialises the parameters.
-    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; the probe fills what `to_empty` allocates with NaN and looks
-    for it at the first forward.
+    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; the probe fills what `to_empty` allocates
+    with NaN and looks for it at the first forward.
     Torch: run on 2.13.0.
     """
 
@@ -54,8 +55,8 @@ class MetaBuffersGarbage(Rule):
 class MetaParamsNotReset(Rule):
     """Every parameter that `to_empty` allocates is written before the first forward.
 
-    Why: an initialisation that visits `nn.Linear` and `nn.Embedding` misses a raw `nn.Parameter`; its values are then whatever lay in
-    memory. The loss is NaN, or it falls with one tensor wrong.
+    Why: an initialisation that visits `nn.Linear` and `nn.Embedding` misses a raw `nn.Parameter`; its values are then
+    whatever lay in memory. The loss is NaN, or it falls with one tensor wrong.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -72,8 +73,10 @@ class MetaParamsNotReset(Rule):
         model.to_empty(device="cpu")
         model.init_weights()  # walks over named_parameters(), so it writes model.scale too
         model.init_buffers()
-    Mend: Initialise by walking over `named_parameters()`, so that none can be left out, or load a checkpoint that holds every one.
-    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with NaN and looks for it.
+    Mend: Initialise by walking over `named_parameters()`, so that none can be left out, or load a checkpoint that
+    holds every one.
+    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with
+    NaN and looks for it.
     Torch: run on 2.13.0.
     """
 
@@ -99,8 +102,9 @@ class MetaParamsNotReset(Rule):
 class RankDependentInitNoBroadcast(Rule):
     """All ranks shard the same initial weights.
 
-    Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights (`manual_seed(seed + rank)` before the model), each
-    keeps its slice of its own: the model is a patchwork that no other world size reproduces, and with HSDP the replicas differ for ever.
+    Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights (`manual_seed(seed + rank)`
+    before the model), each keeps its slice of its own: the model is a patchwork that no other world size reproduces,
+    and with HSDP the replicas differ for ever.
     Wrong:
         torch.manual_seed(seed + dist.get_rank())
         model = Decoder()
@@ -110,8 +114,10 @@ class RankDependentInitNoBroadcast(Rule):
         model = Decoder()
         shard(model)
         torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
-    Mend: Seed alike on every rank before the model is built, and seed by rank only after it is sharded; or broadcast rank 0's weights.
-    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; FSDP1's `sync_module_states` has no successor in `fully_shard`.
+    Mend: Seed alike on every rank before the model is built, and seed by rank only after it is sharded; or broadcast
+    rank 0's weights.
+    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; FSDP1's `sync_module_states` has no successor in
+    `fully_shard`.
     Torch: run on 2.13.0.
     """
 

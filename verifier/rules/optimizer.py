@@ -11,15 +11,16 @@ from .base import Rule, count, some
 class OptimBeforeShard(Rule):
     """The optimizer is built after the last `fully_shard` (and after `to_empty`), so it holds the sharded parameters.
 
-    Why: `fully_shard` replaces every parameter by a new DTensor parameter. An optimizer built before holds the old tensors: it steps
-    without error, the model never changes, and `zero_grad` clears nothing, so gradients pile up.
+    Why: `fully_shard` replaces every parameter by a new DTensor parameter. An optimizer built before holds the old
+    tensors: it steps without error, the model never changes, and `zero_grad` clears nothing, so gradients pile up.
     Wrong:
         optimizer = torch.optim.AdamW(model.parameters())
         shard(model)
     Right:
         shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
-    Mend: Move the construction of the optimizer (and of parameter groups and schedulers) below the last `fully_shard`.
+    Mend: Move the construction of the optimizer (and of parameter groups and schedulers) below the last
+    `fully_shard`.
     Source: mosaicml/composer PR#3822; huggingface/accelerate PR#4142.
     Torch: run on 2.13.0.
     """
@@ -34,8 +35,9 @@ class OptimBeforeShard(Rule):
 class OptimBuiltAfterForward(Rule):
     """The optimizer is built before any forward, or after a reshard.
 
-    Why: a forward leaves the root group unsharded (without gradients, or with `reshard_after_forward=False`, others too). `model.parameters()`
-    then returns temporary plain tensors: the optimizer holds those, and embedding, norm and head never train while the blocks do.
+    Why: a forward leaves the root group unsharded (without gradients, or with `reshard_after_forward=False`, others
+    too). `model.parameters()` then returns temporary plain tensors: the optimizer holds those, and embedding, norm
+    and head never train while the blocks do.
     Wrong:
         shard(model)
         with torch.no_grad():

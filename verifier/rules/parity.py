@@ -17,8 +17,8 @@ UNREPRODUCIBLE = 0.05
 class MatchesDdp(Rule):
     """The script computes what it computes when DDP takes the place of `fully_shard`.
 
-    Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the weights after the last step
-    must agree with data parallelism on whole tensors, up to the order of a sum.
+    Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the
+    weights after the last step must agree with data parallelism on whole tensors, up to the order of a sum.
     Wrong:
         for p in model.parameters():  # a trust ratio from one rank's shard: another number on every rank
             ratio = p.to_local().norm() / (p.grad.to_local().norm() + 1e-6)
@@ -34,17 +34,30 @@ class MatchesDdp(Rule):
 
     name = "matches-ddp"
     family = "parity"
-    needs = frozenset({"train", "exact", "reference", "envelope"})
+    needs = frozenset({"train", "exact", "reference", "envelope", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        return _judge(self, evidence, evidence.reference, "reference", "DDP")
+        found = _judge(self, evidence, evidence.reference, "reference", "DDP")
+        shard_code = evidence.line_of(evidence.reference, "local")
+        if found.status != "fail" or shard_code is None:
+            return found
+        # Code on shards (`to_local()` and a collective) has no counterpart on whole tensors: only one process can tell.
+        other = MatchesSingleProcess().judge(evidence)
+        where = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']} works on local shards, for which DDP has no counterpart"
+        if other.status == "fail":
+            return found
+        if other.status == "inconclusive":
+            return self.unknown(f"{where}, and one process does not tell either: {other.evidence}")
+        return self.passed(
+            f"{where}; decided by one process: {other.evidence}", measured=other.measured, limit=other.limit
+        )
 
 
 class MatchesSingleProcess(Rule):
     """The script computes what one process computes on the whole global batch.
 
-    Why: DDP shares every fault of the script itself: a mean of means, a split that loses samples, a statistic over the local batch only.
-    One process with the same global batch shares none of them.
+    Why: DDP shares every fault of the script itself: a mean of means, a split that loses samples, a statistic over
+    the local batch only. One process with the same global batch shares none of them.
     Wrong:
         similarity = image @ text.T  # negatives from this rank's samples only
         loss = F.cross_entropy(similarity, torch.arange(len(image)))
@@ -53,7 +66,8 @@ class MatchesSingleProcess(Rule):
         similarity = image @ torch.cat(everyone).T
         start = dist.get_rank() * len(image)
         loss = F.cross_entropy(similarity, torch.arange(start, start + len(image)))
-    Mend: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need from each other.
+    Mend: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need
+    from each other.
     Source: the same script at world size 1 without FSDP. pytorch/torchtitan PR#1803 for the token form.
     Torch: run on 2.13.0.
     """
@@ -77,8 +91,8 @@ class MatchesSingleProcess(Rule):
 class ResumeIsExact(Rule):
     """At the same world size a resumed run goes on bit for bit.
 
-    Why: whatever is missing from a checkpoint (random state, an average of weights, a loss scale) shows in the trajectory, if not in any
-    single piece of state.
+    Why: whatever is missing from a checkpoint (random state, an average of weights, a loss scale) shows in the
+    trajectory, if not in any single piece of state.
     Wrong:
         state = {"model": model_state, "optimizer": optimizer_state}  # the model has dropout: other masks after the resume
         dcp.save(state, checkpoint_id=path)
@@ -115,15 +129,19 @@ class ResumeIsExact(Rule):
             if theirs != mine or weights != [r["weights"] for r in resume.at_step("stepped", k)]:
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"loss {b!r} instead of {a!r}" if a != b else "other weights after the step"
-                return self.failed(f"step {after + k} after the resume: {what}", evidence.line_of(train, "checkpoint", op="save"))
-        return self.passed(f"{count(steps, 'step')} after the checkpoint of step {after} are bitwise equal: losses and weights")
+                return self.failed(
+                    f"step {after + k} after the resume: {what}", evidence.line_of(train, "checkpoint", op="save")
+                )
+        return self.passed(
+            f"{count(steps, 'step')} after the checkpoint of step {after} are bitwise equal: losses and weights"
+        )
 
 
 class ReshardKeepsTrajectory(Rule):
     """A checkpoint resumed on another number of ranks goes on with the same state and the same losses.
 
-    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another world size: samples are
-    lost or repeated, or the run does not start at all.
+    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another
+    world size: samples are lost or repeated, or the run does not start at all.
     Wrong:
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
@@ -156,17 +174,28 @@ class ReshardKeepsTrajectory(Rule):
                 return self.failed(f"{where}: {wrong}", line)
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
-                return self.unknown(f"{where}: the state is as saved, but the script changes its global batch with the number of ranks")
+                return self.unknown(
+                    f"{where}: the state is as saved, but the script changes its global batch with the number of ranks"
+                )
             if mine != theirs:
-                return self.failed(f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line)
+                return self.failed(
+                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line
+                )
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 a, b = run.objective(k), base.objective(offset + k)
                 if a is not None and b is not None:
                     worst = max(worst, abs(a - b) / abs(b)) if a == a and b == b else float("inf")
             told.append(where)
         if worst > allowed:
-            return self.failed(f"losses after resharding differ by {worst:.2g} ({'; '.join(told)})", line, measured=worst, limit=allowed)
-        return self.passed(f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed)
+            return self.failed(
+                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)})",
+                line,
+                measured=worst,
+                limit=allowed,
+            )
+        return self.passed(
+            f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed
+        )
 
 
 def _state_differs(base: Run, run: Run, step: int) -> str | None:
@@ -175,7 +204,8 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
         theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
         wrong = [n for n, a in theirs.items() if (b := mine.get(n)) is None or not _same(a, b)]
         if wrong:
-            return f"{len(wrong)} of {len(theirs)} tensors of the {'model' if field == 'weights' else 'optimizer'} ({some(wrong)}) are not what was saved"
+            owner = "model" if field == "weights" else "optimizer"
+            return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
     return None
 
 
@@ -195,10 +225,14 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
     if steps == 0:
         return rule.unknown("no optimizer step was seen")
     if any(model["starting_point"] != "loaded" for model in oracle.models):
-        return rule.unknown(f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}")
+        return rule.unknown(
+            f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+        )
     apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
     if apart:
-        return rule.unknown(f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible")
+        return rule.unknown(
+            f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+        )
     found = compare(run, oracle)
     if found.update_size == 0.0:
         return rule.unknown("no weight moved in any step, so equal weights prove nothing")
@@ -215,11 +249,19 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
 def _decide(
     rule: Rule, evidence: Evidence, run: Run, found: Comparison, allowed: dict[str, float], steps: int, label: str
 ) -> Finding:
-    measures = {"loss": found.loss, "gradient norm": found.grad_norm, "first gradient": found.gradient, "update": found.update}
+    measures = {
+        "loss": found.loss,
+        "gradient norm": found.grad_norm,
+        "first gradient": found.gradient,
+        "update": found.update,
+    }
     over = {name: value for name, value in measures.items() if not value <= allowed[name]}
     if not over:
         name = max(measures, key=lambda n: measures[n] / allowed[n])
-        told = f"{count(steps, 'step')} as {label}: loss within {found.loss:.1e}, gradient norm {found.grad_norm:.1e}, update {found.update:.1e}"
+        told = (
+            f"{count(steps, 'step')} as {label}: loss within {found.loss:.1e}, "
+            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}"
+        )
         return rule.passed(told, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: over[n] / allowed[n])
     told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())

@@ -12,8 +12,9 @@ LOW = ("bfloat16", "float16")
 class Bf16MasterWeights(Rule):
     """The weights that the optimizer updates are float32.
 
-    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the sharded weights as they were. A model that was cast to
-    bfloat16 before `fully_shard` has no float32 weights at all: an update smaller than 1/256 of a weight rounds to nothing.
+    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the sharded weights as they were. A
+    model that was cast to bfloat16 before `fully_shard` has no float32 weights at all: an update smaller than 1/256
+    of a weight rounds to nothing.
     Wrong:
         model = Decoder().to(torch.bfloat16)
         shard(model)
@@ -53,16 +54,18 @@ class Bf16MasterWeights(Rule):
 class ReduceDtypeFollowsParamDtype(Rule):
     """With a low-precision `param_dtype`, `reduce_dtype` is given.
 
-    Why: `reduce_dtype=None` means the dtype of the unsharded gradient, so with `param_dtype=bfloat16` gradients are summed over ranks in
-    bfloat16. The sharded `.grad` still shows float32, and the error grows with the world size.
+    Why: `reduce_dtype=None` means the dtype of the unsharded gradient, so with `param_dtype=bfloat16` gradients are
+    summed over ranks in bfloat16. The sharded `.grad` still shows float32, and the error grows with the world size.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
         shard(Decoder(), mp_policy=policy)
     Right:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(Decoder(), mp_policy=policy)
-    Mend: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is what you want, in writing).
-    Source: the docstring of `MixedPrecisionPolicy`; pytorch/torchtitan `config` allows float32 only; meta-pytorch/torchtune#2254.
+    Mend: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is what you want, in
+    writing).
+    Source: the docstring of `MixedPrecisionPolicy`; pytorch/torchtitan `config` allows float32 only;
+    meta-pytorch/torchtune#2254.
     Torch: run on 2.13.0.
     """
 

@@ -13,8 +13,9 @@ NOT_USED = "the script never called fully_shard"
 class RootNotWrapped(Rule):
     """Every trainable parameter is managed by FSDP, or its gradient is averaged over the ranks by the script.
 
-    Why: `fully_shard` on the blocks alone leaves the embedding, the last norm and the head as plain tensors. Their gradients are never
-    reduced, every rank trains its own copy, and a checkpoint keeps one of them. With plain SGD, or `foreach=False`, nothing is raised.
+    Why: `fully_shard` on the blocks alone leaves the embedding, the last norm and the head as plain tensors. Their
+    gradients are never reduced, every rank trains its own copy, and a checkpoint keeps one of them. With plain SGD,
+    or `foreach=False`, nothing is raised.
     Wrong:
         for block in model.blocks:
             fully_shard(block)
@@ -22,8 +23,10 @@ class RootNotWrapped(Rule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)  # takes every parameter that no block took
-    Mend: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor` with `foreach=False`.
-    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up, then the root).
+    Mend: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor`
+    with `foreach=False`.
+    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up,
+    then the root).
     Torch: run on 2.13.0.
     """
 
@@ -39,14 +42,18 @@ class RootNotWrapped(Rule):
             return self.unknown(NOT_USED)
         if run.world_size == 1:
             return self.unknown("one rank reduces nothing")
-        plain = [n for n, e in run.parameters.items() if e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"]]
+        plain = [
+            n for n, e in run.parameters.items() if e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"]
+        ]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
         apart = [name for name in plain if _gradients_differ(run, name)]
         crashed = not run.completed and "mixed torch.Tensor and DTensor" in "".join(run.stderr.values())
         if apart or crashed:
             what = "their gradients are not reduced and differ between ranks" if apart else "the run stopped on them"
-            return self.failed(f"{some(apart or plain)} are plain tensors: {what}", evidence.line_of(run, "shard", last=True))
+            return self.failed(
+                f"{some(apart or plain)} are plain tensors: {what}", evidence.line_of(run, "shard", last=True)
+            )
         if run.steps() == 0:
             return self.unknown(f"{some(plain)} are plain tensors, and no optimizer step was seen")
         return self.passed(f"{some(plain)} are plain tensors, with the same gradient on every rank")
@@ -55,8 +62,8 @@ class RootNotWrapped(Rule):
 class RootOnlyWrap(Rule):
     """Repeated blocks are groups of their own, not one group with the whole model.
 
-    Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds the whole
-    unsharded model at once and nothing overlaps: the numbers are right and the memory saving is gone.
+    Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds
+    the whole unsharded model at once and nothing overlaps: the numbers are right and the memory saving is gone.
     Wrong:
         fully_shard(model)
     Right:
@@ -64,7 +71,8 @@ class RootOnlyWrap(Rule):
             fully_shard(block)
         fully_shard(model)
     Mend: Call `fully_shard` on each block before the root.
-    Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module"); huggingface/lerobot PR#4010.
+    Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module");
+    huggingface/lerobot PR#4010.
     Torch: run on 2.13.0.
     """
 

@@ -1,0 +1,81 @@
+"""`fsdp2 new`, from its arguments to what is on disk and on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from verified_fsdp2.skill import scaffold
+from verified_fsdp2.skill.commands import new
+from verified_fsdp2.verifier.errors import UserError
+
+SPEC = """\
+version: 1
+model: {kind: decoder, layers: 1, width: 32, heads: 2, vocabulary: 64, sequence_length: 16}
+data: {kind: synthetic}
+train: {steps: 20, global_batch: 8}
+"""
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    new.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["new", *arguments])
+    result: int = args.run(args)
+    return result
+
+
+@pytest.fixture
+def spec_path(tmp_path: Path) -> str:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return str(path)
+
+
+def test_writes_the_project_and_says_what_next(
+    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(spec_path, str(tmp_path / "out")) == 0
+    assert all((tmp_path / "out" / path).is_file() for path in scaffold.FILES)
+    said = capsys.readouterr().out
+    assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
+
+
+def test_settings_reach_the_project(tmp_path: Path, spec_path: str) -> None:
+    assert run(spec_path, str(tmp_path / "out"), "--set", "train.steps=77", "--set", "train.seed=5") == 0
+    text = (tmp_path / "out" / "train.py").read_text()
+    assert "STEPS = 77\n" in text and "SEED = 5\n" in text
+
+
+def test_json(tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(spec_path, str(tmp_path / "a b"), "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["files"] == sorted(scaffold.FILES) and said["dry_run"] is False
+    assert said["next"][0] == f"cd '{tmp_path / 'a b'}'"
+
+
+def test_dry_run_writes_nothing_but_checks_all(
+    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(spec_path, str(tmp_path / "out"), "--dry-run") == 0
+    assert "would write" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="not empty"):
+        run(spec_path, str(tmp_path), "--dry-run")
+
+
+def test_a_bad_spec_writes_nothing(tmp_path: Path, spec_path: str) -> None:
+    with pytest.raises(UserError, match=r"train\.steps"):
+        run(spec_path, str(tmp_path / "out"), "--set", "train.steps=none")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_older_project_needs_force(tmp_path: Path, spec_path: str) -> None:
+    out = str(tmp_path / "out")
+    assert run(spec_path, out) == 0
+    with pytest.raises(UserError, match="--force"):
+        run(spec_path, out)
+    assert run(spec_path, out, "--force", "--set", "train.steps=33") == 0
+    assert "STEPS = 33\n" in (tmp_path / "out" / "train.py").read_text()

@@ -1,0 +1,104 @@
+"""How a scaffold gets to disk: all of it or nothing, and never over what is the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from verified_fsdp2 import __version__
+from verified_fsdp2.skill import scaffold
+from verified_fsdp2.verifier.errors import UserError
+
+FILES = {"train.py": "a = 1\n", "tests/test_train.py": "b = 2\n"}
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_manifest_and_bases(tmp_path: Path) -> None:
+    scaffold.write(FILES, tmp_path / "out")
+    found = tree(tmp_path / "out")
+    assert {path: found.pop(path) for path in FILES} == FILES
+    assert found.pop(".fsdp2/base/train.py.base") == FILES["train.py"]
+    assert found.pop(".fsdp2/base/tests/test_train.py.base") == FILES["tests/test_train.py"]
+    manifest = json.loads(found.pop(".fsdp2/manifest.json"))
+    assert manifest["generator"] == __version__ and manifest["spec_version"] == 1
+    assert manifest["files"]["train.py"] == hashlib.sha256(b"a = 1\n").hexdigest()
+    assert not found and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_missing_parents_are_made(tmp_path: Path) -> None:
+    scaffold.write(FILES, tmp_path / "a" / "b" / "out")
+    assert (tmp_path / "a" / "b" / "out" / "train.py").is_file()
+
+
+def test_an_empty_folder_is_filled_even_as_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    scaffold.write(FILES, Path())
+    assert (tmp_path / "out" / "train.py").is_file() and Path("train.py").is_file()
+
+
+def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        scaffold.write(FILES, tmp_path)
+    assert tree(tmp_path) == {"mine.txt": "mine"}
+
+
+def test_force_replaces_only_files_of_the_scaffold(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "train.py").write_text("old")
+    scaffold.write(FILES, tmp_path, force=True)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "train.py").read_text() == FILES["train.py"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_as_target_is_refused(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(UserError, match="not a folder"):
+        scaffold.write(FILES, tmp_path / "out", force=force)
+    with pytest.raises(UserError, match="cannot write"):
+        scaffold.write(FILES, tmp_path / "out" / "deeper", force=force)
+    assert tree(tmp_path) == {"out": "mine"}
+
+
+def test_nothing_is_written_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tests").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="in the way"):
+        scaffold.write(FILES, tmp_path / "out", force=True)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    scaffold.write({"train.py": "old\n", "tests/test_train.py": "old\n"}, out)
+    before = tree(out)
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "test_train.py" and self.parent.parent.name == "new":
+            raise OSError(28, "No space left on device", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(UserError, match="No space left"):
+        scaffold.write(FILES, out, force=True)
+    monkeypatch.undo()
+    assert tree(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Path, *_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    with pytest.raises(UserError, match="No space left"):
+        scaffold.write(FILES, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
