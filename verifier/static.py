@@ -53,8 +53,9 @@ def _statements(files: tuple[Path, ...]) -> Iterator[tuple[Path, str, ast.stmt, 
     """Simple statements with their function and source text."""
     for path in files:
         source, tree = _tree(path)
-        for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Module)]:
-            name = getattr(function, "name", "<module>")
-            for node in ast.walk(function):
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
+        for name, nodes in [*owners, ("<module>", list(tree.body))]:
+            for node in nodes:
                 if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign):
                     yield path, name, node, ast.get_source_segment(source, node) or ""

@@ -1,0 +1,142 @@
+"""Generated projects, really run: the same losses on any number of ranks, resume, and a clean stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from verified_fsdp2.skill import scaffold, spec
+
+pytestmark = pytest.mark.launch
+STEPS = 6
+EXACT = ("step", "loss", "grad_norm", "lr")
+SPEC = {
+    "version": 1,
+    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "data": {"kind": "synthetic", "samples": 128},
+    "precision": {"param_dtype": "float32"},
+    "optimizer": {"lr": 0.01},
+    "schedule": {"warmup_steps": 2},
+    "train": {"steps": 20, "global_batch": 8, "clip_norm": 0.5},
+    "verify": {"reshard_to": [4]},
+}
+
+
+def project(folder: Path, *settings: str) -> Path:
+    (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    out = folder / "project"
+    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), out)
+    return out
+
+
+def start(project: Path, ranks: int, out: Path, *flags: str) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-W", "error"]
+    if ranks > 1:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, "train.py", "--out", str(out), *flags]
+    return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0) -> str:
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun hands it on to its ranks; a kill would leave them running
+            process.communicate(timeout=60)
+    assert process.returncode == status, output[-3000:]
+    return output
+
+
+def run(project: Path, ranks: int, out: Path, steps: int = STEPS, *flags: str) -> list[dict[str, Any]]:
+    finish(start(project, ranks, out, "--steps", str(steps), *flags))
+    return steps_of(out)
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    records = map(json.loads, (out / "run-001" / "metrics.jsonl").read_text().splitlines())
+    return [{key: record[key] for key in EXACT} for record in records if "loss" in record]
+
+
+def assert_close(found: list[dict[str, Any]], wanted: list[dict[str, Any]], limit: float = 1e-6) -> None:
+    assert [record["step"] for record in found] == [record["step"] for record in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert {key: one[key] for key in EXACT} == pytest.approx({key: other[key] for key in EXACT}, rel=limit)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture(scope="module")
+def straight(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(sample, 2, tmp_path_factory.mktemp("straight"))
+
+
+def test_the_loss_falls_and_the_clip_is_reached(straight: list[dict[str, Any]]) -> None:
+    assert straight[-1]["loss"] < straight[0]["loss"]
+    assert max(record["grad_norm"] for record in straight) > 0.5
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_losses_do_not_depend_on_the_ranks(
+    sample: Path, straight: list[dict[str, Any]], tmp_path: Path, ranks: int
+) -> None:
+    assert_close(run(sample, ranks, tmp_path), straight)
+
+
+def test_resume_is_bitwise_and_reshards(sample: Path, straight: list[dict[str, Any]], tmp_path: Path) -> None:
+    for ranks in (2, 1, 4):
+        out = tmp_path / str(ranks)
+        run(sample, 2, out, STEPS // 2)
+        found = run(sample, ranks, out, STEPS, "--resume")
+        if ranks == 2:
+            assert found == straight
+        assert_close(found, straight)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path, ranks: int) -> None:
+    process = start(sample, ranks, tmp_path, "--steps", "1000000")
+    assert process.stdout
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if line.startswith("step      2"):
+            process.send_signal(signal.SIGTERM)
+            break
+    # torchrun always returns 1 after a signal, whatever its ranks return
+    shown += finish(process, status=0 if ranks == 1 else 1)
+    assert "stopped by SIGTERM; continue with --resume" in shown
+    last = steps_of(tmp_path)[-1]["step"]
+    assert [path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir()] == [f"step_{last:08d}"]
+
+
+def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
+    settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.async=true"]
+    out = project(tmp_path, *settings, "verify.ranks=4", "verify.reshard_to=[2]", "checkpoint.keep=1")
+    straight = run(out, 4, tmp_path / "straight")
+    run(out, 4, tmp_path / "parts", STEPS - 2, "--checkpoint-interval", "2")
+    assert run(out, 4, tmp_path / "parts", STEPS, "--resume") == straight
+    kept = [path.name for path in (tmp_path / "parts" / "run-001" / "checkpoints").iterdir()]
+    assert kept == [f"step_{STEPS:08d}"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--micro-batch", "3"], "error: a global batch of 8 samples does not divide"),
+        (["--resume"], "error: nothing to resume"),
+    ],
+)
+def test_what_the_user_can_correct_is_one_line(sample: Path, tmp_path: Path, flags: list[str], message: str) -> None:
+    output = finish(start(sample, 1, tmp_path, *flags), status=2)
+    assert output.startswith(message) and output.count("\n") == 1

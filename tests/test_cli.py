@@ -1,0 +1,94 @@
+"""The command line: start time, exit codes, and what wrong usage gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verified_fsdp2.skill import cli
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["spec", "check", QUICKSTART], ["verify", "--help"], ["explain"]])
+def test_starts_fast_and_without_torch(argv: list[str]) -> None:
+    code = "import sys; from verified_fsdp2.skill.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'jinja2', 'numpy') if m in sys.modules], file=sys.stderr)"
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - started)
+        assert done.stderr.splitlines()[-1] == "[]"
+    bare = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import argparse, json"], check=True)
+        bare.append(time.perf_counter() - started)
+    assert min(seconds) < max(0.3, 12 * min(bare)), (
+        "0.3 s on an idle machine; a bare interpreter is the yardstick on a loaded one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["explain", "optim-before-shar"], 2, "did you mean 'optim-before-shard'?"),
+        (["verify", "nothing.py"], 2, "no such file or folder"),
+        (["verify", QUICKSTART, "--only", "nonsense"], 2, "unknown rule or family 'nonsense'"),
+        (["verify", QUICKSTART, "--report", "pdf"], 2, "unknown format 'pdf'"),
+        (["verify", QUICKSTART, "--report", "json="], 2, "a path is missing"),
+        (["verify", QUICKSTART, "--report", "json", "--report", "text"], 2, "cannot both go to stdout"),
+        (["verify", QUICKSTART, "--nproc", "x"], 2, "nproc: expected a whole number"),
+        (["explain", "--", "x"], 2, "only `fsdp2 verify` takes arguments"),
+        (["spec", "check", "nothing.yaml"], 2, "nothing.yaml"),
+    ],
+)
+def test_wrong_usage(argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_a_bug_of_ours_is_said_to_be_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "parse", lambda arguments: 1 / 0)
+    assert cli.main(["doctor"]) == 3
+    error = capsys.readouterr().err
+    assert "a fault of fsdp2 itself" in error
+    log = Path(error.rsplit(maxsplit=1)[-1])
+    assert "ZeroDivisionError" in log.read_text()
+    log.unlink()
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parse", interrupt)
+    assert cli.main(["doctor"]) == 130
+
+
+def test_arguments_after_the_bare_dashes_are_the_scripts_own() -> None:
+    options = cli.parse(["verify", "train.py", "--nproc", "3", "--", "--nproc", "9", "--", "x"])
+    assert (options.nproc, options.script_args) == ("3", ["--nproc", "9", "--", "x"])
+
+
+def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "root-not-wrapped", "--json"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert {"rule", "family", "statement", "why", "wrong", "right", "mend", "source", "torch"} == set(page)
+
+
+@pytest.mark.launch
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert {check["name"] for check in told["checks"]} >= {"python", "torch", "ranks", "devices"}

@@ -1,0 +1,84 @@
+"""The pack works from its wheel, and as a plain copied folder that nobody installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "skill", "verifier", "examples")
+
+
+def fsdp2(*command: object, cwd: Path) -> str:
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def mark(folder: Path) -> None:
+    """Make this copy tell itself from the one that the tests were installed with."""
+    file = folder / "__init__.py"
+    file.write_text(file.read_text().replace("__version__ = ", "__version__ = 'copy ' + "))
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    folder = tmp_path / "verified-fsdp2"
+    folder.mkdir()
+    for name in SHIPPED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    mark(folder)
+    return folder
+
+
+def test_a_plain_copy_works_from_anywhere(copied: Path, tmp_path: Path) -> None:
+    skill = copied / "skill"
+    assert "copy" in fsdp2(skill, "--version", cwd=tmp_path)
+    assert "usage: fsdp2" in fsdp2(skill, "--help", cwd=tmp_path)
+    fsdp2(skill, "new", copied / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
+    assert (tmp_path / "project" / "train.py").is_file()
+
+
+@pytest.mark.launch
+def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
+    script = ROOT / "tests" / "zoo" / "minimal.py"
+    out = fsdp2(copied / "skill", "verify", script, "--only", "run-completes", cwd=tmp_path)
+    assert out.rstrip().endswith("verdict: pass")
+
+
+def test_the_wheel_carries_everything(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "build", "*.egg-info", "__pycache__", "tests")
+    )
+    pip = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+    fsdp2(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", source, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    fsdp2(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
+    package = tmp_path / "site" / "verified_fsdp2"
+    mark(package)
+    assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
+    shipped = {
+        p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    }
+    for folder, pattern in (
+        ("templates", "*.j2"),
+        ("references", "*.md"),
+        ("skill", "**/*.py"),
+        ("verifier", "**/*.py"),
+    ):
+        for path in (ROOT / folder).glob(pattern):
+            assert path.relative_to(ROOT).as_posix() in shipped
+    assert {"SKILL.md", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= shipped
+    assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
+    assert len(shipped) < 120
+    fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)

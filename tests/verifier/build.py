@@ -1,0 +1,67 @@
+"""Runs made by hand, for judging without a launch: say what each rank recorded, get the Run that `read_run` would give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verified_fsdp2.verifier.trace import Ended, Run, Trace
+
+LINE = {"file": "train.py", "line": 1, "function": "main", "code": "code"}
+
+
+def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
+    base = {
+        "name": name,
+        "shape": [4, 4],
+        "dtype": "float32",
+        "trainable": True,
+        "managed": True,
+        "local_numel": 8,
+        "numel": 16,
+        "sketch": [1.0, 1.0, 0.0, 0.0, 0.0],
+        "unset": 0,
+        "sharded": True,
+        "placements": ["S(0)"],
+        "mesh": [2],
+        "mesh_names": [],
+        "ranks": [0, 1],
+        "copy": copy,
+    }
+    return {**base, **more}
+
+
+def model(*parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    base = {"kind": "model", "root": "", "cls": "M", "buffers": [], "groups": [{"module": "", "parameters": 1}]}
+    return {**base, "blocks": [], "starting_point": "loaded", "parameters": list(parameters or [parameter()]), **more}
+
+
+def micro(step: int = 1, loss: float = 1.0, rows: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    base = {"kind": "micro", "step": step, "micro": 1, "loss": loss, "rows": list(rows), "criteria": [], "random": "r"}
+    return {**base, **more}
+
+
+def entropy(valid: int, value: float, reduction: str = "mean") -> list[dict[str, Any]]:
+    return [{"reduction": reduction, "valid": valid, "value": value}]
+
+
+def step(number: int = 1, grads: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0]} if grads is None else grads
+    base = {"kind": "step", "step": number, "optimizer": 0, "cls": "torch.optim.adamw.AdamW", "lr": [0.1]}
+    lists = {"held": list(grads), "strangers": [], "unsynced": [], "grads": grads, "grads_at_step": grads}
+    return {**base, **lists, "state": {}, "weights": {"w": [1.0, 1.0, 0.0, 0.0, 0.0]}, **more}
+
+
+def stepped(number: int = 1, **more: Any) -> dict[str, Any]:
+    base = {"kind": "stepped", "step": number, "optimizer": 0, "weights": {"w": [1.0, 0.9, 0.0, 0.0, 0.0]}}
+    return {**base, "moved": {"w": [0.01, -0.1, 8.0]}, **more}
+
+
+def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
+    """A completed run; each argument is what one rank recorded."""
+    traces = []
+    for rank, records in enumerate(ranks):
+        ended = [*records, {"kind": "end", "how": "stopped"}]
+        full = [{"seq": k, "at": float(k), "at_line": LINE, **record} for k, record in enumerate(ended)]
+        traces.append(Trace(rank, tuple(full)))
+    exits = tuple(Ended(rank, 0, False) for rank in range(len(ranks)))
+    return Run(role, len(ranks), tuple(traces), exits, **more)

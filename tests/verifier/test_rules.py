@@ -1,0 +1,187 @@
+"""The judgement of single rules on records made by hand: the cases near the border, in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from build import entropy, micro, model, parameter, run, step, stepped
+
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.base import SECTIONS
+
+
+def judge(rule: str, *ranks: list[dict[str, Any]], **runs: Any) -> Finding:
+    train = run(*ranks)
+    return RULES[rule].judge(Evidence(train=train, exact=train, **runs))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_without_evidence_is_open_and_its_page_is_whole(rule: str) -> None:
+    found = RULES[rule].judge(Evidence())
+    assert (found.status, found.rule) == ("inconclusive", rule)
+    assert found.evidence
+    page = RULES[rule].page()
+    assert all(page[section] for section in ("Statement", *SECTIONS))
+
+
+class TestTokenMeanOfMeans:
+    def test_equal_weights_on_unequal_counts_fail(self) -> None:
+        short = [model(), micro(loss=2.0, criteria=entropy(10, 2.0)), step(), stepped()]
+        long = [model(), micro(loss=3.0, criteria=entropy(90, 3.0)), step(), stepped()]
+        found = judge("token-mean-of-means", short, long)
+        assert found.status == "fail"
+        assert found.measured == pytest.approx(8.0)
+
+    def test_weights_in_proportion_pass(self) -> None:
+        short = [model(), micro(loss=0.4, criteria=entropy(10, 2.0)), step(), stepped()]
+        long = [model(), micro(loss=5.4, criteria=entropy(90, 3.0)), step(), stepped()]
+        assert judge("token-mean-of-means", short, long).status == "pass"
+
+    def test_sums_divided_by_the_global_count_pass(self) -> None:
+        short = [model(), micro(loss=20 / 50, criteria=entropy(10, 20.0, "sum")), step(), stepped()]
+        long = [model(), micro(loss=270 / 50, criteria=entropy(90, 270.0, "sum")), step(), stepped()]
+        assert judge("token-mean-of-means", short, long).status == "pass"
+
+    def test_equal_counts_pass(self) -> None:
+        rank = [model(), micro(loss=2.0, criteria=entropy(10, 2.0)), step(), stepped()]
+        assert judge("token-mean-of-means", rank, rank).status == "pass"
+
+    def test_another_loss_is_left_to_the_single_process(self) -> None:
+        rank = [model(), micro(rows=(1, 2)), step(), stepped()]
+        assert judge("token-mean-of-means", rank, rank).status == "inconclusive"
+        single = run([model(), micro(rows=(1, 2, 1, 2)), step(), stepped()])
+        assert judge("token-mean-of-means", rank, rank, single=single).status == "pass"
+
+
+class TestWorldScale:
+    @pytest.mark.parametrize(("loss", "status"), [(2.0, "pass"), (1.0, "fail"), (4.0, "fail"), (3.0, "pass")])
+    def test_what_losses_add_up_to(self, loss: float, status: str) -> None:
+        """Factors of 1/2 and 2 at two ranks are faults; one of 1.5 is a weight of the script's own."""
+        rank = [model(), micro(loss=loss, criteria=entropy(10, 2.0)), step(), stepped()]
+        assert judge("double-or-missing-world-scale", rank, rank).status == status
+
+    def test_a_divide_factor_of_the_script_counts(self) -> None:
+        divide = {"kind": "divide", "factor": 1.0}
+        rank = [model(), divide, micro(loss=1.0, criteria=entropy(10, 2.0)), step(), stepped()]
+        assert judge("double-or-missing-world-scale", rank, rank).status == "pass"
+
+    @pytest.mark.parametrize(("scale", "status"), [(1.0, "pass"), (2.0, "fail"), (0.5, "fail"), (1.5, "pass")])
+    def test_one_parameter_off_by_the_world_size(self, scale: float, status: str) -> None:
+        def rank(scale: float, copy: int) -> list[dict[str, Any]]:
+            grads = {"a": [1.0, 1.0, 2.0, 3.0, 4.0], "b": [scale * x for x in (scale, 1.0, 2.0, 3.0, 4.0)]}
+            replicas = model(parameter("a", copy), parameter("b", copy))
+            return [replicas, micro(rows=(1,)), step(grads=grads), stepped()]
+
+        single = run([model(), micro(rows=(1, 1)), *rank(1.0, 0)[2:]])
+        found = judge("double-or-missing-world-scale", rank(scale, 0), rank(scale, 1), single=single)
+        assert found.status == status
+
+
+class TestClip:
+    @staticmethod
+    def stress(scale: float, collinear: bool = True) -> dict[str, Any]:
+        bb, ss = 4.0, 4.0 * scale**2
+        bs = 4.0 * scale if collinear else 2.0 * scale
+        return {"kind": "stress", "factor": 1e6, "products": {"w": [bb, bs, ss]}}
+
+    def ranks(self, *records: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        return [[model(), micro(), step(), stepped(), record] for record in records]
+
+    def test_one_factor_passes(self) -> None:
+        found = judge("manual-local-norm-clip", *self.ranks(self.stress(1e-6), self.stress(1e-6)))
+        assert (found.status, "in force" in found.evidence) == ("pass", True)
+
+    def test_two_factors_fail(self) -> None:
+        assert judge("manual-local-norm-clip", *self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"
+
+    def test_no_clipping_passes(self) -> None:
+        assert judge("manual-local-norm-clip", *self.ranks(self.stress(1.0), self.stress(1.0))).status == "pass"
+
+    def test_clipping_by_value_is_no_clipping_by_norm(self) -> None:
+        both = self.ranks(self.stress(1e-6, collinear=False), self.stress(3e-6, collinear=False))
+        assert judge("manual-local-norm-clip", *both).status == "inconclusive"
+
+
+class TestRootNotWrapped:
+    def ranks(self, *grads: list[float]) -> list[list[dict[str, Any]]]:
+        plain = parameter("head", managed=False, sharded=False)
+        return [
+            [
+                {"kind": "shard", "parameters": []},
+                model(parameter(), plain),
+                micro(),
+                step(grads={"head": grad}),
+                stepped(),
+            ]
+            for grad in grads
+        ]
+
+    def test_gradients_that_differ_fail(self) -> None:
+        found = judge("root-not-wrapped", *self.ranks([1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0]))
+        assert found.status == "fail"
+        assert "head" in found.evidence
+
+    def test_gradients_that_the_script_reduces_pass(self) -> None:
+        assert judge("root-not-wrapped", *self.ranks([1.0, 1, 0, 0, 0], [1.0, 1, 0, 0, 0])).status == "pass"
+
+
+class TestSameData:
+    @pytest.mark.parametrize(
+        ("rows", "status"),
+        [
+            (((1, 2), (1, 2)), "fail"),
+            (((1, 2), (2, 1)), "fail"),
+            (((1, 2), (1, 3)), "pass"),
+            (((), ()), "inconclusive"),
+        ],
+    )
+    def test_rows(self, rows: tuple[tuple[int, ...], ...], status: str) -> None:
+        ranks = [[model(), micro(rows=own), step(), stepped()] for own in rows]
+        assert judge("same-data-on-every-rank", *ranks).status == status
+
+    def test_ranks_of_one_tensor_parallel_group_may_share(self) -> None:
+        """The mesh that parameters are sharded over is the data-parallel one; ranks outside are not compared."""
+        only = parameter(ranks=[0, 2])
+        ranks = [[model(only), micro(rows=own), step(), stepped()] for own in ((1,), (1,), (2,), (2,))]
+        assert judge("same-data-on-every-rank", *ranks).status == "pass"
+
+
+class TestResume:
+    def pair(self, **resumed: Any) -> Evidence:
+        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+        state = {"state": {"w": {"exp_avg": [1.0] * 5, "step": 1.0}}}
+        train = [
+            model(),
+            micro(1, rows=(1,)),
+            step(1),
+            stepped(1),
+            save,
+            micro(2, rows=(2,)),
+            step(2, **state),
+            stepped(2),
+        ]
+        first = {"rows": (2,), **{k: v for k, v in resumed.items() if k == "rows"}}
+        again = [
+            model(),
+            micro(1, **first),
+            step(1, **{**state, **{k: v for k, v in resumed.items() if k != "rows"}}),
+            stepped(1),
+        ]
+        return Evidence(train=run(train), exact=run(train), resume=run(again, role="resume"))
+
+    @pytest.mark.parametrize(
+        ("rule", "resumed"),
+        [
+            ("load-without-set", {"weights": {"w": [1.0, 0.0, 0.0, 0.0, 0.0]}}),
+            ("optim-template-empty", {"state": {}}),
+            ("optim-template-empty", {"state": {"w": {"exp_avg": [0.0] * 5, "step": 1.0}}}),
+            ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
+            ("scheduler-or-progress-not-restored", {"rows": (1,)}),
+        ],
+    )
+    def test_what_does_not_come_back(self, rule: str, resumed: dict[str, Any]) -> None:
+        assert RULES[rule].judge(self.pair()).status == "pass"
+        assert RULES[rule].judge(self.pair(**resumed)).status == "fail"

@@ -1,0 +1,70 @@
+"""Sketches add up over shards, see any difference, and row hashes do not depend on how rows are grouped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from verified_fsdp2.verifier.probe import sketch as module
+from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
+from verified_fsdp2.verifier.trace import difference
+
+
+def shards_of(tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """The sketches of the parts of a tensor, as ranks would take them of a DTensor sharded on `dim`."""
+    out, start = [], 0
+    for part in tensor.tensor_split(parts, dim=dim):
+        offset = [0] * tensor.dim()
+        offset[dim] = start
+        start += part.shape[dim]
+        box = (tuple(tensor.shape), tuple(part.shape), tuple(offset))
+        monkeypatch.setattr(module.torchlib, "box", lambda _, box=box: box)
+        out.append(sketch(part))
+    monkeypatch.undo()
+    return out
+
+
+@pytest.mark.parametrize(("shape", "dim", "parts"), [((7, 5), 0, 2), ((7, 5), 0, 9), ((6, 4, 3), 1, 4), ((11,), 0, 3)])
+def test_the_shards_add_up_to_the_whole(shape, dim, parts, monkeypatch) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    total = [math.fsum(column) for column in zip(*shards_of(tensor, dim, parts, monkeypatch), strict=True)]
+    assert total == pytest.approx(sketch(tensor), rel=1e-12)
+
+
+def test_the_estimate_of_a_difference_is_near_the_truth() -> None:
+    stream = torch.Generator().manual_seed(1)
+    a = torch.randn(200, 50, generator=stream)
+    ratios = []
+    for _ in range(50):
+        b = a + 1e-3 * torch.randn(a.shape, generator=stream)
+        ratios.append(difference(sketch(a), sketch(b)) / float((a - b).norm()))
+    assert 0.8 < sum(ratios) / len(ratios) < 1.2
+    assert min(ratios) > 0.1
+
+
+def test_a_permutation_shows() -> None:
+    tensor = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
+    assert difference(sketch(tensor), sketch(tensor.flip(0))) > 0.1 * float(tensor.norm())
+
+
+def test_no_elements() -> None:
+    assert sketch(torch.empty(0, 4)) == [0.0] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.bool])
+def test_rows_hash_alike_in_any_batch(dtype) -> None:
+    rows = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(3)).to(dtype)
+    whole = row_hashes([rows])
+    parts = [h for part in rows.split(3) for h in row_hashes([part])]
+    assert whole == parts
+    if dtype != torch.bool:
+        assert len(set(whole)) == 8
+
+
+def test_rows_take_in_every_tensor_of_the_batch() -> None:
+    inputs, labels = torch.arange(12).reshape(4, 3), torch.arange(4)
+    assert row_hashes([inputs, labels]) != row_hashes([inputs, labels + 1])
+    assert row_hashes([inputs, torch.zeros(())]) == row_hashes([inputs])
+    assert row_hashes([]) == []

@@ -1,0 +1,68 @@
+"""Where a target comes from, and what wrong input gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.static import find_local_norm, project_files
+from verified_fsdp2.verifier.target import resolve
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("from parts.block import Block\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "block.py").write_text("def clip(g):\n    n = g.to_local().norm()\n    return n\n")
+    (tmp_path / "other.py").write_text("x = y.to_local().norm()\n")
+    (tmp_path / "verify.yaml").write_text('nproc: 4\nargs: --out {checkpoint}\nresume_args: --resume "a b"\n')
+    return tmp_path
+
+
+def test_a_folder_is_read_through_its_verify_yaml_and_flags_win(project: Path) -> None:
+    target = resolve(project, {"nproc": "3", "steps": None})
+    assert (target.script, target.nproc, target.cwd) == (project / "train.py", 3, project)
+    assert target.args == ("--out", "{checkpoint}")
+    assert target.resume_args == ("--resume", "a b")
+    assert target.reshard_to == (1, 6)
+
+
+def test_a_script_needs_no_file(project: Path) -> None:
+    target = resolve(project / "train.py", {"args": ["--lr", "1 2"], "reshard_to": "1,2"})
+    assert (target.nproc, target.args, target.reshard_to) == (2, ("--lr", "1 2"), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nprocs: 2\n", "verify.yaml:1:1: unknown key 'nprocs'; did you mean 'nproc'?"),
+        ("a\n", "expected `key: value` lines"),
+        ("nproc: [\n", "not valid YAML"),
+        ("nproc: two\n", "nproc: expected a whole number, found 'two'"),
+        ("nproc: 0\n", "nproc: must be at least 1"),
+        ("timeout: -1\n", "timeout: must be a positive number"),
+        ("args: --x 'y\n", "args: No closing quotation"),
+        ("script: none.py\n", "none.py: no such file"),
+    ],
+)
+def test_wrong_files(project: Path, text: str, message: str) -> None:
+    (project / "verify.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve(project, {})
+    assert message in str(caught.value)
+
+
+def test_no_such_target(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or folder"):
+        resolve(tmp_path / "nothing.py", {})
+
+
+def test_only_imported_files_belong_to_the_project(project: Path) -> None:
+    files = project_files(project / "train.py")
+    assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
+    place = find_local_norm(files)
+    assert place is not None
+    assert (Path(place["file"]).name, place["line"], place["function"]) == ("block.py", 2, "clip")
