@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from corpus import header
 from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from verified_fsdp2.skill import cli, reference
 
 ROOT = Path(__file__).parents[1]

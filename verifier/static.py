@@ -41,21 +41,27 @@ def _tree(path: Path) -> tuple[str, ast.Module]:
 
 
 def find_local_norm(files: tuple[Path, ...]) -> dict[str, Any] | None:
-    """The first statement of the project that takes a norm over the local part of gradients."""
-    for path, function, node, text in _statements(files):
-        local = "to_local()" in text or "_local_tensor" in text
-        if local and any(word in text for word in ("norm", "pow(2)", "** 2", "**2", "square")):
-            return {"file": str(path), "line": node.lineno, "function": function, "code": text.splitlines()[0].strip()}
+    """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
+    for path in files:
+        for function, statements in _functions(path):
+            local = [s for s in statements if "to_local()" in s[1] or "_local_tensor" in s[1]]
+            norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
+            if local and norms:
+                line, text = next((s for s in local if s in norms), local[0])
+                return {"file": str(path), "line": line, "function": function, "code": text.splitlines()[0].strip()}
     return None
 
 
-def _statements(files: tuple[Path, ...]) -> Iterator[tuple[Path, str, ast.stmt, str]]:
-    """Simple statements with their function and source text."""
-    for path in files:
-        source, tree = _tree(path)
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
-        for name, nodes in [*owners, ("<module>", list(tree.body))]:
-            for node in nodes:
-                if isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign):
-                    yield path, name, node, ast.get_source_segment(source, node) or ""
+_NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
+
+
+def _functions(path: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """(name, [(line, source) of each simple statement]) of every function, then of the module itself."""
+    source, tree = _tree(path)
+    simple = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
+    owners.append(("<module>", list(tree.body)))
+    for name, nodes in owners:
+        found = [(n.lineno, ast.get_source_segment(source, n) or "") for n in nodes if isinstance(n, simple)]
+        yield name, sorted(found)

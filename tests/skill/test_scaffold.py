@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.errors import UserError
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml as pyyaml
+
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold_literals import FILTERS, factory_call, factory_import, markdown, py, text, yaml
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.verifier.errors import UserError

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from verified_fsdp2.skill.commands import spec as command
 from verified_fsdp2.skill.spec import SpecError, load
 from verified_fsdp2.verifier.errors import UserError

@@ -6,6 +6,7 @@ import math
 import time
 
 import pytest
+
 from verified_fsdp2.skill.spec import document, scalars
 from verified_fsdp2.skill.spec.problems import LINE_BREAK, Place, Problem, Source, excerpt, quoted
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from verified_fsdp2.skill.spec import SpecError, load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from verified_fsdp2.skill.spec import DecoderModel, SpecError, build, data_files, load, schema
 from verified_fsdp2.skill.spec.model import decoder_parameters
 from verified_fsdp2.verifier.errors import UserError

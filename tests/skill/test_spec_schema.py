@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from verified_fsdp2.skill.spec import explain, schema, validation
 
 KEYS = {name: (found, section) for name, found, section in schema.walk()}

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from verified_fsdp2.verifier.launch import processes
 
 pytestmark = pytest.mark.launch
