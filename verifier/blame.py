@@ -19,6 +19,7 @@ _WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/ut
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 _NATIVE = "A signal is no Python error: look at that line, and at native code."
+_TOGETHER = "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
 _MISMATCH = (
     "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
     "and for batches whose shapes differ between ranks."
@@ -76,18 +77,15 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
         return Blame(rank, told, _own(place), mend)
     if end is None:
         return Blame(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
-    line = end["at_line"]
-    where = f" at {line['file'].rpartition('/')[2]}:{line['line']}: {line['code']}" if line else ""
+    frames = end["frames"]
+    line = frames[0] if frames else None
     if end["how"] == "exception":
         message = str(end["message"]).strip().splitlines()
-        told = f"rank {rank} raised {end['error']}: {(message or [''])[0][:300]}{where}"
+        told = f"rank {rank} raised {end['error']}: {(message or [''])[0][:300]}{_stack_text(frames)}"
         return Blame(rank, told, line, "Mend the error at that line; the other ranks only lost their peer.")
-    call = f"{end['how']}({end['code']})"
     said = f" ({end['message']})" if end.get("message") else ""
-    told = f"rank {rank} called {call}{said}{where}, while the others went on"
-    return Blame(
-        rank, told, line, "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
-    )
+    told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
+    return Blame(rank, told, line, _TOGETHER)
 
 
 def _hang(run: Run) -> Blame:
@@ -109,7 +107,7 @@ def _hang(run: Run) -> Blame:
     for other in others[:3]:
         text += f"; rank {other}{_stack_text(stacks[other], 1)}"
     end = run.traces[rank].end
-    location = _own(frames) or (end or {}).get("at_line")
+    location = _own(frames) or next(iter((end or {}).get("frames", [])), None)
     return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
 
 

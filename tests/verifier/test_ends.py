@@ -42,9 +42,12 @@ main()
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("raise ValueError('bad sample')", ["rank 1 raised ValueError: bad sample", "raise ValueError"]),
+        (
+            "raise ValueError('bad sample')",
+            ["rank 1 raised ValueError: bad sample in script.py:8 misbehave <- script.py:"],
+        ),
         ("sys.exit(7)", ["rank 1 called sys.exit(7)", "while the others went on"]),
-        ("os._exit(0)", ["rank 1 called os._exit(0)"]),
+        ("os._exit(0)", ["rank 1 called os._exit(0) in script.py:8 misbehave <- script.py:20 main"]),
         ("os._exit(3)", ["rank 1 called os._exit(3)"]),
         ("os.kill(os.getpid(), signal.SIGKILL)", ["rank 1 was ended by SIGKILL"]),
         ("os.kill(os.getpid(), signal.SIGSEGV)", ["rank 1 was ended by SIGSEGV", "misbehave"]),

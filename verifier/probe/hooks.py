@@ -253,7 +253,7 @@ def _listen_to_exit(session: Session) -> None:
     leave = os._exit
 
     def left(code: int) -> None:
-        session.recorder.write("end", how="os._exit", code=code, at_line=session.recorder.here())
+        session.recorder.write("end", how="os._exit", code=code, frames=session.recorder.stack())
         session.recorder.sync()
         leave(code)
 

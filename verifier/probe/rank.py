@@ -51,15 +51,12 @@ def _run_script(script: Path, recorder: Recorder) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""
-        recorder.write("end", how="sys.exit", code=code, message=message, at_line=recorder.where(error))
+        recorder.write("end", how="sys.exit", code=code, message=message, frames=recorder.stack(error))
         return code
     except BaseException as error:
-        text = "".join(traceback.format_exception(error))
         name = type(error).__name__
-        recorder.write(
-            "end", how="exception", error=name, message=str(error), stack=text, at_line=recorder.where(error)
-        )
-        sys.stderr.write(text)
+        recorder.write("end", how="exception", error=name, message=str(error), frames=recorder.stack(error))
+        traceback.print_exception(error)
         return 1
     else:
         recorder.write("end", how="return", code=0)
@@ -74,7 +71,7 @@ def _wind_down(code: int, recorder: Recorder) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
-        recorder.write("end", how="exception", error=type(error).__name__, message=str(error), stack="", at_line=None)
+        recorder.write("end", how="exception", error=type(error).__name__, message=str(error), frames=[])
         code = code or 1
     recorder.write("down", code=code)
     recorder.sync()

@@ -42,24 +42,24 @@ class Recorder:
 
     def here(self) -> dict[str, Any] | None:
         """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
-        frame: FrameType | None = sys._getframe(1)
-        stack: list[FrameType] = []
-        while frame is not None:
-            stack.append(frame)
-            frame = frame.f_back
-        places = [_place(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in stack]
-        return self._best(places)
+        return next(iter(self.stack()), None)
 
-    def where(self, error: BaseException) -> dict[str, Any] | None:
-        """The line of the user's code in which `error` came up."""
-        summary = traceback.extract_tb(error.__traceback__)
-        return self._best([_place(f.filename, f.lineno or 0, f.name) for f in reversed(summary)])
+    def stack(self, error: BaseException | None = None) -> list[dict[str, Any]]:
+        """The frames of the user's code, innermost first, where we are or where `error` came up.
 
-    def _best(self, places: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """First of `places` (innermost first) inside the project, else the first outside torch, Python and the probe."""
+        They are those inside the project; if there are none, those outside torch, Python and the probe.
+        """
+        if error is not None:
+            summary = traceback.extract_tb(error.__traceback__)
+            places = [_place(f.filename, f.lineno or 0, f.name) for f in reversed(summary)]
+        else:
+            frame: FrameType | None = sys._getframe(1)
+            places = []
+            while frame is not None:
+                places.append(_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+                frame = frame.f_back
         own = [p for p in places if p["file"].startswith(self._project + os.sep) and "site-packages" not in p["file"]]
-        library = [p for p in places if not _internal(p["file"])]
-        return next(iter(own or library), None)
+        return own or [p for p in places if not _internal(p["file"])]
 
 
 def _place(file: str, line: int, function: str) -> dict[str, Any]:
