@@ -237,6 +237,7 @@ def facts(evidence: Evidence) -> dict[str, Any]:
         "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
         "groups": sum(len(m["groups"]) for m in run.models),
         "largest_share": max(held) / total if total else 0.0,
+        "downhill": run.downhill(),
         "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False))
         if first
         else {},

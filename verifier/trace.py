@@ -156,6 +156,16 @@ class Run:
         """`grad_norm` of every step."""
         return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
 
+    def downhill(self) -> bool:
+        """Whether the weight changes of all steps together point against the gradients, as those of a run that learns."""
+        records = [
+            (t, r)
+            for s in range(1, self.steps() + 1)
+            for t, r in zip(self.traces, self.at_step("stepped", s), strict=True)
+        ]
+        along = [moved[1] for t, r in records for name, moved in r["moved"].items() if self.copy(name, t.rank) == 0]
+        return math.fsum(along) < 0.0
+
     def rows(self, step: int) -> list[Counter[int]]:
         """For each rank the hashes of the samples that its models saw in a step."""
         return [Counter(row for micro in micros for row in micro["rows"]) for micros in self.micros(step)]

@@ -119,3 +119,12 @@ def test_a_script_without_training_is_inconclusive(verify_script, tmp_path: Path
     verdict = verify_script(script)
     assert verdict.verdict == "inconclusive"
     assert {f.status for f in verdict.findings} == {"inconclusive"}
+
+
+def test_a_worker_that_ends_is_not_the_rank(verify_script, tmp_path: Path) -> None:
+    """Data-loader workers are forked from the rank and end with os._exit in the middle of the run."""
+    fault = "list(torch.utils.data.DataLoader(range(4), num_workers=1))"
+    script = tmp_path / "script.py"
+    script.write_text(TEMPLATE.format(fault=fault))
+    (finding,) = verify_script(script, only=("run-completes",), timeout=60).findings
+    assert finding.status == "pass", finding.evidence

@@ -25,10 +25,16 @@ class Recorder:
     def __init__(self, path: Path, project: str) -> None:
         self._file = path.open("w", encoding="utf-8")
         self._project = project
+        self._process = os.getpid()
         self._seq = 0
 
     def write(self, kind: str, /, **fields: Any) -> int:
-        """Append one record and return its sequence number (order within this rank)."""
+        """Append one record and return its sequence number (order within this rank).
+
+        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing.
+        """
+        if os.getpid() != self._process:
+            return 0
         self._seq += 1
         record = {"kind": kind, "seq": self._seq, "at": time.monotonic(), **fields}
         self._file.write(json.dumps(record) + "\n")
@@ -37,6 +43,8 @@ class Recorder:
 
     def sync(self) -> None:
         """Make everything written so far survive this process."""
+        if os.getpid() != self._process:
+            return
         self._file.flush()
         os.fsync(self._file.fileno())
 

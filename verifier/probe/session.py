@@ -6,7 +6,6 @@ The hooks of `hooks.py` call the `on_...` methods; nothing here judges. A *root*
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from . import starting_point, torchlib
+from .measures import class_name, dtype_of, movement, optimizer_state, products, random_state, repeated_blocks
 from .recorder import Recorder
 from .sketch import row_hashes, sketch
 
@@ -61,7 +61,7 @@ class Session:
             self.adopt(module)
         if torch.is_grad_enabled() and module.training:
             if self.random_state is None:
-                self.random_state = _random_state()
+                self.random_state = random_state()
             tensors = [value for value in arguments() if isinstance(value, torch.Tensor)]
             self.rows += row_hashes(tensors)
 
@@ -88,11 +88,11 @@ class Session:
         self.recorder.write(
             "model",
             root=name,
-            cls=_class(root),
+            cls=class_name(root),
             parameters=entries,
             buffers=buffers,
             groups=groups,
-            blocks=_repeated_blocks(root),
+            blocks=repeated_blocks(root),
             starting_point=loaded,
             at_line=self.recorder.here(),
         )
@@ -121,7 +121,7 @@ class Session:
 
     def fill(self, module: nn.Module) -> None:
         """Mark memory that `to_empty` has just allocated, so that what nobody initialises shows."""
-        self.recorder.write("to_empty", cls=_class(module), at_line=self.recorder.here())
+        self.recorder.write("to_empty", cls=class_name(module), at_line=self.recorder.here())
         for tensor in [*module.parameters(), *module.buffers()]:
             part = torchlib.local(tensor)
             self.filled.add(id(tensor))
@@ -135,16 +135,16 @@ class Session:
         policy = options.get("mp_policy")
         reshard = options.get("reshard_after_forward")
         parameters = [
-            {"name": name, "cls": _class(module), "sketch": sketch(param)}
+            {"name": name, "cls": class_name(module), "sketch": sketch(param)}
             for module in modules
             for name, param in module.named_parameters()
             if not torchlib.layout(param, 0)["sharded"] and param.device.type != "meta"
         ]
         self.recorder.write(
             "shard",
-            modules=[_class(module) for module in modules],
-            param_dtype=_dtype(policy, "param_dtype"),
-            reduce_dtype=_dtype(policy, "reduce_dtype"),
+            modules=[class_name(module) for module in modules],
+            param_dtype=dtype_of(policy, "param_dtype"),
+            reduce_dtype=dtype_of(policy, "reduce_dtype"),
             reshard_after_forward=reshard if isinstance(reshard, bool | int) else None,
             parameters=parameters,
             at_line=self.recorder.here(),
@@ -244,7 +244,7 @@ class Session:
         self.recorder.write(
             "optimizer",
             number=number,
-            cls=_class(optimizer),
+            cls=class_name(optimizer),
             tensors=len(params),
             sharded=sum(torchlib.layout(p, 0)["sharded"] for p in params),
             after_forward=bool(self.roots),
@@ -265,14 +265,14 @@ class Session:
             "step",
             step=count + 1,
             optimizer=number,
-            cls=_class(optimizer),
+            cls=class_name(optimizer),
             lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
             held=[s.name for s in mine],
             strangers=[list(p.shape) for p in strangers],
             unsynced=[s.name for s in slots if s.unsynced],
             grads=self.grads,
             grads_at_step={s.name: sketch(s.param.grad) if s.param.grad is not None else None for s in slots},
-            state=_optimizer_state(optimizer, names),
+            state=optimizer_state(optimizer, names),
             weights={s.name: sketch(s.param) for s in slots},
             at_line=self.recorder.here(),
         )
@@ -284,7 +284,7 @@ class Session:
         """An optimizer has stepped."""
         number, count = self.optimizers[id(optimizer)]
         slots = self.all_slots()
-        moved = {s.name: _movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
+        moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
         weights = {s.name: sketch(s.param) for s in slots}
         self.recorder.write("stepped", step=count, optimizer=number, weights=weights, moved=moved)
 
@@ -294,7 +294,7 @@ class Session:
             if self.stress is not None:
                 grads = {s.name: s.param.grad for s in self.all_slots() if s.param.grad is not None}
                 ratios = {
-                    name: _products(before, torchlib.local(grads[name]))
+                    name: products(before, torchlib.local(grads[name]))
                     for name, before in self.stress.items()
                     if name in grads
                 }
@@ -306,71 +306,6 @@ class Session:
 
 _PATIENCE = 256  # backwards without a step after the last step: the script skips steps with huge gradients
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def _class(value: object) -> str:
-    cls = type(value)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _dtype(policy: object, field: str) -> str | None:
-    value = getattr(policy, field, None)
-    return None if value is None else str(value).removeprefix("torch.")
-
-
-def _products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
-    """[before.before, before.after, after.after] in float64."""
-    b, a = before.to(torch.float64).flatten(), after.to(torch.float64).flatten()
-    return [float(b @ b), float(b @ a), float(a @ a)]
-
-
-def _movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
-    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 goes downhill."""
-    change = (torchlib.local(param) - before).to(torch.float64).flatten()
-    along = 0.0
-    if param.grad is not None:
-        along = float(change @ torchlib.local(param.grad).to(torch.float64).flatten())
-    return [float(change @ change), along, float(change.count_nonzero())]
-
-
-def _random_state() -> str:
-    state = bytes(torch.get_rng_state().tolist())
-    digest = hashlib.sha256(state)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        digest.update(bytes(torch.cuda.get_rng_state().tolist()))
-    return digest.hexdigest()[:16]
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, dict[str, Any]]:
-    """{parameter name: {state key: sketch, or the number itself}} before the step."""
-    out: dict[str, dict[str, Any]] = {}
-    for param, state in optimizer.state.items():
-        if (name := names.get(id(param))) is None or not state:
-            continue
-        out[name] = {
-            key: (float(value) if value.numel() == 1 and value.dim() == 0 else sketch(value))
-            if isinstance(value, torch.Tensor)
-            else value
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor | int | float)
-        }
-    return out
-
-
-def _repeated_blocks(root: nn.Module) -> list[dict[str, Any]]:
-    """Sibling modules of one class that each hold further modules with parameters: what a wrapping plan would name."""
-    out = []
-    for name, parent in root.named_modules():
-        kinds: dict[str, list[nn.Module]] = {}
-        for child in parent.children():
-            composite = sum(1 for _ in child.children()) > 0 and next(child.parameters(), None) is not None
-            if composite:
-                kinds.setdefault(_class(child).replace("FSDP", ""), []).append(child)
-        for cls, members in kinds.items():
-            if len(members) >= 2:
-                numel = sum(p.numel() for m in members for p in m.parameters())
-                out.append({"parent": name, "cls": cls, "count": len(members), "numel": numel})
-    return out
 
 
 def trace_path(run: Path, rank: int) -> Path:

@@ -24,6 +24,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats)."""
     shape, own, offset = torchlib.box(tensor)
     part = torchlib.local(tensor)
+    part = part.to_dense() if part.layout != torch.strided else part
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
     values = part.to(torch.float64).reshape(-1)
@@ -35,13 +36,14 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out."""
-    batch = [t for t in batch if t.dim() > 0]
+    batch = [torchlib.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
+    batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
     if not batch:
         return []
     rows = batch[0].shape[0]
     total: torch.Tensor | None = None
     for number, tensor in enumerate(t for t in batch if t.shape[0] == rows):
-        flat = tensor.detach().reshape(rows, -1)
+        flat = tensor.reshape(rows, -1)
         bits = flat.to(torch.float64).view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
         index = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
         # Equal at every length: a row's hash must not depend on how rows are grouped into batches.

@@ -7,6 +7,7 @@ nothing to reduce and the module runs as it is. Plain tensors answer `full_tenso
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -172,7 +173,11 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     if id(module) not in _state["wrappers"]:
-        made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # 2.13 renames broadcast_buffers; the old name means what we need
+            made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
         made.require_backward_grad_sync = _state["sync"]
         _state["wrappers"][id(module)] = made
     wrapper: nn.Module = _state["wrappers"][id(module)]

@@ -88,7 +88,8 @@ def _facts(verdict: Verdict) -> Iterator[str]:
         yield ""
         yield (
             f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {mesh or 'no ranks'} "
-            f"in {facts['groups']} groups; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank"
+            f"in {facts['groups']} groups; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank; "
+            f"updates {'go' if facts['downhill'] else 'do not go'} downhill"
         )
 
 

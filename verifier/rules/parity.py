@@ -238,6 +238,11 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
         return rule.unknown("no weight moved in any step, so equal weights prove nothing")
     if not found.finite:
         return rule.unknown("losses or gradients are not finite")
+    losses = [loss for loss in run.losses if loss is not None]
+    if not run.downhill() and losses and losses[-1] >= losses[0]:
+        return rule.unknown(
+            "the loss did not fall and the updates do not point downhill: equal runs that learn nothing prove nothing"
+        )
     allowed = limits(evidence)
     if allowed["envelope"] > UNREPRODUCIBLE:
         return rule.unknown(

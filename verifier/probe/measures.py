@@ -1,0 +1,77 @@
+"""Small measurements of modules, tensors and optimizers, as values that go into a record."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import torchlib
+from .sketch import sketch
+
+
+def class_name(value: object) -> str:
+    cls = type(value)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def dtype_of(policy: object, field: str) -> str | None:
+    value = getattr(policy, field, None)
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
+    """[before.before, before.after, after.after] in float64."""
+    b, a = before.to(torch.float64).flatten(), after.to(torch.float64).flatten()
+    return [float(b @ b), float(b @ a), float(a @ a)]
+
+
+def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
+    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 goes downhill."""
+    change = (torchlib.local(param) - before).to(torch.float64).flatten()
+    along = 0.0
+    if param.grad is not None:
+        along = float(change @ torchlib.local(param.grad).to(torch.float64).flatten())
+    return [float(change @ change), along, float(change.count_nonzero())]
+
+
+def random_state() -> str:
+    state = bytes(torch.get_rng_state().tolist())
+    digest = hashlib.sha256(state)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        digest.update(bytes(torch.cuda.get_rng_state().tolist()))
+    return digest.hexdigest()[:16]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, dict[str, Any]]:
+    """{parameter name: {state key: sketch, or the number itself}} before the step."""
+    out: dict[str, dict[str, Any]] = {}
+    for param, state in optimizer.state.items():
+        if (name := names.get(id(param))) is None or not state:
+            continue
+        out[name] = {
+            key: (float(value) if value.numel() == 1 and value.dim() == 0 else sketch(value))
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor | int | float)
+        }
+    return out
+
+
+def repeated_blocks(root: nn.Module) -> list[dict[str, Any]]:
+    """Sibling modules of one class that each hold further modules with parameters: what a wrapping plan would name."""
+    out = []
+    for name, parent in root.named_modules():
+        kinds: dict[str, list[nn.Module]] = {}
+        for child in parent.children():
+            composite = sum(1 for _ in child.children()) > 0 and next(child.parameters(), None) is not None
+            if composite:
+                kinds.setdefault(class_name(child).replace("FSDP", ""), []).append(child)
+        for cls, members in kinds.items():
+            if len(members) >= 2:
+                numel = sum(p.numel() for m in members for p in m.parameters())
+                out.append({"parent": name, "cls": cls, "count": len(members), "numel": numel})
+    return out
