@@ -24,7 +24,7 @@ KEYS = "rule|steps|nproc|args|save_args|resume_args|single_args|reshard_to|timeo
 
 def header(script: Path) -> dict[str, str]:
     """The `key: value` lines of a corpus script's docstring."""
-    doc = script.read_text(encoding="utf-8").split('"""')[1]
+    doc = script.read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
     return {m[1]: m[2] for m in re.finditer(rf"^({KEYS}): (.*)$", doc, re.M)}
 
 

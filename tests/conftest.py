@@ -27,10 +27,10 @@ Verify = Callable[..., Verdict]
 
 @pytest.fixture
 def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
-    """verify_script(path, only=(), **flags) -> Verdict; a corpus header in the script gives further flags."""
+    """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's verify.yaml, gives more."""
 
     def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Verdict:
-        told = header(script) if '"""' in script.read_text(encoding="utf-8") else {}
+        told = header(script) if script.is_file() else {}
         told.pop("rule", None)
         target = resolve(script, {**told, **flags})
         return verify_with(launcher, target, tmp_path / "work", select(only, ()))

@@ -67,7 +67,7 @@ def test_an_optimizer_above_fully_shard_is_found(verify_script, tmp_path: Path) 
     change(model, "    return model\n\n\n@torch.no_grad()", "    return model, early\n\n\n@torch.no_grad()")
     change(train, "    optimizer = build_optimizer(model)\n", "")
     change(train, "    model = build_model(", "    model, optimizer = build_model(")
-    (finding,) = verify_script(folder / "train.py", only=("optim-before-shard",), args="--out {checkpoint}").findings
+    (finding,) = verify_script(folder, only=("optim-before-shard",)).findings
     assert finding.status == "fail"
     assert finding.location is not None
     assert finding.location["code"].startswith("early = torch.optim.AdamW(")
@@ -101,8 +101,7 @@ def test_a_lost_data_position_is_found(verify_script, tmp_path: Path) -> None:
         'state.step, state.samples = saved["step"], saved["samples"]',
         'state.step = saved["step"]',
     )
-    told = {"args": "--out {checkpoint}", "save_args": "--checkpoint-interval 3", "resume_args": "--resume"}
-    (finding,) = verify_script(folder / "train.py", only=("scheduler-or-progress-not-restored",), **told).findings
+    (finding,) = verify_script(folder, only=("scheduler-or-progress-not-restored",)).findings
     assert finding.status == "fail"
     assert "samples of step 1 once more" in finding.evidence
     assert finding.location is not None

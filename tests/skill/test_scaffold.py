@@ -184,8 +184,9 @@ def test_verify_yaml_is_the_contract(tmp_path: Path) -> None:
         "nproc": 2,
         "reshard_to": [1, 4],
         "steps": 5,
-        "save_args": "--out {checkpoint} --checkpoint-interval 3",
-        "resume_args": "--out {checkpoint} --resume",
+        "args": "--out {checkpoint}",
+        "save_args": "--checkpoint-interval 3",
+        "resume_args": "--resume",
         "single_args": "--micro-batch 16",
     }
 
