@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from verified_fsdp2 import __version__
+
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "skill", "verifier", "examples")
 
@@ -53,6 +55,13 @@ def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
     script = ROOT / "tests" / "zoo" / "minimal.py"
     out = fsdp2(copied / "skill", "verify", script, "--only", "run-completes", cwd=tmp_path)
     assert out.rstrip().endswith("verdict: pass")
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "fsdp2", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"verified-fsdp2 {__version__}\n"
 
 
 def test_the_wheel_carries_everything(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.target import resolve
 
 pytestmark = pytest.mark.launch
@@ -37,6 +40,12 @@ def passing(launcher, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
 def test_it_passes(passing: Verdict) -> None:
     assert [(f.rule, f.status, f.evidence) for f in passing.findings if f.status != "pass"] == []
     assert passing.verdict == "pass"
+
+
+def test_its_report_is_valid(passing: Verdict) -> None:
+    schema = json.loads((ROOT / "verifier" / "report" / "report.schema.json").read_text())
+    jsonschema.validate(json.loads(RENDERERS["json"](passing)), schema)
+    assert RENDERERS["text"](passing).rstrip().endswith("verdict: pass")
 
 
 def test_losses_agree_at_1_2_and_4_ranks(passing: Verdict) -> None:

@@ -53,7 +53,7 @@ def end_all(pids: Sequence[int], grace: float, reap: bool = True) -> None:
     if grace > 0:
         _signal(everyone, signal.SIGTERM)
         until = time.monotonic() + grace
-        while time.monotonic() < until and any(_runs(pid) for pid in everyone):
+        while time.monotonic() < until and any(runs(pid) for pid in everyone):
             time.sleep(0.02)
     _signal(everyone, signal.SIGKILL)
     if reap:
@@ -68,7 +68,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

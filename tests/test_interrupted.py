@@ -1,0 +1,56 @@
+"""However `fsdp2 verify` itself ends, no rank outlives it; and what a machine refuses is said to be the machine's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verified_fsdp2.skill import cli
+from verified_fsdp2.verifier.launch import processes
+from verified_fsdp2.verifier.launch.client import Launcher
+
+SCRIPT = """
+import pathlib, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path("{mark}" + str(dist.get_rank())).write_text("")
+time.sleep(600)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    script, mark = tmp_path / "script.py", tmp_path / "rank"
+    script.write_text(SCRIPT.format(mark=mark))
+    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "rank0").exists() or not (tmp_path / "rank1").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    tree = processes.descendants(running.pid)
+    assert len(tree) >= 4  # launcher, store, two ranks
+    running.send_signal(number)
+    code = running.wait(timeout=20)
+    assert code == (130 if number == signal.SIGINT else -number)
+    until = time.monotonic() + 10
+    while any(processes.runs(pid) for pid in tree):
+        assert time.monotonic() < until, "processes are left"
+        time.sleep(0.1)
+
+
+def test_refused_sockets_are_no_fault_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [{"devices": 0}, {"fault": "no sockets", "message": "Operation not permitted"}]
+    monkeypatch.setattr(Launcher, "_read", lambda self, seconds: answers.pop(0))
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["verify", str(script)]) == 4
+    assert "this environment refuses sockets" in capsys.readouterr().err
