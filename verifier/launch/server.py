@@ -40,10 +40,14 @@ def serve() -> int:
 
 
 def _import_torch() -> dict[str, Any]:
+    """Import what nearly every rank would import anew: torch._dynamo alone (any optimizer needs it) takes over a second."""
     import torch
+    import torch._dynamo
     import torch.distributed
+    import torch.distributed.checkpoint.filesystem
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp
+    import torch.utils.checkpoint
 
     from ..probe import rank  # noqa: F401  (its imports must be made before the fork)
 

@@ -238,8 +238,8 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
         return rule.unknown("no weight moved in any step, so equal weights prove nothing")
     if not found.finite:
         return rule.unknown("losses or gradients are not finite")
-    losses = [loss for loss in run.losses if loss is not None]
-    if not run.downhill() and losses and losses[-1] >= losses[0]:
+    losses = [loss for loss in oracle.losses if loss is not None]
+    if not oracle.downhill() and losses and losses[-1] >= losses[0]:
         return rule.unknown(
             "the loss did not fall and the updates do not point downhill: equal runs that learn nothing prove nothing"
         )
