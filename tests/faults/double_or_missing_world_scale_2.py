@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.utils import clip_grad_norm_
 
 VOCAB, SEQ, WIDTH, HEADS, LAYERS = 32, 16, 32, 4, 2
 GLOBAL_BATCH, SAMPLES, STEPS, SEED = 16, 512, 20, 0
@@ -69,7 +68,7 @@ class Trainer:
         for block in self.model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.tokens = make_sequences(SAMPLES)
 
     def micro_batch(self, step, index):
@@ -84,7 +83,6 @@ class Trainer:
             loss = F.cross_entropy(self.model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
             loss.backward()
             losses.append(loss.item())
-        clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return sum(losses) / len(losses)
