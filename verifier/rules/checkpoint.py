@@ -117,7 +117,8 @@ class SchedulerOrProgressNotRestored(Rule):
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.save(state, checkpoint_id=path)
     Right:
-        state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict(), "samples": samples_seen}
+        state = {"model": model_state, "optimizer": optimizer_state}
+        state |= {"scheduler": scheduler.state_dict(), "samples": samples_seen}
         dcp.save(state, checkpoint_id=path)
     Mend: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the
     model.
