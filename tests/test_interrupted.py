@@ -45,6 +45,14 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
         time.sleep(0.1)
 
 
+@pytest.mark.launch
+def test_too_few_devices_are_no_fault_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["verify", str(script), "--device", "cuda", "--nproc", "64"]) == 4
+    assert "of the 64 CUDA devices that --device cuda needs" in capsys.readouterr().err
+
+
 def test_refused_sockets_are_no_fault_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

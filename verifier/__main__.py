@@ -1,4 +1,4 @@
-"""`python <folder>/verifier`: the launcher process. It imports torch once and forks the ranks of every run."""
+"""`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run."""
 
 import sys
 
@@ -19,4 +19,4 @@ if not __package__:
 if __name__ == "__main__":
     from .launch.server import serve
 
-    sys.exit(serve())
+    sys.exit(serve(sys.argv[1], int(sys.argv[2])))

@@ -36,7 +36,8 @@ def verify(
     """Run the target in every role that it allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
     chosen = select(only, skip)
     work.mkdir(parents=True, exist_ok=True)
-    with Launcher(python, work / "launcher.log") as launcher:
+    ranks = max(target.nproc, *target.reshard_to, 1)
+    with Launcher(python, work / "launcher.log", target.device, ranks) as launcher:
         return verify_with(launcher, target, work, chosen, progress)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from .errors import UserError
 
 CONFIG = "verify.yaml"
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Target:
     reshard_to: tuple[int, ...] = ()
     steps: int = 5
     timeout: float = 300.0
+    device: str = "auto"
     args: tuple[str, ...] = ()
     save_args: tuple[str, ...] = ()
     resume_args: tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class Target:
             "nproc": self.nproc,
             "reshard_to": list(self.reshard_to),
             "steps": self.steps,
+            "device": self.device,
             **{name: shlex.join(getattr(self, name)) for name in lists},
         }
 
@@ -72,6 +75,10 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
             ready[key] = _whole(key, values[key], 1 if key == "nproc" else 2)
     if "timeout" in values:
         ready["timeout"] = _positive("timeout", values["timeout"])
+    if "device" in values:
+        ready["device"] = values["device"]
+        if ready["device"] not in DEVICES:
+            raise UserError(f"device: expected one of {', '.join(DEVICES)}, found {ready['device']!r}")
     for key in ("args", "save_args", "resume_args", "single_args"):
         if key in values:
             ready[key] = _words(key, values[key])
@@ -131,7 +138,18 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         raise UserError(f"{path}:1:1: expected `key: value` lines")
-    known = ("script", "nproc", "reshard_to", "steps", "timeout", "args", "save_args", "resume_args", "single_args")
+    known = (
+        "script",
+        "nproc",
+        "reshard_to",
+        "steps",
+        "timeout",
+        "device",
+        "args",
+        "save_args",
+        "resume_args",
+        "single_args",
+    )
     for key, _ in node.value:
         if key.value not in known:
             near = difflib.get_close_matches(key.value, known, 1)

@@ -53,6 +53,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once"
     )
     parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
+    parser.add_argument(
+        "--device", metavar="WHERE", help="auto (GPUs if there is one for each rank, else CPU), cpu, cuda"
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
     parser.add_argument(
         "--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)"
@@ -80,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.report import RENDERERS
     from ...verifier.target import resolve
 
-    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "timeout")
+    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "timeout", "device")
     flags = {name: getattr(options, name) for name in names}
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
     reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))

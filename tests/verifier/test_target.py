@@ -46,6 +46,7 @@ def test_a_script_needs_no_file(project: Path) -> None:
         ("timeout: -1\n", "timeout: must be a positive number"),
         ("args: --x 'y\n", "args: No closing quotation"),
         ("script: none.py\n", "none.py: no such file"),
+        ("device: tpu\n", "device: expected one of auto, cpu, cuda, found 'tpu'"),
     ],
 )
 def test_wrong_files(project: Path, text: str, message: str) -> None:

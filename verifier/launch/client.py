@@ -18,11 +18,17 @@ _SLACK_SECONDS = 30.0
 
 
 class Launcher:
-    """A context manager around one launcher process; `versions` tells what torch it has."""
+    """A context manager around one launcher process; `versions` tells what torch it has.
 
-    def __init__(self, python: str = sys.executable, log: Path | None = None) -> None:
+    `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda".
+    """
+
+    def __init__(
+        self, python: str = sys.executable, log: Path | None = None, device: str = "auto", ranks: int = 2
+    ) -> None:
         folder = str(Path(__file__).resolve().parents[1])
-        command = [python, "-u", folder]
+        command = [python, "-u", folder, device, str(ranks)]
+        self._wanted = ranks if device == "cuda" else 0
         self._log = log.open("wb") if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
@@ -34,6 +40,9 @@ class Launcher:
             self.versions = self._read(_START_SECONDS)
             if self.versions.get("fault"):
                 raise UserError(f"this Python cannot import torch: {self.versions['message']}")
+            if self.versions["devices"] < self._wanted:
+                devices = f"{self.versions['devices']} of the {self._wanted} CUDA devices that --device cuda needs here"
+                raise MachineRefuses(f"there are {devices}, one for each rank of the largest run")
         except BaseException:
             self._end()
             raise

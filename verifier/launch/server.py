@@ -23,9 +23,11 @@ from . import processes
 FREE_PORT = 0
 
 
-def serve() -> int:
-    """Answer requests until stdin closes."""
+def serve(device: str, ranks: int) -> int:
+    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`."""
     processes.adopt_orphans()
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -33,6 +35,9 @@ def serve() -> int:
     except ImportError as error:
         _answer(answers, {"fault": "no torch", "message": str(error)})
         return 1
+    if device == "auto" and 0 < versions["devices"] < ranks:
+        os.dup2(answers.fileno(), 1)
+        os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks)])
     _answer(answers, versions)
     for line in sys.stdin:
         _answer(answers, _run(json.loads(line)))

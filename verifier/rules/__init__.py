@@ -5,5 +5,5 @@ from __future__ import annotations
 from . import checkpoint, clipping, data, gradients, hang, init, optimizer, parity, precision, wrapping
 from .base import Rule
 
-FAMILIES = (hang, wrapping, init, optimizer, precision, data, gradients, clipping, checkpoint, parity)
+FAMILIES = (wrapping, init, optimizer, precision, data, gradients, clipping, checkpoint, hang, parity)
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

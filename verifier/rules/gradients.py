@@ -81,7 +81,7 @@ class DoubleOrMissingWorldScale(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.exact
         if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
         micros = max((len(m) for m in run.micros(1)), default=1)
         line = evidence.line_of(run, "divide") or evidence.line_of(run, "micro")
         told: list[str] = []
@@ -141,7 +141,7 @@ class TokenMeanOfMeans(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.exact
         if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
         seen = 0
         for step in range(1, run.steps() + 1):
             weights = [w for micros in run.micros(step) for m in micros if (w := _weight(m)) is not None]
