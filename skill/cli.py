@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +54,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command; what follows a bare `--` is for the verified script, in `script_args`."""
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:cut])
+    known = [word for word in words[:1] if word in COMMANDS]
+    options = _parser(known or COMMANDS).parse_args(words[:cut])
     if cut < len(words) and not hasattr(options, "script_args"):
         raise UserError("only `fsdp2 verify` takes arguments after `--`")
     if cut < len(words):
@@ -64,7 +63,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these commands; one that is named is the only one that must be imported."""
     parser = argparse.ArgumentParser(
         prog="fsdp2",
         description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
@@ -73,13 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"verified-fsdp2 {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in names:
         import_module(f".commands.{name}", __package__).add_parser(commands)
     return parser
 
 
 def _our_fault(error: Exception, arguments: Sequence[str]) -> int:
     """A bug of ours: one line, and a log with the traceback to paste into an issue."""
+    import tempfile
+    import traceback
+
     handle, path = tempfile.mkstemp(prefix="fsdp2-error-", suffix=".log")
     text = f"verified-fsdp2 {__version__}, Python {sys.version}\narguments: {list(arguments)}\n\n"
     with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -29,11 +29,10 @@ def test_starts_fast_and_without_torch(argv: list[str]) -> None:
     bare = []
     for _ in range(5):
         started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import argparse, json"], check=True)
+        subprocess.run([sys.executable, "-c", "import argparse, jsonschema, yaml"], check=True)
         bare.append(time.perf_counter() - started)
-    assert min(seconds) < max(0.3, 12 * min(bare)), (
-        "0.3 s on an idle machine; a bare interpreter is the yardstick on a loaded one"
-    )
+    # On a loaded machine the bare import of the libraries is the yardstick.
+    assert min(seconds) < max(0.3, 2 * min(bare))
 
 
 @pytest.mark.parametrize(

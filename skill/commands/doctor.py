@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import platform
 import sys
 
 from ...verifier.errors import INCONCLUSIVE, PASS, MachineRefuses, UserError
@@ -47,6 +45,8 @@ def _check(name: str, ok: bool, value: str) -> dict[str, str | bool]:
 
 
 def _python() -> dict[str, str | bool]:
+    import platform
+
     return _check(
         "python",
         sys.version_info >= (3, 11),
@@ -55,6 +55,8 @@ def _python() -> dict[str, str | bool]:
 
 
 def _package(name: str) -> dict[str, str | bool]:
+    import importlib.metadata
+
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
