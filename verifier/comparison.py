@@ -14,6 +14,7 @@ from .trace import Run, Sketch, difference
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
+Gradients = dict[str, Sketch | None]
 SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
 
 
@@ -37,9 +38,12 @@ class Comparison:
 def compare(run: Run, oracle: Run) -> Comparison:
     """Compare the steps that both runs made, on the same weights and samples."""
     steps = range(1, min(run.steps(), oracle.steps()) + 1)
+    late = _reduced_by_the_script(run)
     loss = max((_apart(run.objective(s), oracle.objective(s)) for s in steps), default=0.0)
-    norm = max((_apart(run.grad_norm(s), oracle.grad_norm(s)) for s in steps), default=0.0)
-    gradient, worst = _gradients(run, oracle)
+    norm = max(
+        (_apart(_norm(_gradients(run, s, late)), _norm(_gradients(oracle, s, late))) for s in steps), default=0.0
+    )
+    gradient, worst = _first_gradients(_gradients(run, 1, late), _gradients(oracle, 1, late))
     update, size = _updates(run, oracle, steps[-1])
     return Comparison(loss, norm, gradient, update, size, worst)
 
@@ -68,8 +72,28 @@ def _apart(a: float | None, b: float | None) -> float:
     return abs(a - b) / max(abs(b), 1e-12)
 
 
-def _gradients(run: Run, oracle: Run) -> tuple[float, str]:
-    mine, theirs = run.whole("step", "grads", 1), oracle.whole("step", "grads", 1)
+def _reduced_by_the_script(run: Run) -> set[str]:
+    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
+    plain = {name for name, entries in run.parameters.items() if not entries[0]["sharded"]}
+    return plain if len(plain) < len(run.parameters) else set()
+
+
+def _gradients(run: Run, step: int, late: set[str]) -> Gradients:
+    """Every gradient of a step after the last backward, before any clipping; those of `late` at the optimizer step."""
+    found = run.whole("step", "grads", step)
+    if late:
+        at_step = run.whole("step", "grads_at_step", step)
+        found |= {name: at_step.get(name) for name in late}
+    return found
+
+
+def _norm(gradients: Gradients) -> float | None:
+    parts = [g[0] for g in gradients.values() if g is not None]
+    return math.sqrt(math.fsum(parts)) if parts else None
+
+
+def _first_gradients(mine: Gradients, theirs: Gradients) -> tuple[float, str]:
+    """(largest relative difference over parameters, its parameter)."""
     total = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
     worst, name = 0.0, "none"
     for key in sorted(mine.keys() | theirs.keys()):

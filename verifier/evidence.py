@@ -10,9 +10,9 @@ from .trace import Record, Run
 
 @dataclass(frozen=True)
 class Evidence:
-    """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision and dropout.
+    """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and dropout.
 
-    `continued` is what resharded runs are compared with: the train run itself, or a resume of it without mixed precision and dropout.
+    `continued` is what resharded runs are compared with: the train run itself, or a resume of it made like `exact`.
     """
 
     train: Run | None = None

@@ -71,13 +71,15 @@ class Runner:
         self.target = target
         self.work = work
         self.progress = progress
+        self.made = 0
         self.checkpoint = work / "checkpoint"
         self.saved = work / "checkpoint.saved"
 
     def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
         """One launch in a role. `options` override the probe's defaults (see `launch/server.py`)."""
-        folder = self.work / (role if role != "reshard" else f"reshard{world}")
-        folder.mkdir(parents=True, exist_ok=True)
+        self.made += 1
+        folder = self.work / f"{self.made:02}-{role}-{world}"
+        folder.mkdir(parents=True)
         shared = role in ("train", "resume", "continued", "reshard")
         checkpoint = self.checkpoint if shared else folder / "scratch"
         checkpoint.mkdir(exist_ok=True)
@@ -97,6 +99,7 @@ class Runner:
             "starting_point": str(self.work / "starting_point"),
             "leave_starting_point": False,
             "nudge": False,
+            "by_hand": False,
             **options,
         }
         answer = self.launcher.run(request)
@@ -136,11 +139,16 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
         return runner.run(role, world, extra, exact=exact, **options) if role in needs else None
 
+    twin = run("exact", target.nproc) if exact else train
+    reference = run("reference", target.nproc, mode="ddp")
+    by_hand = reference is not None and not reference.completed
+    if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
+        reference = run("reference", target.nproc, mode="ddp", by_hand=True)
     evidence = replace(
         evidence,
-        exact=run("exact", target.nproc) if exact else train,
-        reference=run("reference", target.nproc, mode="ddp"),
-        envelope=run("envelope", target.nproc, mode="ddp", nudge=True),
+        exact=twin,
+        reference=reference,
+        envelope=run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand),
         single=run("single", 1, target.single_args, mode="ddp"),
     )
     return _resume(target, runner, evidence, exact, needs)
@@ -175,9 +183,9 @@ def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, nee
 
 
 def _needs_exact(train: Run) -> bool:
-    """Whether low-precision compute or dropout stands between this run and an oracle."""
+    """Whether low-precision compute, autocast or dropout stands between this run and an oracle."""
     low = any(r["param_dtype"] in LOW for r in train.places("shard"))
-    return low or any(t.first("dropout") is not None for t in train.traces)
+    return low or any(t.first("inexact") is not None for t in train.traces)
 
 
 def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:

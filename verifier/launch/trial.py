@@ -51,4 +51,5 @@ def request(folder: Path, script: Path) -> dict[str, Any]:
         "starting_point": "",
         "leave_starting_point": False,
         "nudge": False,
+        "by_hand": False,
     }

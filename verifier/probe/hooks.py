@@ -33,6 +33,7 @@ def install(session: Session) -> None:
     _listen_to_backward(session)
     _listen_to_criterion(session)
     _listen_to_dropout(session)
+    _listen_to_autocast(session)
     _listen_to_optimizers(session)
     _listen_to_checkpoints(session)
     _listen_to_exit(session)
@@ -109,7 +110,6 @@ def _listen_to_backward(session: Session) -> None:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         session.in_backward = True
         try:
-            standin.before_backward(session)
             backward(tensors, *args, **kwargs)
             standin.after_backward(session)
         finally:
@@ -159,7 +159,7 @@ def _listen_to_dropout(session: Session) -> None:
                 rate = args[position] if len(args) > position else kwargs.get(key, 0.5 if key == "p" else 0.0)
                 on = args[2] if key == "p" and len(args) > 2 else kwargs.get("training", True)
                 if rate and on:
-                    session.on_dropout()
+                    session.on_inexact("dropout")
                     if exact:
                         args = (*args[:position], *((0.0, *args[position + 1 :]) if len(args) > position else ()))
                         kwargs = kwargs if len(args) > position else {**kwargs, key: 0.0}
@@ -170,6 +170,20 @@ def _listen_to_dropout(session: Session) -> None:
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         setattr(F, name, heard(getattr(F, name), "p", 1))
     F.scaled_dot_product_attention = heard(F.scaled_dot_product_attention, "dropout_p", 4)
+
+
+def _listen_to_autocast(session: Session) -> None:
+    """Note that autocast is used; in an exact run, leave it off."""
+    init = torch.autocast.__init__
+
+    @functools.wraps(init)
+    def constructed(self: torch.autocast, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self._enabled:
+            session.on_inexact("autocast")
+            self._enabled = not session.request["exact"]
+
+    torch.autocast.__init__ = constructed  # type: ignore[method-assign]
 
 
 def _listen_to_optimizers(session: Session) -> None:

@@ -36,6 +36,7 @@ class Session:
         self.stand_in: bool = request["mode"] == "ddp"
         self.depth = 0
         self.in_backward = False
+        self.in_step = False
         self.roots: list[tuple[str, nn.Module]] = []
         self.filled: set[int] = set()
         self.micro = 0
@@ -47,7 +48,8 @@ class Session:
         self.sync_calls = 0
         self.before: dict[str, torch.Tensor] = {}
         self.stress: dict[str, torch.Tensor] | None = None
-        self.dropout = self.local = False
+        self.inexact: set[str] = set()
+        self.local = False
         self.stressed = 0
         self.stopped = 0
 
@@ -186,11 +188,11 @@ class Session:
             self.local = True
             self.recorder.write("local", at_line=self.recorder.here())
 
-    def on_dropout(self) -> None:
-        """Dropout is active: the first time is recorded."""
-        if not self.dropout:
-            self.dropout = True
-            self.recorder.write("dropout", at_line=self.recorder.here())
+    def on_inexact(self, what: str) -> None:
+        """Dropout or autocast is active, which an exact run switches off: the first time is recorded."""
+        if what not in self.inexact:
+            self.inexact.add(what)
+            self.recorder.write("inexact", what=what, at_line=self.recorder.here())
 
     def on_backward(self, tensors: list[torch.Tensor]) -> None:
         """A backward has just ended: the gradients are where the optimizer will find them."""
@@ -233,8 +235,9 @@ class Session:
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
     def step_number(self) -> int:
-        """The step that is being prepared, from 1."""
-        return 1 + max((count for _, count in self.optimizers.values()), default=0)
+        """The step that is being prepared, or made (a closure may run backward in it), from 1."""
+        begun = max((count for _, count in self.optimizers.values()), default=0)
+        return begun if self.in_step else 1 + begun
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer was constructed."""
@@ -277,12 +280,14 @@ class Session:
             at_line=self.recorder.here(),
         )
         self.optimizers[id(optimizer)] = (number, count + 1)
+        self.in_step = True
         self.micro = 0
         self.before = {s.name: torchlib.local(s.param).clone() for s in slots}
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         number, count = self.optimizers[id(optimizer)]
+        self.in_step = False
         slots = self.all_slots()
         moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
         weights = {s.name: sketch(s.param) for s in slots}

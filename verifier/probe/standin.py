@@ -112,7 +112,7 @@ for _name in (
 
 def install(session: Session) -> None:
     """Let plain tensors answer the two questions that scripts put to DTensors; what asks for shards is recorded."""
-    _state.update(session=session, wrappers={}, factors={}, inside=False, sync=True, pending=False)
+    _state.update(session=session, wrappers={}, factors={}, inside=False, sync=True)
 
     def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return tensor
@@ -139,32 +139,43 @@ def mark(module: Any, **options: Any) -> Any:
     return module
 
 
-def before_backward(session: Session) -> None:
-    """Note whether DDP was told of this backward when its forward ran."""
-    if session.stand_in:
-        _state["pending"] = _state["sync"] and any(not w.reducer_told for w in _state["wrappers"].values())
-
-
 def after_backward(session: Session) -> None:
-    """Average by hand what DDP could not, because the sync flag changed between forward and backward."""
-    if session.stand_in and _state["pending"]:
-        for wrapper in _state["wrappers"].values():
-            if not wrapper.reducer_told:
-                for param in wrapper.module.parameters():
-                    if param.grad is not None:
-                        dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
-                        param.grad.div_(dist.get_world_size())
+    """Average by hand what DDP's reducer did not: it works once for each forward, with the sync flag that it met there.
+
+    What is averaged is the gradient accumulated so far; the part that was averaged before is equal on all ranks and stays.
+    """
+    if not session.stand_in:
+        return
+    for wrapper in _state["wrappers"].values():
+        if _state["sync"] and not wrapper.armed:
+            for param in wrapper.module.parameters():
+                if param.grad is not None:
+                    dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
+                    param.grad.div_(dist.get_world_size())
+        wrapper.armed = False
 
 
 class _Reference(DistributedDataParallel):
-    """DDP that remembers whether its last forward prepared the reducer."""
+    """DDP that remembers whether its reducer waits for the next backward."""
 
-    reducer_told = True
+    armed = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            self.reducer_told = self.require_backward_grad_sync
+            self.armed = self.require_backward_grad_sync
         return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class _ByHand(nn.Module):
+    """In the place of DDP, for graphs that its reducer refuses: the module itself, never armed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.armed = self.require_backward_grad_sync = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
 
 def _wrapper(module: nn.Module) -> nn.Module | None:
@@ -173,11 +184,14 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     if id(module) not in _state["wrappers"]:
+        made: _Reference | _ByHand
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # 2.13 renames broadcast_buffers; the old name means what we need
-            made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
+            # torch 2.13 renames broadcast_buffers; the old name still means what is needed here.
+            warnings.simplefilter("ignore", FutureWarning)
+            if _state["session"].request["by_hand"]:
+                made = _ByHand(module)
+            else:
+                made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
         made.require_backward_grad_sync = _state["sync"]
         _state["wrappers"][id(module)] = made
     wrapper: nn.Module = _state["wrappers"][id(module)]

@@ -82,13 +82,13 @@ class DoubleOrMissingWorldScale(Rule):
         run = evidence.exact
         if run is None or run.steps() == 0:
             return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
-        micros = max((len(m) for m in run.micros(1)), default=1)
+        micros = max((len(m) for m in run.micros(1)), default=0) or 1
         line = evidence.line_of(run, "divide") or evidence.line_of(run, "micro")
         told: list[str] = []
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
             if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):
                 continue
-            oracle_micros = max((len(m) for m in oracle.micros(1)), default=1)
+            oracle_micros = max((len(m) for m in oracle.micros(1)), default=0) or 1
             suspects = _suspects(run.world_size, micros, oracle_micros)
             for name, ratio in _ratios(run, oracle):
                 if (what := _match(ratio, suspects)) is not None:
