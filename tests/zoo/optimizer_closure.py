@@ -71,16 +71,14 @@ def main():
     for step in range(STEPS):
         start = step * GLOBAL_BATCH % SAMPLES + rank * local
         batch = tokens[start : start + local]
-        logits = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
-        def closure():
+        def closure(batch=batch):
             optimizer.zero_grad()
             value = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
             value.backward()
             return value
 
-        optimizer.step(closure)
+        loss = optimizer.step(closure)
         if rank == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
     dist.destroy_process_group()

@@ -37,6 +37,7 @@ class Session:
         self.depth = 0
         self.in_backward = False
         self.in_step = False
+        self.waiting: torch.optim.Optimizer | None = None
         self.roots: list[tuple[str, nn.Module]] = []
         self.filled: set[int] = set()
         self.micro = 0
@@ -216,6 +217,8 @@ class Session:
             at_line=self.recorder.here(),
         )
         self.rows, self.criteria, self.random_state = [], [], None
+        if self.in_step:
+            self._record_step()
 
     def _stress(self, slots: list[torchlib.Slot]) -> None:
         """In the step after the last: make the gradients huge, so that any clipping there is comes into force."""
@@ -254,11 +257,27 @@ class Session:
             at_line=self.recorder.here(),
         )
 
-    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step. Stops the run if it has made all its steps."""
+    def on_step(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        """An optimizer is about to step. Stops the run if it has made all its steps.
+
+        With a closure, what the step finds is known after the closure's backward, and is recorded then.
+        """
         number, count = self.optimizers.setdefault(id(optimizer), (len(self.optimizers), 0))
         if count >= self.steps:
             self._stop()
+        self.optimizers[id(optimizer)] = (number, count + 1)
+        self.in_step = True
+        self.micro = 0
+        self.waiting = optimizer
+        if not closure:
+            self._record_step()
+
+    def _record_step(self) -> None:
+        """What the optimizer that steps finds, before it changes anything."""
+        optimizer, self.waiting = self.waiting, None
+        if optimizer is None:
+            return
+        number, count = self.optimizers[id(optimizer)]
         held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         slots = self.all_slots()
         mine = [s for s in slots if id(s.param) in held]
@@ -266,7 +285,7 @@ class Session:
         strangers = [p for key, p in held.items() if key not in names]
         self.recorder.write(
             "step",
-            step=count + 1,
+            step=count,
             optimizer=number,
             cls=class_name(optimizer),
             lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
@@ -279,13 +298,11 @@ class Session:
             weights={s.name: sketch(s.param) for s in slots},
             at_line=self.recorder.here(),
         )
-        self.optimizers[id(optimizer)] = (number, count + 1)
-        self.in_step = True
-        self.micro = 0
         self.before = {s.name: torchlib.local(s.param).clone() for s in slots}
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
+        self._record_step()
         number, count = self.optimizers[id(optimizer)]
         self.in_step = False
         slots = self.all_slots()
