@@ -15,6 +15,7 @@ from .errors import UserError
 from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
 from .launch.client import Launcher
+from .launch.request import Request
 from .rules import RULES
 from .rules.precision import LOW
 from .static import project_files
@@ -76,7 +77,7 @@ class Runner:
         self.saved = work / "checkpoint.saved"
 
     def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
-        """One launch in a role. `options` override the probe's defaults (see `launch/server.py`)."""
+        """One launch in a role. `options` are further fields of the Request."""
         self.made += 1
         folder = self.work / f"{self.made:02}-{role}-{world}"
         folder.mkdir(parents=True)
@@ -84,24 +85,18 @@ class Runner:
         checkpoint = self.checkpoint if shared else folder / "scratch"
         checkpoint.mkdir(exist_ok=True)
         argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
-        request = {
-            "folder": str(folder),
-            "script": str(self.target.script),
-            "argv": argv,
-            "cwd": str(self.target.cwd),
-            "world_size": world,
-            "timeout": self.target.timeout,
-            "grace": min(GRACE, self.target.timeout),
-            "mode": "fsdp",
-            "steps": steps or self.target.steps,
-            "stress": False,
-            "exact": False,
-            "starting_point": str(self.work / "starting_point"),
-            "leave_starting_point": False,
-            "nudge": False,
-            "by_hand": False,
-            **options,
-        }
+        planned = Request(
+            folder=str(folder),
+            script=str(self.target.script),
+            cwd=str(self.target.cwd),
+            world_size=world,
+            argv=argv,
+            timeout=self.target.timeout,
+            grace=min(GRACE, self.target.timeout),
+            steps=steps or self.target.steps,
+            starting_point=str(self.work / "starting_point"),
+        )
+        request = replace(planned, **options)
         answer = self.launcher.run(request)
         run = read_run(folder, role, answer, world, " ".join([self.target.script.name, *argv]))
         ranks = "1 rank" if world == 1 else f"{world} ranks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     cwd: Path = field(default_factory=Path.cwd)
+    command: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """The target as it stands in a report."""
         lists = ("args", "save_args", "resume_args", "single_args")
         return {
+            "command": shlex.join(self.command),
             "script": str(self.script),
             "nproc": self.nproc,
             "reshard_to": list(self.reshard_to),
@@ -65,7 +67,19 @@ def resolve(path: Path, flags: Mapping[str, Any], config: Path | None = None) ->
         script = path
     values |= {key: value for key, value in flags.items() if value is not None}
     cwd = script.parent if path.is_dir() else Path.cwd()
-    return _build(script.resolve(), values, cwd.resolve())
+    return replace(_build(script.resolve(), values, cwd.resolve()), command=_command(path, flags, config))
+
+
+def _command(path: Path, flags: Mapping[str, Any], config: Path | None) -> tuple[str, ...]:
+    """The command line that verifies this target again."""
+    words = ["fsdp2", "verify", str(path)]
+    if config is not None and not path.is_dir():
+        words += ["--config", str(config)]
+    given = {key: value for key, value in flags.items() if value is not None}
+    own = given.pop("args", [])
+    for key, value in given.items():
+        words += ["--" + key.replace("_", "-"), str(value)]
+    return (*words, *(["--", *_words("args", own)] if own else []))
 
 
 def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:

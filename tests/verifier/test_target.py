@@ -28,11 +28,13 @@ def test_a_folder_is_read_through_its_verify_yaml_and_flags_win(project: Path) -
     assert target.args == ("--out", "{checkpoint}")
     assert target.resume_args == ("--resume", "a b")
     assert target.reshard_to == (1, 6)
+    assert target.command == ("fsdp2", "verify", str(project), "--nproc", "3")
 
 
 def test_a_script_needs_no_file(project: Path) -> None:
     target = resolve(project / "train.py", {"args": ["--lr", "1 2"], "reshard_to": "1,2"})
     assert (target.nproc, target.args, target.reshard_to) == (2, ("--lr", "1 2"), (1, 2))
+    assert target.command[3:] == ("--reshard-to", "1,2", "--", "--lr", "1 2")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import MachineRefuses, UserError
 from . import processes
+from .request import Request
 
 _START_SECONDS = 120.0
 _SLACK_SECONDS = 30.0
@@ -53,15 +54,15 @@ class Launcher:
     ) -> None:
         self._end()
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run the ranks of one request to their end. Raises MachineRefuses where no socket or process can be had."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request.as_dict()).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError("the launcher process has died") from None
-        answer = self._read(request["timeout"] + request["grace"] + _SLACK_SECONDS)
+        answer = self._read(request.timeout + request.grace + _SLACK_SECONDS)
         if answer.get("fault") == "no sockets":
             raise MachineRefuses(f"this environment refuses sockets, so ranks cannot meet: {answer['message']}")
         return answer

@@ -1,10 +1,8 @@
 """The launcher process: reads one request a line on stdin, forks its ranks, watches them, answers one line on stdout.
 
-A request is a JSON object: folder, script, argv, cwd, world_size, timeout (seconds), grace (seconds) and what the probe
-needs: mode ("fsdp" or "ddp"), steps, stress, exact, starting_point, leave_starting_point, nudge, by_hand. The ranks get
-the environment that torchrun gives; the rendezvous store lives in a process of its own on a port that the system picks.
-Forking saves the import of torch in every rank, and waiting for the ranks ourselves gives the exact exit status of each,
-in the order in which they ended; torchrun tells neither.
+A request is a `Request` (request.py) as JSON. The ranks get the environment that torchrun gives; the rendezvous store
+lives in a process of its own on a port that the system picks. Forking saves the import of torch in every rank, and waiting
+for the ranks ourselves gives the exact exit status of each, in the order in which they ended; torchrun tells neither.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import MachineRefuses
 from .client import Launcher
+from .request import Request
 
 SCRIPT = """\
 import torch
@@ -27,29 +28,8 @@ def two_ranks_meet(python: str) -> tuple[dict[str, Any], float]:
         script = folder / "trial.py"
         script.write_text(SCRIPT, encoding="utf-8")
         with Launcher(python, folder / "launcher.log") as launcher:
-            answer = launcher.run(request(folder, script))
+            answer = launcher.run(Request(str(folder), str(script), str(folder), world_size=2))
             if any(rank["code"] != 0 for rank in answer["ranks"]) or answer["timed_out"]:
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))
                 raise MachineRefuses(f"two ranks could not meet: {output.strip()[-500:] or 'no output'}")
             return launcher.versions, float(answer["seconds"])
-
-
-def request(folder: Path, script: Path) -> dict[str, Any]:
-    """The plainest request: two ranks, nothing compared."""
-    return {
-        "folder": str(folder),
-        "script": str(script),
-        "argv": [],
-        "cwd": str(folder),
-        "world_size": 2,
-        "timeout": 60.0,
-        "grace": 5.0,
-        "mode": "fsdp",
-        "steps": 1,
-        "stress": False,
-        "exact": False,
-        "starting_point": "",
-        "leave_starting_point": False,
-        "nudge": False,
-        "by_hand": False,
-    }

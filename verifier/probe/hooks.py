@@ -204,7 +204,7 @@ def _listen_to_optimizers(session: Session) -> None:
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _by_state_dict_helper():
             with torch.no_grad():
-                session.on_step(optimizer, closure=len(args) > 1 or kwargs.get("closure") is not None)
+                session.on_step(optimizer, closure=callable(kwargs.get("closure", next(iter(args[1:]), None))))
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _by_state_dict_helper():

@@ -26,7 +26,7 @@ class StopRun(BaseException):
 
 
 class Session:
-    """State of one rank in one run. `request` is the launcher's request (see `launch/server.py`)."""
+    """State of one rank in one run. `request` holds the fields of a `launch.request.Request`."""
 
     def __init__(self, request: dict[str, Any], rank: int, recorder: Recorder) -> None:
         self.request = request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +38,9 @@ def _failures(verdict: Verdict) -> Iterator[str]:
     followers = [f.rule for f in failed if f.consequence]
     if followers:
         yield f"     and as a consequence: {', '.join(followers)}"
+    if failed and verdict.target.get("command"):
+        yield f"     after the mend, prove it: {verdict.target['command']}"
+    if failed:
         yield ""
 
 
@@ -112,11 +114,6 @@ def place(location: dict[str, Any]) -> str:
     path = location["file"]
     relative = os.path.relpath(path)
     return f"{min(path, relative, key=len)}:{location['line']} in {location['function']}"
-
-
-def proof(target: dict[str, Any]) -> str:
-    """The command that verifies this target again."""
-    return f"fsdp2 verify {shlex.quote(target['script'])}"
 
 
 def _loss(value: float | None) -> str:

@@ -6,6 +6,7 @@ import math
 
 from ..evidence import Evidence
 from ..finding import Finding
+from ..static import find_local_norm
 from ..trace import Run
 from .base import Rule, some
 
@@ -86,8 +87,6 @@ def _scales(run: Run) -> dict[str, list[float]]:
 
 def _line(evidence: Evidence, run: Run) -> dict[str, object] | None:
     """The line that takes a local norm, if the sources show one; else the optimizer step before which it happens."""
-    from ..static import find_local_norm
-
     return find_local_norm(evidence.sources) or evidence.line_of(run, "step")
 
 

@@ -1,0 +1,31 @@
+"""What the launcher process is asked to do: one run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run: where and what, and what the probe in its ranks does. Paths are absolute; times are in seconds."""
+
+    folder: str  # receives rank*.jsonl (traces), .out, .err and .stacks
+    script: str
+    cwd: str
+    world_size: int
+    argv: list[str] = field(default_factory=list)
+    timeout: float = 60.0
+    grace: float = 5.0  # what other ranks get after the first has failed
+    mode: str = "fsdp"  # "ddp": DDP stands in for fully_shard
+    steps: int = 1
+    stress: bool = False  # huge gradients in the step after the last
+    exact: bool = False  # no mixed precision, autocast or dropout
+    starting_point: str = ""  # folder of the initial weights, to leave or to load; "" for neither
+    leave_starting_point: bool = False
+    nudge: bool = False  # load the weights one unit in the last place away
+    by_hand: bool = False  # average gradients without DDP's reducer
+
+    def as_dict(self) -> dict[str, Any]:
+        """The request as JSON data."""
+        return asdict(self)
