@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -13,16 +14,16 @@ from ..finding import Finding
 SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
 
 
-class Rule:
+class Rule(ABC):
     """One clause of the contract. The docstring of a subclass is its page: statement, then `Section:` blocks."""
 
     name: ClassVar[str]
     family: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
 
+    @abstractmethod
     def judge(self, evidence: Evidence) -> Finding:
         """The finding of this rule on the evidence; a pure function."""
-        raise NotImplementedError
 
     @classmethod
     def page(cls) -> dict[str, str]:

@@ -1,0 +1,30 @@
+"""What the documents claim was measured is what the committed results say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_recall_and_false_alarms() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "corpus.json").read_text())
+    claim = re.search(
+        r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts",
+        (ROOT / "README.md").read_text(),
+    )
+    assert claim is not None
+    measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
+    assert tuple(map(int, claim.groups())) == measured
+
+
+def test_the_results_are_of_the_corpus_that_is_here() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "corpus.json").read_text())
+    here = {
+        f"{path.parent.name}/{path.name}"
+        for folder in ("faults", "zoo")
+        for path in (ROOT / "tests" / folder).glob("*.py")
+    }
+    assert {row["script"] for row in results["rows"]} == here
