@@ -14,6 +14,7 @@ from verified_fsdp2.skill import cli
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
+SCRIPT = str(ROOT / "tests" / "zoo" / "minimal.py")
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["spec", "check", QUICKSTART], ["verify", "--help"], ["explain"]])
@@ -40,11 +41,12 @@ def test_starts_fast_and_without_torch(argv: list[str]) -> None:
     [
         (["explain", "optim-before-shar"], 2, "did you mean 'optim-before-shard'?"),
         (["verify", "nothing.py"], 2, "no such file or folder"),
-        (["verify", QUICKSTART, "--only", "nonsense"], 2, "unknown rule or family 'nonsense'"),
-        (["verify", QUICKSTART, "--report", "pdf"], 2, "unknown format 'pdf'"),
-        (["verify", QUICKSTART, "--report", "json="], 2, "a path is missing"),
-        (["verify", QUICKSTART, "--report", "json", "--report", "text"], 2, "cannot both go to stdout"),
-        (["verify", QUICKSTART, "--nproc", "x"], 2, "nproc: expected a whole number"),
+        (["verify", SCRIPT, "--only", "nonsense"], 2, "unknown rule or family 'nonsense'"),
+        (["verify", SCRIPT, "--report", "pdf"], 2, "unknown format 'pdf'"),
+        (["verify", SCRIPT, "--report", "json="], 2, "a path is missing"),
+        (["verify", SCRIPT, "--report", "json", "--report", "text"], 2, "cannot both go to stdout"),
+        (["verify", SCRIPT, "--nproc", "x"], 2, "nproc: expected a whole number"),
+        (["verify", QUICKSTART], 2, "quickstart.yaml:14:7: this is not Python"),
         (["explain", "--", "x"], 2, "only `fsdp2 verify` takes arguments"),
         (["spec", "check", "nothing.yaml"], 2, "nothing.yaml"),
     ],

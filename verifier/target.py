@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import shlex
 from collections.abc import Mapping
@@ -65,9 +66,21 @@ def resolve(path: Path, flags: Mapping[str, Any], config: Path | None = None) ->
             raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
     else:
         script = path
+    _must_be_python(script)
     values |= {key: value for key, value in flags.items() if value is not None}
     cwd = script.parent if path.is_dir() else Path.cwd()
     return replace(_build(script.resolve(), values, cwd.resolve()), command=_command(path, flags, config))
+
+
+def _must_be_python(script: Path) -> None:
+    """Raises UserError, with the place, for a file that Python cannot even read."""
+    try:
+        ast.parse(script.read_bytes(), filename=str(script))
+    except SyntaxError as error:
+        place = f"{script}:{error.lineno or 1}:{error.offset or 1}"
+        raise UserError(f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{script}: cannot be read as Python: {error}") from None
 
 
 def _command(path: Path, flags: Mapping[str, Any], config: Path | None) -> tuple[str, ...]:

@@ -63,6 +63,21 @@ def test_no_such_target(tmp_path: Path) -> None:
         resolve(tmp_path / "nothing.py", {})
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"steps: 3\nx = = 1\n", "train.py:2:5: this is not Python: invalid syntax"),
+        (b"x = '\xff\xfe'\n", "this is not Python"),
+        (b"x = 1\0\n", "source code string cannot contain null bytes"),
+    ],
+)
+def test_a_file_that_is_not_python(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "train.py").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        resolve(tmp_path / "train.py", {})
+    assert message in str(caught.value)
+
+
 def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     files = project_files(project / "train.py")
     assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]

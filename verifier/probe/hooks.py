@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -81,6 +82,30 @@ def _listen_to_sharding(session: Session) -> None:
 
     for place in (fsdp, fsdp._fully_shard, composable):
         place.fully_shard = sharded  # type: ignore[attr-defined]
+
+    register = fsdp.register_fsdp_forward_method
+
+    @functools.wraps(register)
+    def registered(module: nn.Module, method_name: str) -> None:
+        if not session.stand_in:
+            register(module, method_name)
+        method = getattr(module, method_name)
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if session.depth == 0:
+                session.on_call(module, lambda: torchlib.leaves((args, kwargs)))
+            session.depth += 1
+            try:
+                with standin.forward_method(module) if session.stand_in else contextlib.nullcontext():
+                    return method(*args, **kwargs)
+            finally:
+                session.depth -= 1
+
+        setattr(module, method_name, called)
+
+    for place in (fsdp, fsdp._fully_shard, composable):
+        place.register_fsdp_forward_method = registered  # type: ignore[attr-defined]
 
     set_sync = FSDPModule.set_requires_gradient_sync
 

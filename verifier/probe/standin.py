@@ -7,7 +7,9 @@ nothing to reduce and the module runs as it is. Plain tensors answer `full_tenso
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -137,6 +139,18 @@ def mark(module: Any, **options: Any) -> Any:
         item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
         _move(item)
     return module
+
+
+@contextlib.contextmanager
+def forward_method(module: nn.Module) -> Iterator[None]:
+    """Around a method registered with `register_fsdp_forward_method`: DDP knows only `forward`, so averaging is by hand."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        _state["wrappers"].setdefault(id(module), _ByHand(module))
+    outer, _state["inside"] = _state["inside"], True
+    try:
+        yield
+    finally:
+        _state["inside"] = outer
 
 
 def after_backward(session: Session) -> None:
