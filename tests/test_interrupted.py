@@ -28,7 +28,7 @@ time.sleep(600)
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     script, mark = tmp_path / "script.py", tmp_path / "rank"
     script.write_text(SCRIPT.format(mark=mark))
-    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
+    command = ["env", f"TMPDIR={tmp_path}", sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not (tmp_path / "rank0").exists() or not (tmp_path / "rank1").exists():
@@ -38,7 +38,9 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     assert len(tree) >= 4  # launcher, store, two ranks
     running.send_signal(number)
     code = running.wait(timeout=20)
-    assert code == (130 if number == signal.SIGINT else -number)
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    if number != signal.SIGKILL:
+        assert list(tmp_path.glob("fsdp2-verify-*")) == []
     until = time.monotonic() + 10
     while any(processes.runs(pid) for pid in tree):
         assert time.monotonic() < until, "processes are left"

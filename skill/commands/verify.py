@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -90,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
     select(options.only, options.skip)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
         verdict = verify(
