@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from verified_fsdp2.skill import cli, reference
+from verified_fsdp2.verifier import comparison
+from verified_fsdp2.verifier.rules import RULES, parity
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
@@ -51,6 +54,23 @@ def test_python_blocks_run(tmp_path: Path) -> None:
 def test_the_contract_is_what_the_rules_say() -> None:
     text = (ROOT / "references" / "contract.md").read_text(encoding="utf-8")
     assert text.rstrip("\n") == reference.contract().rstrip("\n"), "run `make references`"
+
+
+def test_the_tolerance_is_what_the_code_allows() -> None:
+    text = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
+    assert f"{comparison.MULTIPLE:.0f} times what one unit in the last place" in text
+    assert f"plus 2^{math.log2(comparison.FLOOR):.0f}" in text
+    assert f"exceeds {parity.UNREPRODUCIBLE:.0%}".replace("%", " %") in text
+
+
+def test_the_skill_and_the_options_name_every_rule_and_role() -> None:
+    skill = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    silent = {name for name, rule in RULES.items() if rule.family not in ("hang", "parity")}
+    assert sorted(name for name in silent if name not in skill) == []
+    roles = json.loads((ROOT / "verifier" / "report" / "report.schema.json").read_text())
+    text = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
+    for role in roles["properties"]["runs"]["items"]["properties"]["role"]["enum"]:
+        assert f"| {role} |" in text
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("sh"))
