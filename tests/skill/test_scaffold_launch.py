@@ -144,3 +144,9 @@ def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
 def test_what_the_user_can_correct_is_one_line(sample: Path, tmp_path: Path, flags: list[str], message: str) -> None:
     output = finish(start(sample, 1, tmp_path, *flags), status=2)
     assert output.startswith(message) and output.count("\n") == 1
+
+
+def test_its_own_tests_pass(sample: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=sample, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
