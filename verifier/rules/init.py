@@ -123,6 +123,7 @@ class RankDependentInitNoBroadcast(Rule):
 
     name = "rank-dependent-init-no-broadcast"
     family = "init"
+    needs = frozenset({"train", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
@@ -144,7 +145,15 @@ class RankDependentInitNoBroadcast(Rule):
             if any(e["sketch"] != own["sketch"] for e in entries)
         ]
         if not any(record["parameters"] for records in per_rank for record in records):
-            return self.passed(f"the weights are made after sharding{_against_one_process(run, evidence.single)}")
+            if evidence.single is None or not evidence.single.parameters:
+                return self.unknown(
+                    "the weights are made after sharding, and one process did not make its own to compare"
+                )
+            if not _as_one_process(run, evidence.single):
+                return self.unknown(
+                    "the weights are made after sharding, and one process makes others: they depend on the ranks"
+                )
+            return self.passed("the weights are made after sharding, and one process makes the same")
         if not differing:
             return self.passed(f"equal before sharding on all {run.world_size} ranks")
         last_shard = per_rank[0][-1]["seq"]
@@ -155,10 +164,8 @@ class RankDependentInitNoBroadcast(Rule):
         return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
 
 
-def _against_one_process(run: Run, single: Run | None) -> str:
-    """Whether one process, initialising by itself, comes to the same weights: a remark, no condition."""
-    if single is None or not single.parameters:
-        return ""
+def _as_one_process(run: Run, single: Run) -> bool:
+    """Whether one process, initialising by itself, comes to the same weights."""
     alone = {name: entries[0]["sketch"] for name, entries in single.parameters.items()}
     sharded = {
         name: [sum(column) for column in zip(*(e["sketch"] for e in entries if e["copy"] == 0), strict=True)]
@@ -167,7 +174,7 @@ def _against_one_process(run: Run, single: Run | None) -> str:
     near = (
         name in alone and difference(sharded[name], alone[name]) <= 1e-9 * (1.0 + alone[name][0]) for name in sharded
     )
-    return ", and one process makes the same" if all(near) else "; one process makes others"
+    return all(near)
 
 
 def _replicas_that_differ(run: Run) -> list[str]:
