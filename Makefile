@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit corpus references clean
+.PHONY: demo test lint types unit detection references clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -26,8 +26,8 @@ unit: $(VENV)/installed-test
 	$(BIN)/python -m pytest
 
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
-corpus: $(VENV)/installed-test
-	$(BIN)/python benchmarks/corpus.py --out benchmarks/results/corpus.json
+detection: $(VENV)/installed-test
+	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

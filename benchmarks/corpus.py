@@ -1,84 +1,122 @@
-"""How often the verifier is right: every seeded fault and every right script of the tests, through the whole verifier.
+"""The corpus: scripts with one seeded fault each (tests/faults) and right scripts (tests/zoo, tests/hosts).
 
-    python benchmarks/corpus.py --out benchmarks/results/corpus.json
+A case is a script whose docstring holds `key: value` lines on how to run it, a folder with a `verify.yaml`, or a YAML file that
+says which right script or folder is edited, and how:
 
-A fault is found if the rule that its header names fails. A right script with any failing rule is a false alarm.
+    rule: mesh-argument-wrong            the rule that must name it
+    host: zoo/hsdp.py                    below tests/: a script, or a folder with a verify.yaml
+    source: where the fault is known from
+    silent: true                         exits 0 and trains
+    also: [matches-ddp]                  rules that may fail too, as a consequence
+    edits:                               `old` stands exactly once in `file` (the script itself if there is no file)
+      - file: model.py
+        old: |
+          fully_shard(model, mesh=mesh)
+        new: |
+          fully_shard(model)
+
+Every other key is a setting of the target and wins over the host's own.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import re
-import tempfile
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from verified_fsdp2.verifier.flow import select, verify_with
-from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.target import resolve
+import yaml
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-KEYS = "rule|steps|nproc|args|save_args|resume_args|single_args|reshard_to|timeout"
+SETTINGS = (
+    "module",
+    "nproc",
+    "steps",
+    "timeout",
+    "device",
+    "args",
+    "save_args",
+    "resume_args",
+    "single_args",
+    "reshard_to",
+)
+ABOUT = ("rule", "host", "source", "silent", "also", "edits", "strength")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One script, folder or edit. `rule` is None for a right one."""
+
+    path: Path
+    rule: str | None = None
+    host: Path | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    edits: tuple[dict[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`faults/hsdp_mesh`, `zoo/minimal`: the path below tests/ without its suffix."""
+        return str(self.path.relative_to(TESTS).with_suffix(""))
+
+    def files(self) -> list[Path]:
+        """The Python files of the script or of its folder."""
+        base = self.host or self.path
+        return sorted(base.rglob("*.py")) if base.is_dir() else [base]
+
+    def target(self, into: Path) -> Path:
+        """The script or folder to verify; an edited copy is made in the new folder `into`."""
+        if self.host is None:
+            return self.path
+        copy = into / self.path.stem
+        if self.host.is_dir():
+            shutil.copytree(self.host, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            copy.mkdir(parents=True)
+            shutil.copy(self.host, copy / self.host.name)
+            copy /= self.host.name
+        for edit in self.edits:
+            file = copy / edit["file"] if "file" in edit else copy
+            text = file.read_text(encoding="utf-8")
+            if text.count(edit["old"]) != 1:
+                raise ValueError(f"{self.path}: `old` stands {text.count(edit['old'])} times in {file.name}, not once")
+            file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+        return copy
+
+
+def faults() -> list[Case]:
+    """Every seeded fault, by name."""
+    folder = TESTS / "faults"
+    return [load(path) for path in sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])]
+
+
+def right() -> list[Case]:
+    """Every right script and host project, by name."""
+    hosts = [path.parent for path in sorted((TESTS / "hosts").glob("*/verify.yaml"))]
+    return [load(path) for path in [*sorted((TESTS / "zoo").glob("*.py")), *hosts]]
+
+
+def load(path: Path) -> Case:
+    """The case at `path`."""
+    if path.is_dir():
+        return Case(path)
+    if path.suffix == ".py":
+        told = header(path)
+        return Case(path, rule=told.pop("rule", None), settings=told)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    unknown = set(values) - {*SETTINGS, *ABOUT}
+    if unknown:
+        raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
+    host = TESTS / values["host"]
+    own = {key: values[key] for key in SETTINGS if key in values}
+    base = header(host) if host.is_file() else {}
+    base.pop("rule", None)
+    about = {key: values[key] for key in ABOUT if key in values}
+    return Case(path, values["rule"], host, {**base, **own}, about, tuple(values["edits"]))
 
 
 def header(script: Path) -> dict[str, str]:
     """The `key: value` lines of a corpus script's docstring."""
     doc = script.read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
-    return {m[1]: m[2] for m in re.finditer(rf"^({KEYS}): (.*)$", doc, re.M)}
-
-
-def judge(script: Path, launcher: Launcher) -> dict[str, object]:
-    """One line of the table."""
-    told = header(script)
-    rule = told.pop("rule", None)
-    with tempfile.TemporaryDirectory() as work:
-        verdict = verify_with(launcher, resolve(script, told), Path(work) / "work", select((), ()))
-    failed = [f.rule for f in verdict.findings if f.status == "fail"]
-    return {
-        "script": f"{script.parent.name}/{script.name}",
-        "rule": rule,
-        "found": rule in failed if rule else None,
-        "failed": failed,
-        "consequences": [f.rule for f in verdict.findings if f.status == "fail" and f.consequence],
-        "inconclusive": [f.rule for f in verdict.findings if f.status == "inconclusive"],
-        "seconds": round(verdict.seconds, 1),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
-    options = parser.parse_args()
-    scripts = [*sorted((TESTS / "faults").glob("*.py")), *sorted((TESTS / "zoo").glob("*.py"))]
-    rows = []
-    with Launcher() as launcher:
-        for script in scripts:
-            row = judge(script, launcher)
-            rows.append(row)
-            state = {True: "found", False: "MISSED", None: "FALSE ALARM" if row["failed"] else "quiet"}[row["found"]]
-            print(f"{state:<12}{row['script']:<52}{row['seconds']:>6} s  {', '.join(row['failed'])}", flush=True)
-        versions = launcher.versions
-    faults = [row for row in rows if row["rule"]]
-    right = [row for row in rows if not row["rule"]]
-    missed = [row for row in faults if not row["found"]]
-    alarms = [row for row in right if row["failed"]]
-    summary = {
-        "environment": {**versions, "platform": platform.platform()},
-        "faults": len(faults),
-        "found": len(faults) - len(missed),
-        "right_scripts": len(right),
-        "false_alarms": len(alarms),
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
-    }
-    print(
-        f"{summary['found']} of {summary['faults']} faults found, {len(alarms)} false alarms on {len(right)} right scripts"
-    )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**summary, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    return 1 if missed or alarms else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return {m[1]: m[2] for m in re.finditer(rf"^({'|'.join(('rule', *SETTINGS))}): (.*)$", doc, re.M)}

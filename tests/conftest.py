@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corpus import header
+from corpus import Case, load
 from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -30,9 +30,18 @@ def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
     """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's verify.yaml, gives more."""
 
     def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Verdict:
-        told = header(script) if script.is_file() else {}
-        told.pop("rule", None)
-        target = resolve(script, {**told, **flags})
+        target = resolve(script, {**load(script).settings, **flags})
+        return verify_with(launcher, target, tmp_path / "work", select(only, ()))
+
+    return run
+
+
+@pytest.fixture
+def verify_case(launcher: Launcher, tmp_path: Path) -> Verify:
+    """verify_case(case, only=()) -> Verdict of a case of the corpus."""
+
+    def run(case: Case, only: tuple[str, ...] = ()) -> Verdict:
+        target = resolve(case.target(tmp_path), case.settings)
         return verify_with(launcher, target, tmp_path / "work", select(only, ()))
 
     return run

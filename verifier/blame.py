@@ -34,6 +34,8 @@ class Blame:
     text: str
     location: dict[str, Any] | None
     mend: str
+    error: str = ""  # `ErrorName: message`, whole, if the rank raised
+    frames: tuple[dict[str, Any], ...] = ()  # the user's frames, innermost first
 
 
 def blame(run: Run) -> Blame:
@@ -82,7 +84,8 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
     if end["how"] == "exception":
         message = str(end["message"]).strip().splitlines()
         told = f"rank {rank} raised {end['error']}: {(message or [''])[0][:300]}{_stack_text(frames)}"
-        return Blame(rank, told, line, "Mend the error at that line; the other ranks only lost their peer.")
+        mend = "Mend the error at that line; the other ranks only lost their peer."
+        return Blame(rank, told, line, mend, f"{end['error']}: {end['message']}", tuple(frames))
     said = f" ({end['message']})" if end.get("message") else ""
     told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
     return Blame(rank, told, line, _TOGETHER)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .finding import Hit
 from .trace import Record, Run
 
 
@@ -25,6 +27,7 @@ class Evidence:
     reshards: tuple[Run, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
+    hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
 
     @property
     def runs(self) -> list[Run]:

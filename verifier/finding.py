@@ -33,6 +33,15 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Hit:
+    """What a static detector saw in a source: `told` says what, `location` where."""
+
+    rule: str
+    told: str
+    location: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer for one target."""
 

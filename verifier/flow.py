@@ -184,15 +184,21 @@ def _needs_exact(train: Run) -> bool:
 
 
 def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
-    """The findings of the chosen rules. A broken oracle comparison is a consequence if a rule of another family failed."""
+    """The findings of the chosen rules. What the static tier saw counts where the runs could not decide.
+
+    A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
+    """
     findings = []
     for name in chosen:
         started = time.monotonic()
-        found = RULES[name].judge(evidence)
+        rule = RULES[name]
+        found = rule.judge(evidence)
+        if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
+            found = rule.failed(hits[0].told, hits[0].location, tier="static")
         findings.append(replace(found, seconds=time.monotonic() - started))
-    causes = any(f.status == "fail" and RULES[f.rule].family != "parity" for f in findings)
+    causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [
-        replace(f, consequence=True) if causes and f.status == "fail" and RULES[f.rule].family == "parity" else f
+        replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
         for f in findings
     ]
 

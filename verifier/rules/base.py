@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from ..blame import blame
 from ..evidence import Evidence
 from ..finding import Finding
 
@@ -20,6 +22,7 @@ class Rule(ABC):
     name: ClassVar[str]
     family: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
+    names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
 
     @abstractmethod
     def judge(self, evidence: Evidence) -> Finding:
@@ -49,6 +52,42 @@ class Rule(ABC):
     def unknown(self, reason: str, **more: Any) -> Finding:
         """The clause could not be checked."""
         return Finding(self.name, "inconclusive", reason, **more)
+
+
+class SourceRule(Rule):
+    """A clause that only the sources can break: its static detector decides."""
+
+    needs = frozenset()
+
+    def judge(self, evidence: Evidence) -> Finding:
+        hits = evidence.hits.get(self.name, ())
+        if hits:
+            return self.failed(hits[0].told, hits[0].location, tier="static")
+        return self.passed("not seen in the sources", tier="static")
+
+
+class RaisedRule(Rule):
+    """A clause that torch itself enforces, with an error that does not say what to do.
+
+    `pattern` is searched in `ErrorName: message` of the error that made a run fail.
+    """
+
+    pattern: ClassVar[str]
+
+    def judge(self, evidence: Evidence) -> Finding:
+        for run in (evidence.train, evidence.resume, *evidence.reshards):
+            if run is None or run.completed:
+                continue
+            cause = blame(run)
+            if (found := re.search(self.pattern, cause.error)) is not None:
+                return self.failed(f"the {run.role} run stopped: {self.told(found, cause.text)}", cause.location)
+        if evidence.train is None or (not evidence.train.completed and evidence.train.steps() == 0):
+            return self.unknown("the train run stopped before its first step, for another reason")
+        return self.passed("no run was stopped by it")
+
+    def told(self, found: re.Match[str], text: str) -> str:
+        """What is said of a match; `text` is what `blame` says of the run."""
+        return text
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:

@@ -28,6 +28,7 @@ class RunCompletes(Rule):
 
     name = "run-completes"
     family = "hang"
+    names_a_cause = False
 
     def judge(self, evidence: Evidence) -> Finding:
         if evidence.train is None:

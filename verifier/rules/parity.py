@@ -34,6 +34,7 @@ class MatchesDdp(Rule):
 
     name = "matches-ddp"
     family = "parity"
+    names_a_cause = False
     needs = frozenset({"train", "exact", "reference", "envelope", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -74,6 +75,7 @@ class MatchesSingleProcess(Rule):
 
     name = "matches-single-process"
     family = "parity"
+    names_a_cause = False
     needs = frozenset({"train", "exact", "reference", "envelope", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -108,6 +110,7 @@ class ResumeIsExact(Rule):
 
     name = "resume-is-exact"
     family = "parity"
+    names_a_cause = False
     needs = frozenset({"train", "resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -153,6 +156,7 @@ class ReshardKeepsTrajectory(Rule):
 
     name = "reshard-keeps-trajectory"
     family = "parity"
+    names_a_cause = False
     needs = frozenset({"train", "reference", "envelope", "continued", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
