@@ -8,6 +8,7 @@ says which right script or folder is edited, and how:
     source: where the fault is known from
     silent: true                         exits 0 and trains
     also: [matches-ddp]                  rules that may fail too, as a consequence
+    tier: simulate                       if a real run at this size would show nothing
     edits:                               `old` stands exactly once in `file` (the script itself if there is no file)
       - file: model.py
         old: |
@@ -41,7 +42,7 @@ SETTINGS = (
     "single_args",
     "reshard_to",
 )
-ABOUT = ("rule", "host", "source", "silent", "also", "edits", "strength")
+ABOUT = ("rule", "host", "source", "silent", "also", "edits", "strength", "tier")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Case:
     def name(self) -> str:
         """`faults/hsdp_mesh`, `zoo/minimal`: the path below tests/ without its suffix."""
         return str(self.path.relative_to(TESTS).with_suffix(""))
+
+    @property
+    def tier(self) -> str:
+        """The tier that can see the fault; a key `tier: simulate` is for what only a large world size shows."""
+        return str(self.about.get("tier", "ranks"))
 
     def files(self) -> list[Path]:
         """The Python files of the script or of its folder."""

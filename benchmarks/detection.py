@@ -24,7 +24,8 @@ def judge(case: Case, launcher: Launcher) -> dict[str, Any]:
     """One line of the table."""
     with tempfile.TemporaryDirectory() as folder:
         target = resolve(case.target(Path(folder)), case.settings)
-        verdict = verify_with(launcher, target, Path(folder) / "work", select((), ()))
+        chosen = select((), (), case.tier)
+        verdict = verify_with(launcher, target, Path(folder) / "work", chosen, tier=case.tier)
     failed = [f for f in verdict.findings if f.status == "fail"]
     causes = [f.rule for f in failed if not f.consequence]
     return {

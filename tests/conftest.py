@@ -42,6 +42,7 @@ def verify_case(launcher: Launcher, tmp_path: Path) -> Verify:
 
     def run(case: Case, only: tuple[str, ...] = ()) -> Verdict:
         target = resolve(case.target(tmp_path), case.settings)
-        return verify_with(launcher, target, tmp_path / "work", select(only, ()))
+        chosen = select(only, (), case.tier)
+        return verify_with(launcher, target, tmp_path / "work", chosen, tier=case.tier)
 
     return run

@@ -18,11 +18,14 @@ from .launch.client import Launcher
 from .launch.request import Request
 from .rules import RULES
 from .rules.precision import LOW
+from .rules.traffic import traffic
 from .static import project_files
 from .target import Target
 from .trace import Run, read_run
 
 GRACE = 8.0
+TIERS = ("simulate", "ranks")
+SIMULATED_STEPS = 2  # the first step of a run also initialises
 Progress = Callable[[str], None]
 
 
@@ -33,25 +36,33 @@ def verify(
     skip: Collection[str] = (),
     python: str = sys.executable,
     progress: Progress = lambda text: None,
+    tier: str = "ranks",
 ) -> Verdict:
-    """Run the target in every role that it allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
-    chosen = select(only, skip)
+    """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
+    chosen = select(only, skip, tier)
     work.mkdir(parents=True, exist_ok=True)
     ranks = max(target.nproc, *target.reshard_to, 1)
-    with Launcher(python, work / "launcher.log", target.device, ranks) as launcher:
-        return verify_with(launcher, target, work, chosen, progress)
+    device = "cpu" if tier == "simulate" else target.device
+    with Launcher(python, work / "launcher.log", device, ranks) as launcher:
+        return verify_with(launcher, target, work, chosen, progress, tier)
 
 
 def verify_with(
-    launcher: Launcher, target: Target, work: Path, chosen: Collection[str], progress: Progress = lambda text: None
+    launcher: Launcher,
+    target: Target,
+    work: Path,
+    chosen: Collection[str],
+    progress: Progress = lambda text: None,
+    tier: str = "ranks",
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run."""
     started = time.monotonic()
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
-    evidence = gather(target, Runner(launcher, target, work, progress), needs)
-    devices = launcher.versions["devices"]
-    environment = {**launcher.versions, "platform": platform.platform(), "backend": "nccl" if devices else "gloo"}
-    findings = judge(evidence, chosen)
+    runner = Runner(launcher, target, work, progress)
+    evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
+    backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
+    environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
+    findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
     return Verdict(
         verdict=verdict_of(findings),
         target=target.describe(),
@@ -149,6 +160,12 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     return _resume(target, runner, evidence, exact, needs)
 
 
+def simulate(target: Target, runner: Runner) -> Evidence:
+    """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
+    run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
+    return Evidence(train=run, sources=project_files(target.script))
+
+
 def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:
     after, missing = evidence.saved_after(), evidence.missing
     if not target.resume_args:
@@ -203,7 +220,7 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
     ]
 
 
-def select(only: Collection[str], skip: Collection[str]) -> list[str]:
+def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:
     """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
     families = {rule.family for rule in RULES.values()}
     for name in (*only, *skip):
@@ -213,7 +230,8 @@ def select(only: Collection[str], skip: Collection[str]) -> list[str]:
     def named(rule: str, names: Collection[str]) -> bool:
         return rule in names or RULES[rule].family in names
 
-    return [rule for rule in RULES if (not only or named(rule, only)) and not named(rule, skip)]
+    able = [name for name, rule in RULES.items() if tier != "simulate" or rule.simulated]
+    return [rule for rule in able if (not only or named(rule, only)) and not named(rule, skip)]
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -252,4 +270,5 @@ def facts(evidence: Evidence) -> dict[str, Any]:
         if first
         else {},
         "saved_after_step": evidence.saved_after(),
+        "traffic": traffic(run),
     }

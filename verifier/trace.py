@@ -47,7 +47,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard."""
+    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard, simulate (rank 0 alone)."""
 
     role: str
     world_size: int
@@ -183,7 +183,7 @@ class Run:
 def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str) -> Run:
     """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
     traces, stacks, errors = [], {}, {}
-    for rank in range(world_size):
+    for rank in sorted(e["rank"] for e in answer["ranks"]):
         traces.append(Trace(rank, tuple(_read(folder / f"rank{rank}.jsonl"))))
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")

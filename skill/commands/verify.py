@@ -12,6 +12,7 @@ from pathlib import Path
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
 from ..output import log, say
 
+TIERS = ("simulate", "ranks")
 EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
 EPILOG = """\
 The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
@@ -57,6 +58,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--device", metavar="WHERE", help="auto (GPUs if there is one for each rank, else CPU), cpu, cuda"
     )
+    parser.add_argument(
+        "--tier",
+        choices=TIERS,
+        default="ranks",
+        help="ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only",
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
     parser.add_argument(
         "--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)"
@@ -88,14 +95,20 @@ def run(options: argparse.Namespace) -> int:
     flags = {name: getattr(options, name) for name in names}
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
     reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))
-    select(options.only, options.skip)
+    select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
         verdict = verify(
-            target, work.resolve(), options.only, options.skip, sys.executable, progress=lambda line: log(f"  {line}")
+            target,
+            work.resolve(),
+            options.only,
+            options.skip,
+            sys.executable,
+            progress=lambda line: log(f"  {line}"),
+            tier=options.tier,
         )
         for name, path in reports:
             text = RENDERERS[name](verdict)

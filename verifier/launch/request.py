@@ -17,7 +17,7 @@ class Request:
     argv: list[str] = field(default_factory=list)
     timeout: float = 60.0
     grace: float = 5.0  # what other ranks get after the first has failed
-    mode: str = "fsdp"  # "ddp": DDP stands in for fully_shard
+    mode: str = "fsdp"  # "ddp": DDP stands in for fully_shard; "simulate": one process with a fake process group
     steps: int = 1
     stress: bool = False  # huge gradients in the step after the last
     exact: bool = False  # no mixed precision, autocast or dropout

@@ -73,12 +73,13 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     sys.stdout.flush()
     sys.stderr.flush()
     started = time.monotonic()
+    alone = request["mode"] == "simulate"
     try:
-        port = _fork_store()
+        port = 0 if alone else _fork_store()
     except OSError as error:
         return {"fault": "no sockets", "message": str(error)}
     ranks: dict[int, int] = {}
-    for rank in range(request["world_size"]):
+    for rank in range(1 if alone else request["world_size"]):
         pid = os.fork()
         if pid == 0:
             _be_rank(request, rank, port)

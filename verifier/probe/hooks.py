@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import standin, torchlib
+from . import hooks_traffic, simulation, standin, torchlib
 from .session import Session
 
 
@@ -38,8 +38,11 @@ def install(session: Session) -> None:
     _listen_to_optimizers(session)
     _listen_to_checkpoints(session)
     _listen_to_exit(session)
+    hooks_traffic.install(session)
     if session.stand_in:
         standin.install(session)
+    if session.request["mode"] == "simulate":
+        simulation.install(session)
 
 
 def _listen_to_calls(session: Session) -> None:

@@ -41,6 +41,8 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     if not batch:
         return []
     rows = batch[0].shape[0]
+    if rows == 0:
+        return []
     total: torch.Tensor | None = None
     for number, tensor in enumerate(t for t in batch if t.shape[0] == rows):
         flat = tensor.reshape(rows, -1)

@@ -93,6 +93,21 @@ def _facts(verdict: Verdict) -> Iterator[str]:
             f"in {facts['groups']} groups; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank; "
             f"updates {'go' if facts['downhill'] else 'do not go'} downhill"
         )
+        yield from _traffic(facts["traffic"], facts["groups"])
+
+
+def _traffic(traffic: dict[str, float], groups: int) -> Iterator[str]:
+    """The collectives of one step, those of forward and backward apart from those that the script itself calls."""
+    if not traffic:
+        return
+    told = []
+    for where, whose in (("model", "forward and backward"), ("script", "the rest of the step")):
+        kinds = [key.removesuffix(f"_{where}") for key in traffic if key.endswith(f"_{where}")]
+        counts = [
+            f"{traffic[f'{kind}_{where}']:.0f} {kind} ({traffic[f'{kind}_{where}_bytes']:,.0f} bytes)" for kind in kinds
+        ]
+        told.append(f"{whose}: {', '.join(counts) or 'none'}")
+    yield f"collectives of a step, {groups} groups, {traffic['fsdp_forwards']:.0f} FSDP forwards: {'; '.join(told)}"
 
 
 def _last(verdict: Verdict) -> str:

@@ -22,6 +22,7 @@ class Rule(ABC):
     name: ClassVar[str]
     family: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
+    simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
 
     @abstractmethod

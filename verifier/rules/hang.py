@@ -29,11 +29,16 @@ class RunCompletes(Rule):
     name = "run-completes"
     family = "hang"
     names_a_cause = False
+    simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
         if evidence.train is None:
             return self.unknown(evidence.missing.get("train", "the script was not run"))
         run = evidence.train
+        if not run.completed and run.role == "simulate":
+            return self.unknown(
+                f"the simulated run stopped early, perhaps on numbers that are not real: {blame(run).text}"
+            )
         if not run.completed:
             cause = blame(run)
             return self.failed(cause.text, cause.location, fix=cause.mend)

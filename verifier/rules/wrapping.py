@@ -32,6 +32,7 @@ class RootNotWrapped(Rule):
 
     name = "root-not-wrapped"
     family = "wrapping"
+    simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
@@ -78,6 +79,7 @@ class RootOnlyWrap(Rule):
 
     name = "root-only-wrap"
     family = "wrapping"
+    simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train

@@ -1,0 +1,123 @@
+"""The simulated tier: one process, a fake process group, the structure and traffic of any world size."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from corpus import TESTS
+from verified_fsdp2.verifier.flow import Runner, select, simulate, verify_with
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.target import resolve
+
+pytestmark = pytest.mark.launch
+
+COUNTED = """
+import json
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+dist.init_process_group("gloo")
+model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)])
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    with CommDebugMode() as counter:
+        loss = model(torch.ones(2, 16)).sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if dist.get_rank() == 0:
+            counts = {str(op): n for op, n in counter.get_comm_counts().items()}
+            with open(OUT, "w") as file:
+                json.dump(counts, file)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COUNTED.replace("OUT", repr(str(tmp_path / "counts.json"))))
+    verdict = verify_with(launcher, resolve(script, {"steps": 2}), tmp_path / "work", ["run-completes"])
+    torch_counts = json.loads((tmp_path / "counts.json").read_text())
+    ours = verdict.facts["traffic"]
+    assert sum(torch_counts.values()) > 0
+    for kind, names in {
+        "all_gather": ("allgather", "all_gather"),
+        "reduce_scatter": ("reduce_scatter",),
+        "all_reduce": ("allreduce", "all_reduce"),
+    }.items():
+        theirs = sum(n for op, n in torch_counts.items() if any(name in op for name in names))
+        assert theirs == ours.get(f"{kind}_model", 0) + ours.get(f"{kind}_script", 0), (kind, torch_counts, ours)
+
+
+def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp_path: Path) -> None:
+    target = resolve(TESTS / "zoo" / "minimal.py", {"steps": "3"})
+    real = verify_with(launcher, target, tmp_path / "real", ["root-only-wrap"]).facts
+    fake = verify_with(launcher, target, tmp_path / "fake", ["root-only-wrap"], tier="simulate").facts
+    for key in ("parameters", "elements", "sharded", "groups", "largest_share", "mesh", "traffic"):
+        assert fake[key] == real[key], key
+
+
+def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            import torch.distributed as dist
+            from torch import nn
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (dist.get_world_size() if dist.is_initialized() else 128, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
+            group = dist.new_group(backend="gloo")
+            assert dist.get_world_size() == 1024
+            states = [None] * 1024
+            dist.all_gather_object(states, {"rank": dist.get_rank()})
+            dist.barrier()
+            model = nn.Linear(64, 64)
+            fully_shard(model, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters())
+            for step in range(4):
+                model(torch.ones(1, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            """
+        )
+    )
+    verdict = verify_with(
+        launcher, resolve(script, {"nproc": 1024}), tmp_path / "work", select((), (), "simulate"), tier="simulate"
+    )
+    assert verdict.verdict == "pass", [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"]
+    assert {f.tier for f in verdict.findings} == {"simulate"}
+    assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
+    assert verdict.facts["traffic"]["all_reduce_model"] == 1
+    assert verdict.seconds < 10
+
+
+def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n")
+    verdict = verify_with(
+        launcher, resolve(script, {"nproc": 64}), tmp_path / "work", select((), (), "simulate"), tier="simulate"
+    )
+    assert verdict.verdict == "inconclusive"
+    assert any("does not divide into 64 ranks" in f.evidence for f in verdict.findings)
+
+
+def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
+    target = resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8})
+    run = simulate(target, Runner(launcher, target, tmp_path, lambda text: None)).train
+    assert run is not None
+    assert [trace.rank for trace in run.traces] == [0]
+    assert run.world_size == 8
+    assert run.completed
