@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection references clean
+.PHONY: demo test lint types unit detection mutation references clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -27,7 +27,11 @@ unit: $(VENV)/installed-test
 
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
 detection: $(VENV)/installed-test
-	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json
+	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
+
+# Each rule switched off in turn: the tests must notice.
+mutation: $(VENV)/installed-test
+	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -66,6 +66,25 @@ class Case:
         """The tier that can see the fault; a key `tier: simulate` is for what only a large world size shows."""
         return str(self.about.get("tier", "ranks"))
 
+    @property
+    def silent(self) -> bool:
+        """Whether the script with its fault exits 0 and trains; a script says it in its header, as `silent: false` if not."""
+        return bool(self.about.get("silent", True))
+
+    @property
+    def kind(self) -> str:
+        """`script`, `edit` (of a right script) or `project` (an edit of several modules that belong together)."""
+        if self.host is None:
+            return "script" if self.path.is_file() else "project"
+        return "project" if self.host.is_dir() else "edit"
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether the case needs its own number of ranks, such as four for a mesh of two dimensions."""
+        config = self.path / "verify.yaml" if self.path.is_dir() else None
+        own = yaml.safe_load(config.read_text(encoding="utf-8")) if config is not None else {}
+        return int(self.settings.get("nproc", own.get("nproc", 2))) > 2
+
     def files(self) -> list[Path]:
         """The Python files of the script or of its folder."""
         base = self.host or self.path
@@ -109,7 +128,8 @@ def load(path: Path) -> Case:
         return Case(path)
     if path.suffix == ".py":
         told = header(path)
-        return Case(path, rule=told.pop("rule", None), settings=told)
+        rule, silent = told.pop("rule", None), told.pop("silent", "true") == "true"
+        return Case(path, rule=rule, settings=told, about={"silent": silent})
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     unknown = set(values) - {*SETTINGS, *ABOUT}
     if unknown:
@@ -117,7 +137,8 @@ def load(path: Path) -> Case:
     host = TESTS / values["host"]
     own = {key: values[key] for key in SETTINGS if key in values}
     base = header(host) if host.is_file() else {}
-    base.pop("rule", None)
+    for key in ("rule", "silent"):
+        base.pop(key, None)
     about = {key: values[key] for key in ABOUT if key in values}
     return Case(path, values["rule"], host, {**base, **own}, about, tuple(values["edits"]))
 
@@ -125,4 +146,4 @@ def load(path: Path) -> Case:
 def header(script: Path) -> dict[str, str]:
     """The `key: value` lines of a corpus script's docstring."""
     doc = script.read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
-    return {m[1]: m[2] for m in re.finditer(rf"^({'|'.join(('rule', *SETTINGS))}): (.*)$", doc, re.M)}
+    return {m[1]: m[2] for m in re.finditer(rf"^({'|'.join(('rule', 'silent', *SETTINGS))}): (.*)$", doc, re.M)}

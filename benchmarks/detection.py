@@ -1,29 +1,52 @@
 """How often the verifier is right: every seeded fault and every right script, through the whole verifier.
 
-    python benchmarks/detection.py --out benchmarks/results/corpus.json [--only NAME]
+    python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
 
-A fault is found if its rule fails. A right script with any failing rule is a false alarm.
+A fault is found if its rule fails, and named if that is the first failure of the report. A right script with any failing rule is a
+false alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. `--only NAME` runs the cases
+whose name contains it; `--from FILE` makes the table from results that are there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from corpus import Case, faults, right
+from detection_table import table
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.target import resolve
 
+SIZES = (1, 2, 4)
+Job = tuple[Case, dict[str, Any]]
 
-def judge(case: Case, launcher: Launcher) -> dict[str, Any]:
-    """One line of the table."""
+
+def jobs(only: str | None) -> Iterator[Job]:
+    """(case, settings) of every run: a fault once, a right script at each world size that it can take."""
+    for case in [*faults(), *right()]:
+        if only and only not in case.name:
+            continue
+        if case.rule is not None or case.fixed_size:
+            yield case, case.settings
+        else:
+            for size in SIZES:
+                yield case, {**case.settings, "nproc": size}
+
+
+def judge(case: Case, settings: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
+    """One row of the results."""
     with tempfile.TemporaryDirectory() as folder:
-        target = resolve(case.target(Path(folder)), case.settings)
+        target = resolve(case.target(Path(folder)), settings)
         chosen = select((), (), case.tier)
         verdict = verify_with(launcher, target, Path(folder) / "work", chosen, tier=case.tier)
     failed = [f for f in verdict.findings if f.status == "fail"]
@@ -31,8 +54,13 @@ def judge(case: Case, launcher: Launcher) -> dict[str, Any]:
     return {
         "case": case.name,
         "rule": case.rule,
+        "tier": case.tier,
+        "silent": case.silent,
+        "strength": case.about.get("strength", 1.0),
+        "kind": case.kind,
+        "ranks": target.nproc,
         "found": case.rule in [f.rule for f in failed] if case.rule else None,
-        "first": causes[0] if causes else (failed[0].rule if failed else None),
+        "first": (causes or [f.rule for f in failed] or [None])[0],
         "failed": [f.rule for f in failed],
         "consequences": [f.rule for f in failed if f.consequence],
         "inconclusive": [f.rule for f in verdict.findings if f.status == "inconclusive"],
@@ -41,39 +69,71 @@ def judge(case: Case, launcher: Launcher) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
-    parser.add_argument("--only", help="cases whose name contains this")
-    options = parser.parse_args()
-    cases = [case for case in [*faults(), *right()] if not options.only or options.only in case.name]
-    rows = []
-    with Launcher() as launcher:
-        for case in cases:
-            row = judge(case, launcher)
-            rows.append(row)
-            state = {True: "found", False: "MISSED", None: "FALSE ALARM" if row["failed"] else "quiet"}[row["found"]]
-            print(f"{state:<12}{row['case']:<52}{row['seconds']:>6} s  {', '.join(row['failed'])}", flush=True)
-        versions = launcher.versions
+def run(todo: list[Job], workers: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of all jobs, in order, and the versions on which they ran."""
+    launchers: SimpleQueue[Launcher] = SimpleQueue()
+    opened = [Launcher().__enter__() for _ in range(workers)]
+    for launcher in opened:
+        launchers.put(launcher)
+
+    def one(job: Job) -> dict[str, Any]:
+        launcher = launchers.get()
+        try:
+            row = judge(*job, launcher)
+        finally:
+            launchers.put(launcher)
+        state = {True: "found", False: "MISSED", None: "FALSE ALARM" if row["failed"] else "quiet"}[row["found"]]
+        print(
+            f"{state:<12}{row['case']:<50}{row['ranks']:>3} ranks{row['seconds']:>6} s  {', '.join(row['failed'])}",
+            flush=True,
+        )
+        return row
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(one, todo)), opened[0].versions
+    finally:
+        for launcher in opened:
+            launcher.__exit__(None, None, None)
+
+
+def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, Any]:
+    """The results as they are stored."""
     seeded = [row for row in rows if row["rule"]]
     good = [row for row in rows if not row["rule"]]
-    missed = [row for row in seeded if not row["found"]]
-    alarms = [row for row in good if row["failed"]]
-    summary = {
-        "environment": {**versions, "platform": platform.platform()},
+    return {
+        "environment": {**versions, "platform": platform.platform(), "cores": os.cpu_count()},
         "faults": len(seeded),
-        "found": len(seeded) - len(missed),
-        "right_scripts": len(good),
-        "false_alarms": len(alarms),
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "found": sum(row["found"] for row in seeded),
+        "right_scripts": len({row["case"] for row in good}),
+        "right_runs": len(good),
+        "false_alarms": sum(bool(row["failed"]) for row in good),
+        "median_seconds": statistics.median(row["seconds"] for row in rows),
+        "rows": rows,
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--table", type=Path, help="write the results as a page of Markdown")
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--from", dest="given", type=Path, help="take the results from this file and run nothing")
+    parser.add_argument("--workers", type=int, default=1, help="verifications at a time")
+    options = parser.parse_args()
+    if options.given:
+        results = json.loads(options.given.read_text(encoding="utf-8"))
+    else:
+        results = summary(*run(list(jobs(options.only)), options.workers))
+    for path, text in ((options.out, json.dumps(results, indent=1) + "\n"), (options.table, table(results))):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
     print(
-        f"{summary['found']} of {summary['faults']} faults found, {len(alarms)} false alarms on {len(good)} right scripts"
+        f"{results['found']} of {results['faults']} faults found, "
+        f"{results['false_alarms']} false alarms on {results['right_scripts']} right scripts in {results['right_runs']} runs"
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**summary, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    return 1 if missed or alarms else 0
+    return 1 if results["found"] < results["faults"] or results["false_alarms"] else 0
 
 
 if __name__ == "__main__":

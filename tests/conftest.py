@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ from corpus import Case, load
 from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import resolve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mutant() -> None:
+    """For benchmarks/mutation.py: switch off the rule that the environment names."""
+    if name := os.environ.get("FSDP2_MUTANT"):
+        rule = RULES[name]
+        rule.judge = lambda evidence: rule.passed("switched off")  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """A small GPT that logs the norm of its weights.
 
 rule: run-completes
+silent: false
 timeout: 15
 """
 

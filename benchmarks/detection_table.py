@@ -1,0 +1,136 @@
+"""The results of `detection.py` as references/detection.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Z = 1.959964  # 95 %
+ABOUT = """\
+Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. Every seeded fault of `tests/faults/` and every
+right script of `tests/zoo/` and `tests/hosts/` goes through the whole verifier. A fault counts as found if its own rule fails,
+and as named if that is the first failure of the report. Intervals are Wilson's at 95 %.""".splitlines()
+KINDS = {
+    "script": "one short script, fault written into it",
+    "edit": "a right script of the zoo, one place edited",
+    "project": "a project of several modules, edited where two files meet",
+}
+
+
+def wilson(hits: int, total: int) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a proportion."""
+    if total == 0:
+        return 0.0, 1.0
+    share = hits / total
+    middle = share + Z * Z / (2 * total)
+    spread = Z * math.sqrt(share * (1 - share) / total + Z * Z / (4 * total * total))
+    scale = 1 + Z * Z / total
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The whole page."""
+    return "\n".join([*_head(results), *_by_kind(results), *_by_rule(results), *_missed(results), *_limit(), ""])
+
+
+def _head(results: dict[str, Any]) -> Iterator[str]:
+    rows = results["rows"]
+    seeded = [row for row in rows if row["rule"]]
+    silent = [row for row in seeded if row["silent"]]
+    weak = [row for row in seeded if row["strength"] < 1]
+    found = [row for row in seeded if row["found"]]
+    named = sum(row["first"] == row["rule"] for row in found)
+    environment = results["environment"]
+    yield "# How often the verifier is right"
+    yield ""
+    yield from ABOUT
+    yield ""
+    yield f"torch {environment['torch']}, Python {environment['python']}, {environment['platform']}, {environment['cores']} cores, gloo."
+    yield ""
+    yield "| measure | value | 95 % interval |"
+    yield "|---|---|---|"
+    yield _share("faults found", sum(row["found"] for row in seeded), len(seeded))
+    yield _share("silent faults found (exit 0, training goes on)", sum(row["found"] for row in silent), len(silent))
+    if weak:
+        yield _share("faults at a tenth of their strength found", sum(row["found"] for row in weak), len(weak))
+    yield _share("of the found: seeded rule named first", named, len(found))
+    yield _share(
+        "false alarms, runs of right scripts at 1, 2 and 4 ranks", results["false_alarms"], results["right_runs"]
+    )
+    seconds = [row["seconds"] for row in rows]
+    yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"
+    yield ""
+    yield "The corpus is this project's own, so the shares say how the rules do on the faults that it knows, not on all there are."
+    yield ""
+
+
+def _by_kind(results: dict[str, Any]) -> Iterator[str]:
+    yield "## By kind of case"
+    yield ""
+    yield "| kind | found | interval |"
+    yield "|---|---|---|"
+    for kind, told in KINDS.items():
+        rows = [row for row in results["rows"] if row["rule"] and row["kind"] == kind]
+        if rows:
+            yield _share(told, sum(row["found"] for row in rows), len(rows))
+    yield ""
+
+
+def _by_rule(results: dict[str, Any]) -> Iterator[str]:
+    yield "## By rule"
+    yield ""
+    yield "| rule | found | interval | named first | tier | seconds |"
+    yield "|---|---|---|---|---|---|"
+    seeded = [row for row in results["rows"] if row["rule"]]
+    for rule in sorted({row["rule"] for row in seeded}):
+        rows = [row for row in seeded if row["rule"] == rule]
+        found = sum(row["found"] for row in rows)
+        named = sum(row["first"] == rule for row in rows)
+        low, high = wilson(found, len(rows))
+        tiers = ", ".join(sorted({row["tier"] for row in rows}))
+        seconds = statistics.median(row["seconds"] for row in rows)
+        yield f"| {rule} | {found} of {len(rows)} | {low:.0%} to {high:.0%} | {named} | {tiers} | {seconds:.1f} |"
+    yield ""
+
+
+def _missed(results: dict[str, Any]) -> Iterator[str]:
+    missed = [row for row in results["rows"] if row["rule"] and not row["found"]]
+    alarms = [row for row in results["rows"] if not row["rule"] and row["failed"]]
+    if missed:
+        yield "## Missed"
+        yield ""
+        for row in missed:
+            yield f"- `{row['case']}` ({row['rule']}): the report says {', '.join(row['failed']) or 'nothing'}"
+        yield ""
+    if alarms:
+        yield "## False alarms"
+        yield ""
+        for row in alarms:
+            yield f"- `{row['case']}` at {row['ranks']} ranks: {', '.join(row['failed'])}"
+        yield ""
+
+
+def _limit() -> Iterator[str]:
+    """The smallest gradient error that is seen, if it has been measured (benchmarks/detection_limit.py)."""
+    path = RESULTS / "detection_limit.json"
+    if not path.exists():
+        return
+    limits = json.loads(path.read_text(encoding="utf-8"))
+    yield "## Detection limit"
+    yield ""
+    yield "The smallest relative error of every gradient that is still found (`benchmarks/detection_limit.py`):"
+    yield ""
+    yield "| optimizer | smallest found | largest missed |"
+    yield "|---|---|---|"
+    for name, values in limits["optimizers"].items():
+        yield f"| {name} | {values['smallest_found']:.1e} | {values['largest_missed']:.1e} |"
+
+
+def _share(label: str, hits: int, total: int) -> str:
+    low, high = wilson(hits, total)
+    return f"| {label} | {hits} of {total} | {low:.1%} to {high:.1%} |"
