@@ -26,6 +26,7 @@ class ShardsAreEven(Rule):
         def longest(parameter):
             return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
 
+
         for block in model.blocks:
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
