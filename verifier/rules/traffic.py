@@ -23,10 +23,7 @@ class ShardsAreEven(Rule):
             fully_shard(block)  # the largest dim of a stacked weight is not dim 0
         fully_shard(model)
     Right:
-        def longest(parameter):
-            return Shard(max(range(parameter.ndim), key=lambda dim: parameter.shape[dim]))
-
-
+        longest = lambda p: Shard(max(range(p.ndim), key=lambda dim: p.shape[dim]))
         for block in model.blocks:
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
