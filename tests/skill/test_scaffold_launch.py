@@ -90,16 +90,13 @@ def test_the_loss_falls_and_the_clip_is_reached(straight: list[dict[str, Any]]) 
     assert max(record["grad_norm"] for record in straight) > 0.5
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_losses_do_not_depend_on_the_ranks(
-    sample: Path, straight: list[dict[str, Any]], tmp_path: Path, ranks: int
-) -> None:
-    assert_close(run(sample, ranks, tmp_path), straight)
+def test_losses_do_not_depend_on_the_ranks(sample: Path, straight: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert_close(run(sample, 1, tmp_path), straight)
 
 
 def test_resume_is_bitwise_and_reshards(sample: Path, straight: list[dict[str, Any]], tmp_path: Path) -> None:
     run(sample, 2, tmp_path / "saved", STEPS // 2)
-    for ranks in (2, 1, 4):
+    for ranks in (2, 4):
         out = shutil.copytree(tmp_path / "saved", tmp_path / str(ranks))
         found = run(sample, ranks, out, STEPS, "--resume")
         if ranks == 2:
@@ -107,9 +104,8 @@ def test_resume_is_bitwise_and_reshards(sample: Path, straight: list[dict[str, A
         assert_close(found, straight)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path, ranks: int) -> None:
-    process = start(sample, ranks, tmp_path, "--steps", "1000000")
+def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path) -> None:
+    process = start(sample, 2, tmp_path, "--steps", "1000000")
     assert process.stdout
     shown = ""
     for line in process.stdout:
@@ -118,7 +114,7 @@ def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path, ranks: int) -
             process.send_signal(signal.SIGTERM)
             break
     # torchrun always returns 1 after a signal, whatever its ranks return
-    shown += finish(process, status=0 if ranks == 1 else 1)
+    shown += finish(process, status=1)
     assert "stopped by SIGTERM; continue with --resume" in shown
     last = steps_of(tmp_path)[-1]["step"]
     assert [path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir()] == [f"step_{last:08d}"]
