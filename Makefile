@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation references clean
+.PHONY: demo test lint types unit detection mutation zoo references clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -28,6 +28,10 @@ unit: $(VENV)/installed-test
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
 detection: $(VENV)/installed-test
 	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
+
+# The right scripts shown right without the verifier: equal weights on 1, 2 and 4 ranks, and after a resume.
+zoo: $(VENV)/installed-test
+	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
 
 # Each rule switched off in turn: the tests must notice.
 mutation: $(VENV)/installed-test
