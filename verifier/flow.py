@@ -150,13 +150,12 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     by_hand = reference is not None and not reference.completed
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
-    evidence = replace(
-        evidence,
-        exact=twin,
-        reference=reference,
-        envelope=run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand),
-        single=run("single", 1, target.single_args, mode="ddp"),
-    )
+    if reference is not None and not reference.completed:  # then the noise of one process is the measure
+        envelope = run("envelope", 1, target.single_args, mode="ddp", nudge=True)
+    else:
+        envelope = run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
+    single = run("single", 1, target.single_args, mode="ddp")
+    evidence = replace(evidence, exact=twin, reference=reference, envelope=envelope, single=single)
     return _resume(target, runner, evidence, exact, needs)
 
 

@@ -8,6 +8,7 @@ from ..blame import blame
 from ..comparison import Comparison, compare, limits
 from ..evidence import Evidence
 from ..finding import Finding
+from ..localise import meaning, part
 from ..trace import Run, difference
 from .base import Rule, count, some
 
@@ -218,25 +219,14 @@ def _same(a: list[float], b: list[float]) -> bool:
 
 
 def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label: str) -> Finding:
+    """Compare the exact run with one oracle."""
     run = evidence.exact
     if run is None or not run.completed:
         return rule.unknown(evidence.missing.get("exact", "the train run did not complete"))
     if oracle is None:
         return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
-    if not oracle.completed:
-        return rule.unknown(f"the {role} run could not be made: {blame(oracle).text}")
-    steps = min(run.steps(), oracle.steps())
-    if steps == 0:
-        return rule.unknown("no optimizer step was seen")
-    if any(model["starting_point"] != "loaded" for model in oracle.models):
-        return rule.unknown(
-            f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
-        )
-    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
-    if apart:
-        return rule.unknown(
-            f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
-        )
+    if (reason := incomparable(run, oracle, role, label)) is not None:
+        return rule.unknown(reason)
     found = compare(run, oracle)
     if found.update_size == 0.0:
         return rule.unknown("no weight moved in any step, so equal weights prove nothing")
@@ -252,34 +242,97 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
         return rule.unknown(
             f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"
         )
-    return _decide(rule, evidence, run, found, allowed, steps, label)
+    return _decide(rule, evidence, run, oracle, found, allowed, label)
+
+
+def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
+    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    if not oracle.completed:
+        cause = blame(oracle)
+        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
+        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
+        return f"{who}: {cause.text}{code}; the other oracles decide alone"
+    steps = min(run.steps(), oracle.steps())
+    if steps == 0:
+        return "no optimizer step was seen"
+    if any(model["starting_point"] != "loaded" for model in oracle.models):
+        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
+    if apart:
+        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+    return None
 
 
 def _decide(
-    rule: Rule, evidence: Evidence, run: Run, found: Comparison, allowed: dict[str, float], steps: int, label: str
+    rule: Rule,
+    evidence: Evidence,
+    run: Run,
+    oracle: Run,
+    found: Comparison,
+    allowed: dict[str, float],
+    label: str,
 ) -> Finding:
-    measures = {
-        "loss": found.loss,
-        "gradient norm": found.grad_norm,
-        "first gradient": found.gradient,
-        "update": found.update,
-    }
+    measures = found.measures
     over = {name: value for name, value in measures.items() if not value <= allowed[name]}
     if not over:
         name = max(measures, key=lambda n: measures[n] / allowed[n])
         told = (
-            f"{count(steps, 'step')} as {label}: loss within {found.loss:.1e}, "
-            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}"
+            f"{count(min(run.steps(), oracle.steps()), 'step')} as {label}: loss within {found.loss:.1e}, "
+            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}; {substance(evidence, run)}"
         )
         return rule.passed(told, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: over[n] / allowed[n])
     told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())
-    if "first gradient" in over:
-        told += f"; worst at step 1: {found.worst}"
-    elif "update" in over and "gradient norm" not in over:
-        told += "; the gradients after backward agree, so it happens between backward and the end of the step"
-    line = evidence.line_of(run, "step" if "first gradient" not in over else "micro")
+    parting = part(run, oracle, allowed)
+    told += f"; {meaning(parting, run, label, _second(evidence, run, label, allowed))}"
+    line = evidence.line_of(run, "micro" if parting.stage in ("gradient", "loss") else "step")
     return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
+
+
+def _second(evidence: Evidence, run: Run, label: str, allowed: dict[str, float]) -> str | None:
+    """What the other oracle says of the run: "agrees", "differs", or None where it cannot tell."""
+    if label == "DDP":
+        other, role, name = evidence.single, "single", "one process"
+    else:
+        other, role, name = evidence.reference, "reference", "DDP"
+    if other is None or incomparable(run, other, role, name) is not None:
+        return None
+    measures = compare(run, other).measures
+    return "agrees" if all(value <= allowed[n] for n, value in measures.items()) else "differs"
+
+
+def substance(evidence: Evidence, run: Run) -> str:
+    """What makes the pass more than luck: the loss fell, gradients and weights moved, the clip was reached, the data differ."""
+    losses = [loss for loss in run.losses if loss is not None]
+    told = [f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"] if len(losses) > 1 else []
+    trainable = [name for name, entries in run.parameters.items() if entries[0]["trainable"]]
+    steps = range(1, run.steps() + 1)
+    fed = {n for s in steps for n, g in run.whole("step", "grads_at_step", s).items() if g is not None and g[0] > 0.0}
+    idle = [name for name in trainable if name not in fed]
+    told.append(
+        f"{some(idle)} never got a gradient" if idle else f"all {len(trainable)} trainable parameters got gradients"
+    )
+    moved = {n for s in steps for r in run.at_step("stepped", s) for n, m in r["moved"].items() if m[0] > 0.0}
+    still = [name for name in trainable if name not in moved and name not in idle]
+    if still:
+        told.append(f"{some(still)} did not move")
+    if _clips(evidence.train):
+        reached = any(
+            (a := run.grad_norm(s)) is not None
+            and (b := run.grad_norm(s, "grads_at_step")) is not None
+            and b < 0.999 * a
+            for s in steps
+        )
+        told.append("the clip was reached" if reached else "the clip was never reached in these steps")
+    if run.world_size > 1 and any(rows := run.rows(1)) and all(r == rows[0] for r in rows):
+        told.append("all ranks saw the same samples")
+    return ", ".join(told)
+
+
+def _clips(train: Run | None) -> bool:
+    """Whether gradients 1e6 times as large were scaled down before the step after the last."""
+    record = train.traces[0].first("stress") if train is not None and train.traces else None
+    return record is not None and any(ss < 0.9 * bb for bb, _, ss in record["products"].values() if bb > 0.0)
 
 
 RULES = (MatchesDdp, MatchesSingleProcess, ResumeIsExact, ReshardKeepsTrajectory)

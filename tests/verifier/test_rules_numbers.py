@@ -1,0 +1,127 @@
+"""The rules on precision, clipping, gradients, data and optimizers that were added on records of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from records import LINE, micro, model, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding, Hit
+from verified_fsdp2.verifier.probe.hooks_precision import lost_whole_numbers
+from verified_fsdp2.verifier.rules import RULES
+
+
+def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
+    train = run(*ranks)
+    return RULES[rule].judge(Evidence(train=train, exact=train, **more))
+
+
+def shard(low: str | None = "bfloat16") -> dict[str, Any]:
+    return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32"}
+
+
+BASE = [micro(), step(), stepped()]
+
+
+class TestLossyCast:
+    @pytest.mark.parametrize(
+        ("values", "lost"),
+        [
+            ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
+            ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
+            ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
+            ([0.0, -10000.0], None),  # an additive mask
+            ([0.0, float("inf")], None),
+            ([3.0e38, 0.0], None),  # beyond what float32 counts
+        ],
+    )
+    def test_whole_numbers_only(self, values: list[float], lost: tuple[int, float, float] | None) -> None:
+        assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
+
+    def test_other_tensors_are_left_alone(self) -> None:
+        positions = torch.arange(2000, dtype=torch.float32)
+        assert lost_whole_numbers(positions.long(), torch.bfloat16) is None
+        assert lost_whole_numbers(positions.requires_grad_(), torch.bfloat16) is None
+        assert lost_whole_numbers(torch.empty(0), torch.bfloat16) is None
+        assert lost_whole_numbers(torch.tensor([257.0]), torch.float16) is None
+        assert lost_whole_numbers(torch.tensor([2049.0]), torch.float16) == (1, 2049.0, 2048.0)
+
+    def test_the_rule(self) -> None:
+        lost = {"kind": "lossy_cast", "cls": "Block", "shape": [4], "dtype": "bfloat16"}
+        lost |= {"changed": 2, "was": 257.0, "now": 256.0}
+        found = judge("cast-forward-inputs-lossy", [shard(), model(), lost, *BASE])
+        assert (found.status, "257 becomes 256" in found.evidence) == ("fail", True)
+        assert judge("cast-forward-inputs-lossy", [shard(), model(), *BASE]).status == "pass"
+        assert "no group computes" in judge("cast-forward-inputs-lossy", [shard(None), *BASE]).evidence
+
+
+class TestScaler:
+    def test_float16_needs_one(self) -> None:
+        scaler = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
+        assert judge("fp16-without-scaler", [shard("float16"), model(), *BASE]).status == "fail"
+        assert judge("fp16-without-scaler", [shard("float16"), model(), scaler, *BASE]).status == "pass"
+        assert judge("fp16-without-scaler", [shard("bfloat16"), model(), *BASE]).status == "pass"
+
+    @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
+    def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
+        grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
+        scaled = step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
+        found = judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()])
+        assert found.status == status
+
+
+def test_a_partial_number_that_is_read() -> None:
+    read = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
+    found = judge("grad-norm-item-partial", [model(), *BASE], [model(), *BASE, read, read])
+    assert (found.status, found.location) == ("fail", LINE)
+    assert "`.item()`" in found.evidence
+    assert "1 such line" in found.evidence
+    assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
+
+
+class TestSurvivors:
+    LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+
+    def test_what_is_left_and_stepped_on_fails(self) -> None:
+        found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, self.LEFT, micro(2), step(2), stepped(2)])
+        assert (found.status, "w" in found.evidence) == ("fail", True)
+
+    def test_what_is_left_at_the_end_or_discarded_passes(self) -> None:
+        assert judge("unsynced-grads-survive-zero-grad", [model(), *BASE, self.LEFT]).status == "pass"
+        reset = {"kind": "discarded"}
+        found = judge("unsynced-grads-survive-zero-grad", [model(), self.LEFT, reset, *BASE])
+        assert found.status == "pass"
+
+
+class TestSetEpoch:
+    @staticmethod
+    def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
+        base = {"kind": "sampler", "cls": "S", "dataset": 0, "epoch": epoch, "shuffle": True, "seed": 0, "samples": 8}
+        return {**base, **more}
+
+    def rank(self, *between: dict[str, Any]) -> list[dict[str, Any]]:
+        return [model(), self.begin(), micro(1), step(1), stepped(1), micro(2), *between, micro(3)]
+
+    def test_the_same_order_twice_fails(self) -> None:
+        assert judge("set-epoch-missing", self.rank(self.begin())).status == "fail"
+
+    def test_another_epoch_or_no_second_one_passes(self) -> None:
+        assert judge("set-epoch-missing", self.rank(self.begin(1))).status == "pass"
+        assert judge("set-epoch-missing", self.rank()).status == "pass"
+        assert judge("set-epoch-missing", self.rank(self.begin(dataset=1))).status == "pass"
+
+    def test_a_look_at_the_first_batch_passes(self) -> None:
+        found = judge("set-epoch-missing", [model(), self.begin(), self.begin(), *BASE, micro(2), micro(3)])
+        assert found.status == "pass"
+
+    def test_an_evaluation_over_the_training_data_passes(self) -> None:
+        found = judge("set-epoch-missing", self.rank(self.begin(0), self.begin(1)))
+        assert found.status == "pass"
+        assert judge("set-epoch-missing", self.rank(self.begin(shuffle=False))).status == "pass"
+
+    def test_one_epoch_is_left_to_the_sources(self) -> None:
+        hits = {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}
+        assert judge("set-epoch-missing", self.rank(), hits=hits).status == "inconclusive"
