@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .blame import blame
 from .evidence import Evidence
 from .trace import Run, Sketch, difference
 
@@ -61,6 +62,24 @@ def compare(run: Run, oracle: Run) -> Comparison:
     update, size = update_apart(run, oracle, steps[-1])
     worst = worst if gradient >= at_step else worst_at_step
     return Comparison(loss, norm, gradient, at_step, update, size, worst)
+
+
+def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
+    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    if not oracle.completed:
+        cause = blame(oracle)
+        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
+        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
+        return f"{who}: {cause.text}{code}; the other oracles decide alone"
+    steps = min(run.steps(), oracle.steps())
+    if steps == 0:
+        return "no optimizer step was seen"
+    if any(model["starting_point"] != "loaded" for model in oracle.models):
+        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
+    if apart:
+        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+    return None
 
 
 def loss_apart(run: Run, oracle: Run, step: int) -> float:

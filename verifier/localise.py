@@ -27,7 +27,8 @@ EXACT = 1e-3  # relative: how near to a number a factor must be to be called tha
 
 @dataclass(frozen=True)
 class Parting:
-    """`stage`: the first of "gradient", "clip" (between backward and step), "optimizer" that differs in step 1, else "later"."""
+    """`stage`: the first of "gradient", "clip" (between backward and step), "optimizer" that differs in step 1, else "later"; "loss" if
+    no gradient or weight differs."""
 
     stage: str
     step: int
@@ -57,12 +58,12 @@ def part(run: Run, oracle: Run, allowed: Mapping[str, float]) -> Parting:
         if wrong:
             factor = _factor(*first_gradients(run, oracle, at_step), wrong)
             return Parting(stage, 1, tuple(wrong), len(apart), factor)
-    steps = range(1, min(run.steps(), oracle.steps()) + 1)
-    for step in steps:
-        if step > 1 and not (
-            loss_apart(run, oracle, step) <= allowed["loss"]
-            and norm_apart(run, oracle, step) <= allowed["gradient norm"]
-        ):
+    by_loss = loss_apart(run, oracle, 1) <= allowed["loss"]  # else the loss tells nothing of later steps
+    for step in range(1, min(run.steps(), oracle.steps()) + 1):
+        agrees = norm_apart(run, oracle, step) <= allowed["gradient norm"]
+        if by_loss:
+            agrees = agrees and loss_apart(run, oracle, step) <= allowed["loss"]
+        if step > 1 and not agrees:
             return Parting("later", step, (), len(run.parameters), None)
         if not update_apart(run, oracle, step)[0] <= allowed["update"]:
             moved = _in_order(run, _updates_that_differ(run, oracle, step, allowed["update"]))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, micro, model, run, step, stepped
+from records import LINE, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.hooks_precision import lost_whole_numbers
@@ -82,17 +82,18 @@ def test_a_partial_number_that_is_read() -> None:
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
 
 
-class TestSurvivors:
-    LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
 
+
+class TestSurvivors:
     def test_what_is_left_and_stepped_on_fails(self) -> None:
-        found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, self.LEFT, micro(2), step(2), stepped(2)])
+        found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT, micro(2), step(2), stepped(2)])
         assert (found.status, "w" in found.evidence) == ("fail", True)
 
     def test_what_is_left_at_the_end_or_discarded_passes(self) -> None:
-        assert judge("unsynced-grads-survive-zero-grad", [model(), *BASE, self.LEFT]).status == "pass"
+        assert judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT]).status == "pass"
         reset = {"kind": "discarded"}
-        found = judge("unsynced-grads-survive-zero-grad", [model(), self.LEFT, reset, *BASE])
+        found = judge("unsynced-grads-survive-zero-grad", [model(), LEFT, reset, *BASE])
         assert found.status == "pass"
 
 
@@ -125,3 +126,43 @@ class TestSetEpoch:
     def test_one_epoch_is_left_to_the_sources(self) -> None:
         hits = {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}
         assert judge("set-epoch-missing", self.rank(), hits=hits).status == "inconclusive"
+
+
+def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
+    left = {"kind": "not_cleared", "names": ["head.weight"]}
+    found = judge("zero-grad-while-unsharded", [model(), *BASE, left, micro(2), step(2), stepped(2)])
+    assert (found.status, "head.weight" in found.evidence) == ("fail", True)
+    assert judge("zero-grad-while-unsharded", [model(), *BASE, left]).status == "pass"
+
+
+class TestMatrixOptimizer:
+    """A class of the script's own that works on shards, against one process."""
+
+    def judge(self, update: float = 0.0, grads: float = 1.0, cls: str = "Muon", shards: bool = True) -> Finding:
+        def rank(copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0) -> list[dict[str, Any]]:
+            optimizer = {"kind": "optimizer", "cls": cls, "number": 0}
+            asked = [{"kind": "shard_in_step"}] if shards else []
+            size = {"w": [grads**2, grads, 0.0, 0.0, 0.0]}
+            after = {"w": [1.0, 0.9 - update, 0.0, 0.0, 0.0]}
+            whole = model(parameter("w", copy))
+            return [optimizer, whole, micro(rows=rows), step(grads=size), *asked, stepped(weights=after)]
+
+        mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
+        single = run(rank(0, (1, 2)))
+        return RULES["matrix-optimizer-on-local-shard"].judge(Evidence(train=mine, exact=mine, single=single))
+
+    def test_another_update_from_equal_gradients_fails(self) -> None:
+        found = self.judge(update=0.05, cls="__main__.Muon")
+        assert (found.status, found.location) == ("fail", LINE)
+        assert found.evidence.startswith("Muon works on shards")
+        assert "50% off" in found.evidence
+
+    def test_the_same_update_passes(self) -> None:
+        assert self.judge().status == "pass"
+
+    def test_other_gradients_are_another_fault(self) -> None:
+        assert self.judge(update=0.05, grads=2.0).status == "inconclusive"
+
+    def test_torch_s_own_or_one_without_shards_passes(self) -> None:
+        assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "pass"
+        assert self.judge(update=0.05, shards=False).status == "pass"

@@ -67,7 +67,11 @@ def _listen_to_zero_grad(session: Session) -> None:
     def of_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         zero_module(self, *args, **kwargs)
         if session.roots:
-            left({id(slot.param) for slot in torchlib.slots(self)})
+            slots = torchlib.slots(self)
+            left({id(slot.param) for slot in slots})
+            kept = [s.name for s in slots if s.param.grad is not None and torchlib.local(s.param.grad).count_nonzero()]
+            if kept:
+                session.recorder.write("not_cleared", names=kept, at_line=session.recorder.here())
 
     Optimizer.zero_grad = of_optimizer  # type: ignore[method-assign]
     nn.Module.zero_grad = of_module  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..blame import blame
-from ..comparison import Comparison, compare, limits
+from ..comparison import Comparison, compare, incomparable, limits
 from ..evidence import Evidence
 from ..finding import Finding
 from ..localise import meaning, part
@@ -21,13 +21,14 @@ class MatchesDdp(Rule):
     Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the
     weights after the last step must agree with data parallelism on whole tensors, up to the order of a sum.
     Wrong:
-        for p in model.parameters():  # a trust ratio from one rank's shard: another number on every rank
-            ratio = p.to_local().norm() / (p.grad.to_local().norm() + 1e-6)
-            p.grad.mul_(ratio)
+        for p in model.parameters():
+            if p.ndim == 2:  # the mean over one rank's rows, another one on every rank
+                grad = p.grad.to_local()
+                grad.sub_(grad.mean(dim=0, keepdim=True))
     Right:
         for p in model.parameters():
-            ratio = p.detach().norm().full_tensor() / (p.grad.norm().full_tensor() + 1e-6)
-            p.grad.mul_(ratio)
+            if p.ndim == 2:
+                p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
     Mend: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
     Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
     Torch: run on 2.13.0.
@@ -243,24 +244,6 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
             f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"
         )
     return _decide(rule, evidence, run, oracle, found, allowed, label)
-
-
-def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
-    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
-    if not oracle.completed:
-        cause = blame(oracle)
-        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
-        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
-        return f"{who}: {cause.text}{code}; the other oracles decide alone"
-    steps = min(run.steps(), oracle.steps())
-    if steps == 0:
-        return "no optimizer step was seen"
-    if any(model["starting_point"] != "loaded" for model in oracle.models):
-        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
-    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
-    if apart:
-        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
-    return None
 
 
 def _decide(
