@@ -27,6 +27,7 @@ class Evidence:
     reshards: tuple[Run, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
+    average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import UserError
 from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
+from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.request import Request
 from .rules import RULES
@@ -60,6 +61,8 @@ def verify_with(
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
     runner = Runner(launcher, target, work, progress)
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
+    if tier == "ranks" and "gloo-avg-is-sum" in chosen:
+        evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
     environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
