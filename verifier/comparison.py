@@ -107,6 +107,18 @@ def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, f
     return found
 
 
+def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
+    """(relative difference of the whole first gradient, parameters by their part in it, largest first)."""
+    mine, theirs = first_gradients(run, oracle)
+    parts = {n: difference(a, b) for n, b in theirs.items() if b is not None and (a := mine.get(n)) is not None}
+    size = math.fsum(b[0] for b in theirs.values() if b is not None)
+    apart = math.fsum(value**2 for value in parts.values())
+    worst = sorted(parts, key=lambda name: -parts[name])
+    if size == 0.0:
+        return (0.0 if apart == 0.0 else math.inf), worst
+    return math.sqrt(apart / size), worst
+
+
 def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
     """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
     if at_step:

@@ -25,6 +25,7 @@ def install(session: Session) -> None:
         return
     _listen_to_casts(session)
     _listen_to_scalers(session)
+    _listen_to_autocast(session)
 
 
 def _listen_to_casts(session: Session) -> None:
@@ -104,3 +105,18 @@ def _listen_to_scalers(session: Session) -> None:
         return scale(self, outputs)
 
     torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign]
+
+
+def _listen_to_autocast(session: Session) -> None:
+    init = torch.autocast.__init__
+    heard = False
+
+    @functools.wraps(init)
+    def constructed(self: torch.autocast, *args: Any, **kwargs: Any) -> None:
+        nonlocal heard
+        init(self, *args, **kwargs)
+        if self._enabled and not heard:
+            heard = True
+            session.recorder.write("autocast", dtype=str(self.fast_dtype).removeprefix("torch."))
+
+    torch.autocast.__init__ = constructed  # type: ignore[method-assign]

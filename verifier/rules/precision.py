@@ -184,6 +184,13 @@ class Fp16WithoutScaler(Rule):
         )
 
 
+def low_precision(run: Run) -> str | None:
+    """The low dtype in which a run computes, by FSDP's policy or by autocast; None if there is none."""
+    policy = next((r["param_dtype"] for r in run.places("shard") if r["param_dtype"] in LOW), None)
+    autocast = next((r["dtype"] for r in run.places("autocast") if r["dtype"] in LOW), None)
+    return policy or autocast
+
+
 def _loss_scale(run: Run) -> float | None:
     """By what the script divides all gradients between backward and the first step, if it is a power of two from 8 up."""
     before, after = run.whole("step", "grads", 1), run.whole("step", "grads_at_step", 1)
