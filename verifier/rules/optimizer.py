@@ -69,12 +69,14 @@ class MatrixOptimizerOnLocalShard(Rule):
     matrix. On `to_local()` they see some of its rows: another update, and another one at every world size (65 to 81 %
     off where it was measured). The loss falls all the same. Element by element on shards is fine.
     Wrong:
-        for p in model.parameters():
-            grad = p.grad.to_local()  # some of the rows
-            p.to_local().sub_(0.02 * grad / grad.norm())
+        with torch.no_grad():
+            for p in model.parameters():
+                grad = p.grad.to_local()  # some of the rows
+                p.to_local().sub_(0.02 * grad / grad.norm())
     Right:
-        for p in model.parameters():
-            p.sub_(0.02 * p.grad / p.grad.norm())  # on the DTensor: the norm of the whole
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.02 * p.grad / p.grad.norm())  # on the DTensor: the norm of the whole
     Mend: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update, and keep the own shard
     (`distribute_tensor`); or use an optimizer that knows DTensor.
     Source: MoonshotAI/Moonlight#27; NVIDIA/Megatron-LM#5961; microsoft/dion PR#74; axolotl PR#2464.
