@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .blame import blame
 from .errors import UserError
 from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
@@ -151,14 +152,18 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     twin = run("exact", target.nproc) if exact else train
     plain, rounded = _in_low_precision(target, runner, train, needs)
     reference = run("reference", target.nproc, mode="ddp")
-    by_hand = reference is not None and not reference.completed
+    by_hand = reference is not None and not reference.completed and "AttributeError" not in blame(reference).error
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
+    single = run("single", 1, target.single_args, mode="ddp")
+    alone = "ddp"
+    if single is not None and not single.completed:  # what DDP cannot stand in for, fully_shard on one rank may
+        alone = "fsdp"
+        single = run("single", 1, target.single_args, mode=alone)
     if reference is not None and not reference.completed:  # then the noise of one process is the measure
-        envelope = run("envelope", 1, target.single_args, mode="ddp", nudge=True)
+        envelope = run("envelope", 1, target.single_args, mode=alone, nudge=True)
     else:
         envelope = run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
-    single = run("single", 1, target.single_args, mode="ddp")
     evidence = replace(
         evidence, exact=twin, plain=plain, rounded=rounded, reference=reference, envelope=envelope, single=single
     )
