@@ -25,8 +25,10 @@ def install(session: Session) -> None:
     @functools.wraps(to_local)
     def asked(self: DTensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal heard
+        if torch.compiler.is_compiling() or heard or not session.in_step:
+            return to_local(self, *args, **kwargs)
         by_torch = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
-        if session.in_step and not heard and not by_torch:
+        if not by_torch:
             heard = True
             place = session.recorder.here()
             session.recorder.write("shard_in_step", at_line=place)

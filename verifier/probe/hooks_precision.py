@@ -51,7 +51,7 @@ def _watch(session: Session, module: nn.Module, low: torch.dtype) -> None:
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal looked
-        if looked >= _LOOKS or session.in_backward or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or looked >= _LOOKS or session.in_backward:
             return
         looked += 1
         for value in torchlib.leaves((args, kwargs)):
