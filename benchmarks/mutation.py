@@ -21,7 +21,9 @@ from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = "tests/verifier/test_corpus.py::test_fault_is_found"
-ELSEWHERE = {"gloo-avg-is-sum": "tests/verifier/test_average.py::test_what_was_measured_decides"}  # no script has the fault
+ELSEWHERE = {
+    "gloo-avg-is-sum": "tests/verifier/test_average.py::test_what_was_measured_decides"
+}  # no script has the fault
 
 
 def survives(rule: str) -> bool:

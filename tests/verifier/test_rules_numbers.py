@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.hooks_precision import lost_whole_numbers
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.static import find_shard_use
 
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
@@ -166,3 +168,14 @@ class TestMatrixOptimizer:
     def test_torch_s_own_or_one_without_shards_passes(self) -> None:
         assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "pass"
         assert self.judge(update=0.05, shards=False).status == "pass"
+
+
+def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "def clip(p):\n    return p.to_local()\n\nclass Muon:\n    def step(self, p):\n        return p._local_tensor\n"
+    )
+    assert (find_shard_use((script,), "Muon") or {})["line"] == 6
+    assert (find_shard_use((script,), "Other") or {})["line"] == 2
+    script.write_text("def clip(p):\n    return p.full_tensor()\n")
+    assert find_shard_use((script,), "Muon") is None
