@@ -98,6 +98,11 @@ class TestSurvivors:
         found = judge("unsynced-grads-survive-zero-grad", [model(), LEFT, reset, *BASE])
         assert found.status == "pass"
 
+    def test_what_a_step_had_not_reduced_is_another_fault(self) -> None:
+        unsynced = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, micro(2), step(2), stepped(2)]
+        assert judge("unsynced-grads-survive-zero-grad", unsynced).status == "pass"
+        assert judge("accum-never-resynced", unsynced).status == "fail"
+
 
 class TestSetEpoch:
     @staticmethod

@@ -103,16 +103,24 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
 
 
 def _leaked(trace: Trace) -> Record | None:
-    """The first `zero_grad` that left unreduced gradients which the next backward still found, in a run that stepped again."""
+    """The first `zero_grad` that left unreduced gradients for a later step.
+
+    What was unreduced at the step before it already is the fault of that step, and of accum-never-resynced.
+    """
     left: Record | None = None
+    known: set[str] = set()
     for record in trace.records:
         kind = record["kind"]
-        if kind == "zeroed" and left is None:
+        if kind == "step" and left is not None:
+            return left
+        if kind == "step":
+            known = set(record["unsynced"])
+        elif kind == "micro":
+            known = set()
+        elif kind == "zeroed" and left is None and not known.issuperset(record["unsynced"]):
             left = record
         elif kind == "discarded":
             left = None
-        elif kind == "step" and left is not None:
-            return left
     return None
 
 
