@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard  # noqa: F401
+from torch.utils.data import DistributedSampler
 
 VOCABULARY, WIDTH, LENGTH = 16, 8, 4
 
@@ -67,6 +68,17 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x * self.scale)
+
+
+class Denoiser(nn.Module):
+    """A layer that is told a time step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return self.layer(noisy + time[:, None].to(noisy.dtype))
 
 
 def shard(model: nn.Module, **options: object) -> nn.Module:
@@ -113,6 +125,8 @@ def setting(folder: Path, block: str) -> dict[str, object]:
         "path": path,
         "model_state": {},
         "optimizer_state": {},
+        "denoiser": Denoiser(),
+        "noisy": torch.randn(4, WIDTH),
         "image": torch.randn(4, WIDTH),
         "text": torch.randn(4, WIDTH),
         "logits": torch.randn(8, VOCABULARY, requires_grad=True),
@@ -150,5 +164,13 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _USED = (FSDPModule, DTensor, MixedPrecisionPolicy, get_optimizer_state_dict, set_model_state_dict, set_state_dict)
+    _USED = (
+        FSDPModule,
+        DTensor,
+        DistributedSampler,
+        MixedPrecisionPolicy,
+        get_optimizer_state_dict,
+        set_model_state_dict,
+        set_state_dict,
+    )
     main(Path(sys.argv[1]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .blame import blame
 from .evidence import Evidence
 from .trace import Run, Sketch, difference
 
@@ -20,47 +21,143 @@ SMALL = 1e-3  # gradients far below the whole gradient are compared on this shar
 
 @dataclass(frozen=True)
 class Comparison:
-    """Largest relative differences: `loss` and `grad_norm` over steps, `gradient` over parameters at step 1, `update` in all."""
+    """Largest relative differences.
+
+    `loss` and `grad_norm` over steps, `gradient` (after backward) and `at_step` (what the optimizer finds) over parameters at
+    step 1, `update` over all steps.
+    """
 
     loss: float
     grad_norm: float
     gradient: float
+    at_step: float
     update: float
     update_size: float
     worst: str
 
     @property
+    def measures(self) -> dict[str, float]:
+        """The measures by the names that reports use."""
+        return {
+            "loss": self.loss,
+            "gradient norm": self.grad_norm,
+            "first gradient": self.gradient,
+            "gradient at the step": self.at_step,
+            "update": self.update,
+        }
+
+    @property
     def finite(self) -> bool:
         """Whether no measure came from values that are not finite."""
-        return not any(math.isnan(x) for x in (self.loss, self.grad_norm, self.gradient, self.update))
+        return not any(math.isnan(x) for x in self.measures.values())
 
 
 def compare(run: Run, oracle: Run) -> Comparison:
     """Compare the steps that both runs made, on the same weights and samples."""
     steps = range(1, min(run.steps(), oracle.steps()) + 1)
+    loss = max((loss_apart(run, oracle, s) for s in steps), default=0.0)
+    norm = max((norm_apart(run, oracle, s) for s in steps), default=0.0)
+    gradient, worst = _worst(gradients_apart(run, oracle))
+    at_step, worst_at_step = _worst(gradients_apart(run, oracle, at_step=True))
+    update, size = update_apart(run, oracle, steps[-1])
+    worst = worst if gradient >= at_step else worst_at_step
+    return Comparison(loss, norm, gradient, at_step, update, size, worst)
+
+
+def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
+    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    if not oracle.completed:
+        cause = blame(oracle)
+        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
+        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
+        return f"{who}: {cause.text}{code}; the other oracles decide alone"
+    steps = min(run.steps(), oracle.steps())
+    if steps == 0:
+        return "no optimizer step was seen"
+    if any(model["starting_point"] != "loaded" for model in oracle.models):
+        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
+    if apart:
+        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+    return None
+
+
+def loss_apart(run: Run, oracle: Run, step: int) -> float:
+    """Relative difference of the objective of a step."""
+    return _apart(run.objective(step), oracle.objective(step))
+
+
+def norm_apart(run: Run, oracle: Run, step: int) -> float:
+    """Relative difference of the norm of the whole gradient after backward."""
     late = _reduced_by_the_script(run)
-    loss = max((_apart(run.objective(s), oracle.objective(s)) for s in steps), default=0.0)
-    norm = max(
-        (_apart(_norm(_gradients(run, s, late)), _norm(_gradients(oracle, s, late))) for s in steps), default=0.0
-    )
-    gradient, worst = _first_gradients(_gradients(run, 1, late), _gradients(oracle, 1, late))
-    update, size = _updates(run, oracle, steps[-1])
-    return Comparison(loss, norm, gradient, update, size, worst)
+    return _apart(_norm(_gradients(run, step, late)), _norm(_gradients(oracle, step, late)))
+
+
+def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, float]:
+    """{parameter: relative difference of its gradient in step 1}, after backward or where the optimizer finds it."""
+    mine, theirs = first_gradients(run, oracle, at_step)
+    total = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
+    found = {}
+    for name in [*mine, *(n for n in theirs if n not in mine)]:
+        a, b = mine.get(name), theirs.get(name)
+        if a is not None and b is not None:
+            found[name] = difference(a, b) / max(math.sqrt(b[0]), SMALL * total, 1e-30)
+        elif a is not None or b is not None:
+            found[name] = 0.0 if (a or b or [0.0])[0] == 0.0 else 1.0
+    return found
+
+
+def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
+    """(relative difference of the whole first gradient, parameters by their part in it, largest first)."""
+    mine, theirs = first_gradients(run, oracle)
+    parts = {n: difference(a, b) for n, b in theirs.items() if b is not None and (a := mine.get(n)) is not None}
+    size = math.fsum(b[0] for b in theirs.values() if b is not None)
+    apart = math.fsum(value**2 for value in parts.values())
+    worst = sorted(parts, key=lambda name: -parts[name])
+    if size == 0.0:
+        return (0.0 if apart == 0.0 else math.inf), worst
+    return math.sqrt(apart / size), worst
+
+
+def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
+    """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
+    if at_step:
+        return run.whole("step", "grads_at_step", 1), oracle.whole("step", "grads_at_step", 1)
+    late = _reduced_by_the_script(run)
+    return _gradients(run, 1, late), _gradients(oracle, 1, late)
+
+
+def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
+    """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
+    mine, theirs = changes(run, step), changes(oracle, step)
+    apart = size = 0.0
+    for name, b in theirs.items():
+        a = mine.get(name, [0.0] * len(b))
+        apart += difference(a, b) ** 2
+        size += difference(b, [0.0] * len(b)) ** 2
+    own = math.fsum(difference(a, [0.0] * len(a)) ** 2 for a in mine.values())
+    if size == 0.0:
+        return (0.0 if own == 0.0 else math.inf), 0.0
+    return math.sqrt(apart / size), math.sqrt(size)
 
 
 def limits(evidence: Evidence) -> dict[str, float]:
     """{measure: largest allowed difference}, and "envelope": the relative loss difference of the envelope run."""
-    reference, envelope = evidence.reference, evidence.envelope
-    noise = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, "")
-    if reference is not None and envelope is not None and min(reference.steps(), envelope.steps()) > 0:
-        noise = compare(envelope, reference)
-    noise_of = {
-        "loss": noise.loss,
-        "gradient norm": noise.grad_norm,
-        "first gradient": noise.gradient,
-        "update": noise.update,
+    envelope = evidence.envelope
+    base = next(
+        (
+            run
+            for run in (evidence.reference, evidence.single)
+            if run is not None and run.completed and envelope is not None and run.world_size == envelope.world_size
+        ),
+        None,
+    )
+    noise = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
+    if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
+        noise = compare(envelope, base)
+    allowed = {
+        name: MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR for name, value in noise.measures.items()
     }
-    allowed = {name: MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR for name, value in noise_of.items()}
     return {**allowed, "envelope": noise.loss if math.isfinite(noise.loss) else 0.0}
 
 
@@ -92,40 +189,16 @@ def _norm(gradients: Gradients) -> float | None:
     return math.sqrt(math.fsum(parts)) if parts else None
 
 
-def _first_gradients(mine: Gradients, theirs: Gradients) -> tuple[float, str]:
-    """(largest relative difference over parameters, its parameter)."""
-    total = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
+def _worst(apart: dict[str, float]) -> tuple[float, str]:
+    """(largest value, its parameter); a value that is not a number is the largest."""
     worst, name = 0.0, "none"
-    for key in sorted(mine.keys() | theirs.keys()):
-        a, b = mine.get(key), theirs.get(key)
-        if a is None and b is None:
-            continue
-        if a is None or b is None:
-            value = 1.0
-            zero = (a or b or [0.0])[0] == 0.0
-            value = 0.0 if zero else 1.0
-        else:
-            value = difference(a, b) / max(math.sqrt(b[0]), SMALL * total, 1e-30)
-        if not value <= worst:
-            worst, name = value, key
+    for key in sorted(apart):
+        if not apart[key] <= worst:
+            worst, name = apart[key], key
     return worst, name
 
 
-def _updates(run: Run, oracle: Run, step: int) -> tuple[float, float]:
-    """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
-    mine, theirs = _change(run, step), _change(oracle, step)
-    apart = size = 0.0
-    for name, b in theirs.items():
-        a = mine.get(name, [0.0] * len(b))
-        apart += difference(a, b) ** 2
-        size += difference(b, [0.0] * len(b)) ** 2
-    own = math.fsum(difference(a, [0.0] * len(a)) ** 2 for a in mine.values())
-    if size == 0.0:
-        return (0.0 if own == 0.0 else math.inf), 0.0
-    return math.sqrt(apart / size), math.sqrt(size)
-
-
-def _change(run: Run, step: int) -> dict[str, Sketch]:
+def changes(run: Run, step: int) -> dict[str, Sketch]:
     """{parameter: sketch of its change}; the first number of a sketch is not linear and is left at zero."""
     before, after = run.whole("step", "weights", 1), run.whole("stepped", "weights", step)
     return {

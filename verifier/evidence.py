@@ -14,11 +14,15 @@ from .trace import Record, Run
 class Evidence:
     """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and dropout.
 
-    `continued` is what resharded runs are compared with: the train run itself, or a resume of it made like `exact`.
+    `plain` is the script in its own dtype without dropout (the train run, or its twin), and `rounded` the exact run's first
+    step from weights rounded to that dtype; only where there is low precision. `continued` is what resharded runs are
+    compared with: the train run itself, or a resume of it made like `exact`.
     """
 
     train: Run | None = None
     exact: Run | None = None
+    plain: Run | None = None
+    rounded: Run | None = None
     reference: Run | None = None
     envelope: Run | None = None
     single: Run | None = None
@@ -27,6 +31,7 @@ class Evidence:
     reshards: tuple[Run, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
+    average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
 
     @property
@@ -35,6 +40,8 @@ class Evidence:
         candidates = [
             self.train,
             self.exact,
+            self.plain,
+            self.rounded,
             self.reference,
             self.envelope,
             self.single,

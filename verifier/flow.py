@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .blame import blame
 from .errors import UserError
 from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
+from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.request import Request
 from .rules import RULES
-from .rules.precision import LOW
+from .rules.precision import LOW, low_precision
 from .rules.traffic import traffic
 from .static import project_files
 from .target import Target
@@ -60,6 +62,8 @@ def verify_with(
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
     runner = Runner(launcher, target, work, progress)
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
+    if tier == "ranks" and "gloo-avg-is-sum" in chosen:
+        evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
     environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
@@ -146,16 +150,22 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
         return runner.run(role, world, extra, exact=exact, **options) if role in needs else None
 
     twin = run("exact", target.nproc) if exact else train
+    plain, rounded = _in_low_precision(target, runner, train, needs)
     reference = run("reference", target.nproc, mode="ddp")
-    by_hand = reference is not None and not reference.completed
+    by_hand = reference is not None and not reference.completed and "AttributeError" not in blame(reference).error
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
+    single = run("single", 1, target.single_args, mode="ddp")
+    alone = "ddp"
+    if single is not None and not single.completed:  # what DDP cannot stand in for, fully_shard on one rank may
+        alone = "fsdp"
+        single = run("single", 1, target.single_args, mode=alone)
+    if reference is not None and not reference.completed:  # then the noise of one process is the measure
+        envelope = run("envelope", 1, target.single_args, mode=alone, nudge=True)
+    else:
+        envelope = run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
     evidence = replace(
-        evidence,
-        exact=twin,
-        reference=reference,
-        envelope=run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand),
-        single=run("single", 1, target.single_args, mode="ddp"),
+        evidence, exact=twin, plain=plain, rounded=rounded, reference=reference, envelope=envelope, single=single
     )
     return _resume(target, runner, evidence, exact, needs)
 
@@ -164,6 +174,18 @@ def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
     run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
     return Evidence(train=run, sources=project_files(target.script))
+
+
+def _in_low_precision(
+    target: Target, runner: Runner, train: Run, needs: Collection[str]
+) -> tuple[Run | None, Run | None]:
+    """The runs `plain` and `rounded` of `Evidence`, one step each, where the script computes in low precision."""
+    dtype = low_precision(train)
+    if dtype is None or "rounded" not in needs:
+        return None, None
+    dropout = any(r["what"] == "dropout" for t in train.traces for r in t.of("inexact"))
+    plain = runner.run("undropped", target.nproc, dropless=True, steps=1) if dropout else train
+    return plain, runner.run("rounded", target.nproc, exact=True, round_to=dtype, steps=1)
 
 
 def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:

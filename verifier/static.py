@@ -52,6 +52,23 @@ def find_local_norm(files: tuple[Path, ...]) -> dict[str, Any] | None:
     return None
 
 
+def find_shard_use(files: tuple[Path, ...], cls: str) -> dict[str, Any] | None:
+    """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
+    found: list[tuple[bool, int, dict[str, Any]]] = []
+    for path in files:
+        source, tree = _tree(path)
+        own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr in ("to_local", "_local_tensor"):
+                    code = source.splitlines()[node.lineno - 1].strip()
+                    place = {"file": str(path), "line": node.lineno, "function": function.name, "code": code}
+                    found.append((id(node) not in own, len(found), place))
+    return min(found, key=lambda item: item[:2])[2] if found else None
+
+
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
 
 

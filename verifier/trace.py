@@ -47,7 +47,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard, simulate (rank 0 alone)."""
+    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, resume, continued, reshard, simulate.
+
+    A simulate run has rank 0 alone.
+    """
 
     role: str
     world_size: int

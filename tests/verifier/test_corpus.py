@@ -35,4 +35,5 @@ def test_right_script_is_left_alone(verify_case, case: Case) -> None:
 
 
 def test_every_rule_has_a_fault() -> None:
-    assert {case.rule for case in faults()} == set(RULES)
+    elsewhere = {"gloo-avg-is-sum"}  # no script has this fault, a torch has it: test_average.py
+    assert {case.rule for case in faults()} == set(RULES) - elsewhere

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-CLASSES, SAMPLES, GLOBAL_BATCH = 10, 256, 32
+CLASSES, SAMPLES, GLOBAL_BATCH = 10, 96, 32
 
 
 class EncoderBlock(nn.Module):

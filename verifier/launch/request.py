@@ -21,6 +21,8 @@ class Request:
     steps: int = 1
     stress: bool = False  # huge gradients in the step after the last
     exact: bool = False  # no mixed precision, autocast or dropout
+    dropless: bool = False  # no dropout, all else as it is
+    round_to: str = ""  # load the weights rounded to this dtype
     starting_point: str = ""  # folder of the initial weights, to leave or to load; "" for neither
     leave_starting_point: bool = False
     nudge: bool = False  # load the weights one unit in the last place away

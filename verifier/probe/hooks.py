@@ -23,7 +23,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import hooks_traffic, simulation, standin, torchlib
+from . import (
+    hooks_data,
+    hooks_gradients,
+    hooks_optimizer,
+    hooks_precision,
+    hooks_traffic,
+    simulation,
+    standin,
+    torchlib,
+)
 from .session import Session
 
 
@@ -38,7 +47,8 @@ def install(session: Session) -> None:
     _listen_to_optimizers(session)
     _listen_to_checkpoints(session)
     _listen_to_exit(session)
-    hooks_traffic.install(session)
+    for topic in (hooks_traffic, hooks_precision, hooks_gradients, hooks_optimizer, hooks_data):
+        topic.install(session)
     if session.stand_in:
         standin.install(session)
     if session.request["mode"] == "simulate":
@@ -178,7 +188,7 @@ def _listen_to_criterion(session: Session) -> None:
 
 def _listen_to_dropout(session: Session) -> None:
     """Note that dropout is active; in an exact run, switch it off, so that no random mask stands between two world sizes."""
-    exact = session.request["exact"]
+    exact = session.request["exact"] or session.request["dropless"]
 
     def heard(real: Callable[..., Any], key: str, position: int) -> Callable[..., Any]:
         @functools.wraps(real)

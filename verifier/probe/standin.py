@@ -2,7 +2,8 @@
 
 `mark` gives a module the methods of FSDPModule and nothing else; the outermost marked module is wrapped in
 DistributedDataParallel at its first call. `set_requires_gradient_sync` drives DDP's own flag. With one rank there is
-nothing to reduce and the module runs as it is. Plain tensors answer `full_tensor()` and `to_local()` with themselves.
+nothing to reduce and the module runs as it is. Plain tensors answer `full_tensor()`, `to_local()` and
+`_local_tensor` with themselves.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ def install(session: Session) -> None:
 
     torch.Tensor.full_tensor = itself  # type: ignore[attr-defined]
     torch.Tensor.to_local = whole  # type: ignore[attr-defined]
+    torch.Tensor._local_tensor = property(whole)  # type: ignore[attr-defined]  # a DTensor has its own
 
 
 def mark(module: Any, **options: Any) -> Any:

@@ -42,8 +42,13 @@ def share(root: nn.Module, slots: list[torchlib.Slot], request: dict[str, Any], 
                 full[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
             _, own, start = torchlib.box(slot.param)
             start_values = full[tuple(slice(o, o + n) for o, n in zip(start, own, strict=True))]
-            target.copy_(_nudged(start_values, request["nudge"]))
+            target.copy_(_rounded(_nudged(start_values, request["nudge"]), request["round_to"]))
     return "loaded"
+
+
+def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """`tensor`, as a lower precision would hold it (the rounded run)."""
+    return tensor.to(getattr(torch, dtype)).to(tensor.dtype) if dtype and tensor.is_floating_point() else tensor
 
 
 def _nudged(tensor: torch.Tensor, nudge: bool) -> torch.Tensor:

@@ -110,6 +110,14 @@ def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
     }
 
 
+def partial_over(tensor: DTensor) -> int:
+    """Over how many ranks a DTensor is still to be reduced (1: its local values are those of the whole)."""
+    count = 1
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        count *= size if placement.is_partial() else 1
+    return count
+
+
 def leaves(value: Any) -> list[Any]:
     """What is left when tuples, lists, dicts and registered dataclasses are opened."""
     return pytree.tree_leaves(value)

@@ -8,7 +8,7 @@ from ..evidence import Evidence
 from ..finding import Finding
 from ..static import find_local_norm
 from ..trace import Run
-from .base import Rule, some
+from .base import Rule, count, some
 
 SAME = 1e-3
 
@@ -90,4 +90,48 @@ def _line(evidence: Evidence, run: Run) -> dict[str, object] | None:
     return find_local_norm(evidence.sources) or evidence.line_of(run, "step")
 
 
-RULES = (ManualLocalNormClip,)
+class GradNormItemPartial(Rule):
+    """A number that is read from a DTensor is the number of the whole tensor.
+
+    Why: `p.grad.norm()`, `p.sum()` and the like give a DTensor that is still to be reduced (`Partial`). `.item()` and
+    `float()` read what this rank has: a norm that is too small by about the square root of the world size, and another
+    one on every rank. Logs are wrong, and a threshold on it is taken differently by the ranks.
+    Wrong:
+        norms = [p.grad.norm().item() for p in model.parameters()]
+        total = sum(norm**2 for norm in norms) ** 0.5
+    Right:
+        norms = [p.grad.norm().full_tensor().item() for p in model.parameters()]
+        total = sum(norm**2 for norm in norms) ** 0.5
+    Mend: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
+    result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
+    Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152; hiyouga/LlamaFactory
+    PR#10366. Before 2.13 also the result of `clip_grad_norm_` is `Partial`.
+    Torch: run on 2.13.0.
+    """
+
+    name = "grad-norm-item-partial"
+    family = "clipping"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        reads = [r for t in run.traces for r in t.of("partial_read")]
+        if not reads:
+            return self.passed("no number was read from a DTensor that is still to be reduced")
+        first = reads[0]
+        places = {(r["at_line"]["file"], r["at_line"]["line"]) for r in reads}
+        return self.failed(
+            f"`{_CALLS.get(first['op'], first['op'])}` reads the local value of a DTensor with placements "
+            f"({', '.join(first['placements'])}): each of the {run.world_size} ranks has its own part ({count(len(places), 'such line')})",
+            first["at_line"],
+        )
+
+
+_CALLS = {"item": ".item()", "tolist": ".tolist()", "numpy": ".numpy()", "__float__": "float()", "__int__": "int()"} | {
+    "__bool__": "bool()",
+    "__array__": "numpy.asarray()",
+    "__complex__": "complex()",
+}
+
+RULES = (ManualLocalNormClip, GradNormItemPartial)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 
 from ..blame import blame
-from ..comparison import Comparison, compare, limits
+from ..comparison import Comparison, compare, gradient_apart, incomparable, limits
 from ..evidence import Evidence
 from ..finding import Finding
+from ..localise import meaning, part
 from ..trace import Run, difference
 from .base import Rule, count, some
+from .precision import low_precision
 
 UNREPRODUCIBLE = 0.05
+LOW_MULTIPLE = 4.0  # activations are rounded too, not only weights
+LOW_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 class MatchesDdp(Rule):
@@ -20,13 +24,14 @@ class MatchesDdp(Rule):
     Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the
     weights after the last step must agree with data parallelism on whole tensors, up to the order of a sum.
     Wrong:
-        for p in model.parameters():  # a trust ratio from one rank's shard: another number on every rank
-            ratio = p.to_local().norm() / (p.grad.to_local().norm() + 1e-6)
-            p.grad.mul_(ratio)
+        for p in model.parameters():
+            if p.ndim == 2:  # the mean over one rank's rows, another one on every rank
+                grad = p.grad.to_local()
+                grad.sub_(grad.mean(dim=0, keepdim=True))
     Right:
         for p in model.parameters():
-            ratio = p.detach().norm().full_tensor() / (p.grad.norm().full_tensor() + 1e-6)
-            p.grad.mul_(ratio)
+            if p.ndim == 2:
+                p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
     Mend: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
     Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
     Torch: run on 2.13.0.
@@ -88,6 +93,66 @@ class MatchesSingleProcess(Rule):
                     "the script does not keep its global batch, so there is nothing to compare (--single-args may tell it to)"
                 )
         return _judge(self, evidence, single, "single", "one process")
+
+
+class MatchesFullPrecision(Rule):
+    """In low precision the first gradient is that of float32, up to what the rounding of the weights alone does.
+
+    Why: bfloat16 and float16 are for matrix products. Positions, time steps, running sums, small differences and
+    losses that are computed in them inside a module are silently wrong: in bfloat16 257 is 256, and an angle of 500
+    is off by one. The comparisons with DDP and one process are made in float32 and cannot see it.
+    Wrong:
+        position = torch.arange(1024).to(torch.bfloat16)  # 1, 2, ... 256, 256, 258, 260, 260
+        angle = position[:, None] * torch.logspace(0, -4, 8, dtype=torch.bfloat16)
+        table = angle.sin()
+    Right:
+        position = torch.arange(1024, dtype=torch.float32)
+        angle = position[:, None] * torch.logspace(0, -4, 8)
+        table = angle.sin().to(torch.bfloat16)
+    Mend: Compute positions, angles, sums over many elements, softmax statistics and the loss in float32, and cast the
+    result.
+    Source: the script without mixed precision, on the same weights and samples; the limit is measured with weights
+    rounded to the script's dtype. Near huggingface/transformers#29496.
+    Torch: run on 2.13.0.
+    """
+
+    name = "matches-full-precision"
+    family = "parity"
+    names_a_cause = False
+    needs = frozenset({"train", "exact", "rounded"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        train, exact = evidence.train, evidence.exact
+        if train is None or train.steps() == 0 or exact is None:
+            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
+        dtype = low_precision(train)
+        if dtype is None:
+            return self.passed("the script computes in the dtype of its weights")
+        low, rounded = evidence.plain, evidence.rounded
+        for run, role in ((low, "undropped"), (exact, "exact"), (rounded, "rounded")):
+            if run is None or run.steps() == 0:
+                return self.unknown(f"the {role} run made no step")
+            if run.global_batch(1) != exact.global_batch(1):
+                return self.unknown(
+                    f"the {role} run took its first step on other samples (a loss scaler that skips a step does that)"
+                )
+        assert low is not None and rounded is not None
+        measured, worst = gradient_apart(low, exact)
+        noise, _ = gradient_apart(rounded, exact)
+        limit = LOW_MULTIPLE * noise + 2.0 * LOW_UNIT[dtype]
+        if measured <= limit:
+            return self.passed(
+                f"the first gradient in {dtype} is within {measured:.1e} of float32; rounded weights give {noise:.1e}",
+                measured=measured,
+                limit=limit,
+            )
+        return self.failed(
+            f"the first gradient in {dtype} is {measured:.1%} off that of float32, and weights rounded to {dtype} explain {noise:.1%}; "
+            f"most in {some(worst)}",
+            evidence.line_of(train, "micro"),
+            measured=measured,
+            limit=limit,
+        )
 
 
 class ResumeIsExact(Rule):
@@ -218,25 +283,14 @@ def _same(a: list[float], b: list[float]) -> bool:
 
 
 def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label: str) -> Finding:
+    """Compare the exact run with one oracle."""
     run = evidence.exact
     if run is None or not run.completed:
         return rule.unknown(evidence.missing.get("exact", "the train run did not complete"))
     if oracle is None:
         return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
-    if not oracle.completed:
-        return rule.unknown(f"the {role} run could not be made: {blame(oracle).text}")
-    steps = min(run.steps(), oracle.steps())
-    if steps == 0:
-        return rule.unknown("no optimizer step was seen")
-    if any(model["starting_point"] != "loaded" for model in oracle.models):
-        return rule.unknown(
-            f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
-        )
-    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
-    if apart:
-        return rule.unknown(
-            f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
-        )
+    if (reason := incomparable(run, oracle, role, label)) is not None:
+        return rule.unknown(reason)
     found = compare(run, oracle)
     if found.update_size == 0.0:
         return rule.unknown("no weight moved in any step, so equal weights prove nothing")
@@ -252,34 +306,79 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
         return rule.unknown(
             f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"
         )
-    return _decide(rule, evidence, run, found, allowed, steps, label)
+    return _decide(rule, evidence, run, oracle, found, allowed, label)
 
 
 def _decide(
-    rule: Rule, evidence: Evidence, run: Run, found: Comparison, allowed: dict[str, float], steps: int, label: str
+    rule: Rule,
+    evidence: Evidence,
+    run: Run,
+    oracle: Run,
+    found: Comparison,
+    allowed: dict[str, float],
+    label: str,
 ) -> Finding:
-    measures = {
-        "loss": found.loss,
-        "gradient norm": found.grad_norm,
-        "first gradient": found.gradient,
-        "update": found.update,
-    }
+    measures = found.measures
     over = {name: value for name, value in measures.items() if not value <= allowed[name]}
     if not over:
         name = max(measures, key=lambda n: measures[n] / allowed[n])
         told = (
-            f"{count(steps, 'step')} as {label}: loss within {found.loss:.1e}, "
-            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}"
+            f"{count(min(run.steps(), oracle.steps()), 'step')} as {label}: loss within {found.loss:.1e}, "
+            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}; {substance(evidence, run)}"
         )
         return rule.passed(told, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: over[n] / allowed[n])
     told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())
-    if "first gradient" in over:
-        told += f"; worst at step 1: {found.worst}"
-    elif "update" in over and "gradient norm" not in over:
-        told += "; the gradients after backward agree, so it happens between backward and the end of the step"
-    line = evidence.line_of(run, "step" if "first gradient" not in over else "micro")
+    parting = part(run, oracle, allowed)
+    told += f"; {meaning(parting, run, label, _second(evidence, run, label, allowed))}"
+    line = evidence.line_of(run, "micro" if parting.stage in ("gradient", "loss") else "step")
     return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
 
 
-RULES = (MatchesDdp, MatchesSingleProcess, ResumeIsExact, ReshardKeepsTrajectory)
+def _second(evidence: Evidence, run: Run, label: str, allowed: dict[str, float]) -> str | None:
+    """What the other oracle says of the run: "agrees", "differs", or None where it cannot tell."""
+    if label == "DDP":
+        other, role, name = evidence.single, "single", "one process"
+    else:
+        other, role, name = evidence.reference, "reference", "DDP"
+    if other is None or incomparable(run, other, role, name) is not None:
+        return None
+    measures = compare(run, other).measures
+    return "agrees" if all(value <= allowed[n] for n, value in measures.items()) else "differs"
+
+
+def substance(evidence: Evidence, run: Run) -> str:
+    """What makes the pass more than luck: the loss fell, gradients and weights moved, the clip was reached, the data differ."""
+    losses = [loss for loss in run.losses if loss is not None]
+    told = [f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"] if len(losses) > 1 else []
+    trainable = [name for name, entries in run.parameters.items() if entries[0]["trainable"]]
+    steps = range(1, run.steps() + 1)
+    fed = {n for s in steps for n, g in run.whole("step", "grads_at_step", s).items() if g is not None and g[0] > 0.0}
+    idle = [name for name in trainable if name not in fed]
+    told.append(
+        f"{some(idle)} never got a gradient" if idle else f"all {len(trainable)} trainable parameters got gradients"
+    )
+    moved = {n for s in steps for r in run.at_step("stepped", s) for n, m in r["moved"].items() if m[0] > 0.0}
+    still = [name for name in trainable if name not in moved and name not in idle]
+    if still:
+        told.append(f"{some(still)} did not move")
+    if _clips(evidence.train):
+        reached = any(
+            (a := run.grad_norm(s)) is not None
+            and (b := run.grad_norm(s, "grads_at_step")) is not None
+            and b < 0.999 * a
+            for s in steps
+        )
+        told.append("the clip was reached" if reached else "the clip was never reached in these steps")
+    if run.world_size > 1 and any(rows := run.rows(1)) and all(r == rows[0] for r in rows):
+        told.append("all ranks saw the same samples")
+    return ", ".join(told)
+
+
+def _clips(train: Run | None) -> bool:
+    """Whether gradients 1e6 times as large were scaled down before the step after the last."""
+    record = train.traces[0].first("stress") if train is not None and train.traces else None
+    return record is not None and any(ss < 0.9 * bb for bb, _, ss in record["products"].values() if bb > 0.0)
+
+
+RULES = (MatchesDdp, MatchesSingleProcess, MatchesFullPrecision, ResumeIsExact, ReshardKeepsTrajectory)

@@ -1,6 +1,6 @@
 """A small GPT whose matrices are updated with orthogonalised momentum.
 
-rule: matches-ddp
+rule: matrix-optimizer-on-local-shard
 """
 
 import torch

@@ -1,0 +1,49 @@
+"""gloo-avg-is-sum: the measurement on this torch, and the verdict on what an older one gives."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from records import LINE, micro, model, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.flow import judge
+from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.rules import RULES
+
+
+def verdict(average: float | None, version: str = "2.13.0+cpu") -> Finding:
+    start = {"kind": "start", "torch": version}
+    train = run([start, model(), micro(), step(), stepped()])
+    return RULES["gloo-avg-is-sum"].judge(Evidence(train=train, average=average))
+
+
+@pytest.mark.parametrize(
+    ("average", "status"), [(1.5, "pass"), (3.0, "fail"), (1.0, "fail"), (math.nan, "inconclusive"), (None, "pass")]
+)
+def test_what_was_measured_decides(average: float | None, status: str) -> None:
+    assert verdict(average).status == status
+
+
+def test_it_is_the_first_rule_and_turns_comparisons_into_consequences() -> None:
+    assert next(iter(RULES)) == "gloo-avg-is-sum"
+    rank = [model(), micro(), step(), stepped()]
+    broken = run(rank, rank)
+    end = {"kind": "end", "how": "exception", "error": "E", "message": "m", "frames": [LINE], "seq": 9, "at": 9.0}
+    for trace in broken.traces:
+        object.__setattr__(trace, "records", (*trace.records[:-1], end))
+    found = judge(Evidence(train=broken, average=3.0), list(RULES))
+    failed = [f for f in found if f.status == "fail"]
+    assert failed[0].rule == "gloo-avg-is-sum"
+    assert [f.rule for f in failed if not f.consequence] == ["gloo-avg-is-sum"]
+
+
+@pytest.mark.launch
+def test_this_torch_averages(launcher: Launcher, tmp_path: Path) -> None:
+    assert average_of_one_and_two(launcher, tmp_path / "known") is None
+    assert launcher.versions["torch"].partition("+")[0] in RIGHT
+    assert average_of_one_and_two(launcher, tmp_path / "asked", versions=()) == MEAN

@@ -1,0 +1,172 @@
+"""Where two runs part and what that means, on records made by hand: one pattern of disagreement each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from records import micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.comparison import FLOOR, Comparison, compare, limits
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.localise import meaning, part
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace import Run
+
+NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
+ALLOWED = dict.fromkeys(Comparison(0, 0, 0, 0, 0, 0, "").measures, FLOOR)
+DIRECTION = (1.0, -2.0, 0.5, 3.0)
+
+
+def gradients(**factors: float) -> dict[str, Any]:
+    """The same direction for every parameter, times a factor of its own (`all` for the rest)."""
+    scale = {name: factors.get(name, factors.get("all", 1.0)) for name in NAMES}
+    return {name: [k * k * 4.0, *(k * x for x in DIRECTION)] for name, k in scale.items()}
+
+
+def trained(
+    ranks: int = 1,
+    grads: dict[str, Any] | None = None,
+    at_step: dict[str, Any] | None = None,
+    moves: tuple[dict[str, float], ...] = ({}, {}, {}),
+    losses: tuple[float, ...] = (3.0, 2.0, 1.0),
+    micros: int = 1,
+    samples: tuple[int, ...] = (1, 2, 3, 4),
+) -> Run:
+    """A run of three steps; `moves[k]` are extra lengths of weights after step k+1, by parameter."""
+    grads = grads or gradients()
+    own = [samples[r::ranks] for r in range(ranks)]
+    records: list[list[dict[str, Any]]] = []
+    for rank in range(ranks):
+        rows: list[dict[str, Any]] = [model(*(parameter(name, copy=rank) for name in NAMES))]
+        for k in range(3):
+            rows += [micro(k + 1, losses[k], own[rank])] + [micro(k + 1, 0.0)] * (micros - 1)
+            start = {name: [1.0, *(x * (1.0 - 0.1 * k) for x in DIRECTION)] for name in NAMES}
+            after = {name: [1.0, *(x * (0.9 - 0.1 * k + moves[k].get(name, 0.0)) for x in DIRECTION)] for name in NAMES}
+            moved = {name: [0.01, -0.1, 8.0] for name in NAMES}
+            rows += [
+                step(k + 1, grads, grads_at_step=at_step or grads, weights=start),
+                stepped(k + 1, weights=after, moved=moved),
+            ]
+        records.append(rows)
+    return run(*records)
+
+
+def told(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -> str:
+    return meaning(part(mine, oracle, ALLOWED), mine, label, other)
+
+
+@pytest.mark.parametrize(
+    ("factor", "micros", "words"),
+    [
+        (2.0, 3, "every gradient is 2 x that of DDP, = the world size"),
+        (0.5, 3, "= 1 / the world size"),
+        (3.0, 3, "= the micro-batches of a step"),
+        (1 / 3, 3, "= 1 / the micro-batches of a step"),
+        (6.0, 3, "= ranks times micro-batches"),
+        (1.1, 3, "every gradient is 1.1 x that of DDP: one factor on them all"),
+    ],
+)
+def test_a_factor_on_every_gradient(factor: float, micros: int, words: str) -> None:
+    assert words in told(trained(2, gradients(all=factor), micros=micros), trained(2))
+
+
+def test_a_factor_on_one_module() -> None:
+    grads = gradients(**{"blocks.1.up.weight": 2.0, "blocks.1.down.weight": 2.0})
+    parting = part(trained(2, grads), trained(2), ALLOWED)
+    assert (parting.stage, parting.module, parting.factor) == ("gradient", "blocks.1", 2.0)
+    words = told(trained(2, grads), trained(2))
+    assert "the gradient of 2 of 5 parameters is 2 x that of DDP" in words
+    assert "only parameters under blocks.1 differ (2 of 5), first blocks.1.up.weight" in words
+
+
+def test_factors_that_differ_are_no_factor() -> None:
+    mine = trained(2, gradients(**{"embed.weight": 2.0, "head.weight": 3.0}))
+    parting = part(mine, trained(2), ALLOWED)
+    assert (parting.factor, parting.parameters, parting.module) == (None, ("embed.weight", "head.weight"), "")
+    assert "differ in direction" in told(mine, trained(2))
+
+
+def test_between_backward_and_step() -> None:
+    words = told(trained(2, at_step=gradients(all=0.5)), trained(2))
+    assert "agree after backward and differ in the optimizer (a factor of 0.5)" in words
+
+
+def test_in_the_optimizer() -> None:
+    mine = trained(2, moves=({"head.weight": 0.05}, {}, {}))
+    words = told(mine, trained(2))
+    assert "gradients agree and the update does not" in words
+    assert "only parameters under head differ (1 of 5), first head.weight" in words
+
+
+def test_carried_from_step_to_step() -> None:
+    assert "all agrees until step 2" in told(trained(2, moves=({}, {"head.weight": 0.05}, {})), trained(2))
+    assert "all agrees until step 3" in told(trained(2, losses=(3.0, 2.0, 1.5)), trained(2))
+
+
+def test_only_the_loss() -> None:
+    words = told(trained(2, losses=(6.0, 4.0, 2.0)), trained(2))
+    assert "the losses differ and no gradient does" in words
+
+
+def test_what_the_other_oracle_says_decides_the_class() -> None:
+    mine, oracle = trained(2, gradients(all=1.1)), trained(1)
+    assert "DDP agrees and one process does not" in told(mine, oracle, "one process", "agrees")
+    assert "DDP differs too" in told(mine, oracle, "one process", "differs")
+    assert "one process differs too" in told(mine, trained(2), "DDP", "differs")
+    assert told(mine, oracle, "one process", None).endswith("one factor on them all")
+
+
+class TestRules:
+    def judge(self, rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
+        evidence = Evidence(train=mine, exact=mine, reference=reference, single=single, **more)
+        return RULES[rule].judge(evidence)
+
+    def test_the_rule_tells_the_class(self) -> None:
+        mine = trained(2, gradients(all=1.1))
+        found = self.judge("matches-single-process", mine, trained(2, gradients(all=1.1)), trained(1, losses=(6, 4, 2)))
+        assert found.status == "fail"
+        assert "1.1 x that of one process" in found.evidence
+        assert "DDP agrees and one process does not" in found.evidence
+
+    def test_a_pass_says_what_it_rests_on(self) -> None:
+        found = self.judge("matches-ddp", trained(2), trained(2), None)
+        assert (found.status, found.measured) == ("pass", 0.0)
+        assert "loss went from 3 to 1" in found.evidence
+        assert "all 5 trainable parameters got gradients" in found.evidence
+
+    def test_a_parameter_without_a_gradient_is_told(self) -> None:
+        grads = {**gradients(), "head.weight": None}
+        found = self.judge("matches-ddp", trained(2, grads), trained(2, grads), None)
+        assert (found.status, "head.weight never got a gradient" in found.evidence) == ("pass", True)
+
+    def test_a_reference_that_cannot_be_made_is_open_and_the_other_oracle_decides(self) -> None:
+        broken = run([model()], [model()], role="reference")
+        end = {"kind": "end", "how": "exception", "error": "TypeError", "message": "no mesh"}
+        frame = {"file": "train.py", "line": 7, "function": "main", "code": "model.weight.device_mesh"}
+        for trace in broken.traces:
+            object.__setattr__(trace, "records", (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
+        mine = trained(2)
+        found = self.judge("matches-ddp", mine, broken, trained(1, losses=(6, 4, 2)))
+        assert found.status == "inconclusive"
+        assert "TypeError: no mesh" in found.evidence
+        assert "model.weight.device_mesh" in found.evidence
+        # Two ranks' losses are averaged, so one process has the same.
+        assert self.judge("matches-single-process", mine, broken, trained(1)).status == "pass"
+
+
+def test_the_noise_of_one_process_is_the_measure_where_there_is_no_reference() -> None:
+    noisy = trained(1, losses=(3.0, 2.0, 1.001))
+    single = trained(1)
+    allowed = limits(Evidence(reference=None, single=single, envelope=noisy))
+    assert allowed["loss"] == pytest.approx(16 * 0.001 + FLOOR)
+    assert limits(Evidence(reference=trained(2), single=single, envelope=noisy))["loss"] == allowed["loss"]
+    assert limits(Evidence(single=single))["loss"] == FLOOR
+
+
+def test_what_the_optimizer_finds_is_compared_too() -> None:
+    measured = compare(trained(2, at_step=gradients(all=1.1)), trained(2))
+    assert measured.gradient == 0.0
+    assert measured.at_step == pytest.approx(0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0)

@@ -1,0 +1,69 @@
+"""matches-full-precision: the first gradient in the script's dtype against float32 and against rounded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus import TESTS
+from records import micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.precision import low_precision
+from verified_fsdp2.verifier.trace import Run
+
+SHARD = {"kind": "shard", "parameters": [], "param_dtype": "bfloat16", "reduce_dtype": "float32"}
+
+
+def first_step(off: float = 0.0, rows: tuple[int, ...] = (1, 2), shard: dict[str, Any] = SHARD) -> Run:
+    """One rank whose first gradient is `off` (relative) away from [1, 1, 1, 1] in direction."""
+    grads = {"w": [4.0 / 3.0, 1.0 + off, 1.0 - off, 1.0 + off, 1.0 - off]}
+    return run([shard, model(parameter()), micro(rows=rows), step(grads=grads), stepped()])
+
+
+def judge(low: Run, exact: Run | None = None, rounded: Run | None = None, **more: Any) -> Finding:
+    evidence = Evidence(train=low, plain=low, exact=exact or first_step(), rounded=rounded or first_step(0.01), **more)
+    return RULES["matches-full-precision"].judge(evidence)
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.0, "pass"), (0.03, "pass"), (0.1, "fail"), (1.0, "fail")])
+def test_the_limit_is_measured_with_rounded_weights(off: float, status: str) -> None:
+    found = judge(first_step(off))
+    assert found.status == status
+    assert found.measured is not None
+    assert found.limit is not None
+    assert (found.measured <= found.limit) == (status == "pass")
+
+
+def test_noise_of_the_same_size_is_no_fault() -> None:
+    assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
+
+
+def test_other_samples_and_missing_runs_are_open() -> None:
+    assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
+    missing = Evidence(train=first_step(), plain=first_step(), exact=first_step())
+    assert RULES["matches-full-precision"].judge(missing).status == "inconclusive"
+
+
+def test_a_script_without_low_precision_passes() -> None:
+    whole = first_step(0.5, shard={**SHARD, "param_dtype": None})
+    assert judge(whole).status == "pass"
+    assert low_precision(whole) is None
+    assert low_precision(run([{"kind": "autocast", "dtype": "float16"}])) == "float16"
+    assert low_precision(first_step()) == "bfloat16"
+
+
+@pytest.mark.launch
+def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None:
+    text = (TESTS / "zoo" / "mixed_precision.py").read_text(encoding="utf-8")
+    script = tmp_path / "train.py"
+    dropped = text.replace("x = self.embed(tokens)", "x = F.dropout(self.embed(tokens), 0.3, self.training)")
+    assert dropped != text
+    script.write_text(dropped, encoding="utf-8")
+    verdict = verify_script(script, only=("matches-full-precision",))
+    assert [r["role"] for r in verdict.runs] == ["train", "exact", "undropped", "rounded"]
+    (found,) = verdict.findings
+    assert (found.status, found.measured is not None and found.measured < 0.01) == ("pass", True), found.evidence

@@ -1,0 +1,41 @@
+"""What is left where DDP cannot take the place of fully_shard: one process decides, by its own noise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from corpus import TESTS
+
+pytestmark = pytest.mark.launch
+
+ONLY = ("matches-ddp", "matches-single-process")
+AFTER = "    tokens = make_sequences(SAMPLES)\n    local"
+ASKS = "    mesh = model.head.weight.device_mesh\n    assert mesh.size() == world\n"
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [(("loss.backward()", "loss.backward()"), "pass"), (("loss.backward()", "(loss * world).backward()"), "fail")],
+)
+def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[str, str], status: str) -> None:
+    text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
+    assert text.count(AFTER) == text.count(edit[0]) == 1
+    script = tmp_path / "train.py"
+    script.write_text(text.replace(AFTER, ASKS + AFTER).replace(*edit), encoding="utf-8")
+    verdict = verify_script(script, only=ONLY)
+    found = {f.rule: f for f in verdict.findings}
+    assert found["matches-ddp"].status == "inconclusive"
+    assert "DDP cannot take the place of fully_shard here" in found["matches-ddp"].evidence
+    assert "(`mesh = model.head.weight.device_mesh`)" in found["matches-ddp"].evidence
+    assert found["matches-single-process"].status == status, found["matches-single-process"].evidence
+    assert [r["role"] for r in verdict.runs] == ["train", "reference", "envelope", "single"]
+    assert [r["world_size"] for r in verdict.runs] == [2, 2, 1, 1]
+    if status == "fail":
+        told = found["matches-single-process"].evidence
+        assert "every gradient is 2 x that of one process" in told
+        allowed = re.search(r"first gradient differs by \S+ \(allowed (\S+)\)", told)
+        assert allowed is not None
+        assert 2.0**-18 < float(allowed[1]) < 1e-2  # its noise was measured, in one process

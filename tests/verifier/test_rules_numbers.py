@@ -1,0 +1,186 @@
+"""The rules on precision, clipping, gradients, data and optimizers that were added on records of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from records import LINE, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding, Hit
+from verified_fsdp2.verifier.probe.hooks_precision import lost_whole_numbers
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.static import find_shard_use
+
+
+def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
+    train = run(*ranks)
+    return RULES[rule].judge(Evidence(train=train, exact=train, **more))
+
+
+def shard(low: str | None = "bfloat16") -> dict[str, Any]:
+    return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32"}
+
+
+BASE = [micro(), step(), stepped()]
+
+
+class TestLossyCast:
+    @pytest.mark.parametrize(
+        ("values", "lost"),
+        [
+            ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
+            ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
+            ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
+            ([0.0, -10000.0], None),  # an additive mask
+            ([0.0, float("inf")], None),
+            ([3.0e38, 0.0], None),  # beyond what float32 counts
+        ],
+    )
+    def test_whole_numbers_only(self, values: list[float], lost: tuple[int, float, float] | None) -> None:
+        assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
+
+    def test_other_tensors_are_left_alone(self) -> None:
+        positions = torch.arange(2000, dtype=torch.float32)
+        assert lost_whole_numbers(positions.long(), torch.bfloat16) is None
+        assert lost_whole_numbers(positions.requires_grad_(), torch.bfloat16) is None
+        assert lost_whole_numbers(torch.empty(0), torch.bfloat16) is None
+        assert lost_whole_numbers(torch.tensor([257.0]), torch.float16) is None
+        assert lost_whole_numbers(torch.tensor([2049.0]), torch.float16) == (1, 2049.0, 2048.0)
+
+    def test_the_rule(self) -> None:
+        lost = {"kind": "lossy_cast", "cls": "Block", "shape": [4], "dtype": "bfloat16"}
+        lost |= {"changed": 2, "was": 257.0, "now": 256.0}
+        found = judge("cast-forward-inputs-lossy", [shard(), model(), lost, *BASE])
+        assert (found.status, "257 becomes 256" in found.evidence) == ("fail", True)
+        assert judge("cast-forward-inputs-lossy", [shard(), model(), *BASE]).status == "pass"
+        assert "no group computes" in judge("cast-forward-inputs-lossy", [shard(None), *BASE]).evidence
+
+
+class TestScaler:
+    def test_float16_needs_one(self) -> None:
+        scaler = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
+        assert judge("fp16-without-scaler", [shard("float16"), model(), *BASE]).status == "fail"
+        assert judge("fp16-without-scaler", [shard("float16"), model(), scaler, *BASE]).status == "pass"
+        assert judge("fp16-without-scaler", [shard("bfloat16"), model(), *BASE]).status == "pass"
+
+    @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
+    def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
+        grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
+        scaled = step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
+        found = judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()])
+        assert found.status == status
+
+
+def test_a_partial_number_that_is_read() -> None:
+    read = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
+    found = judge("grad-norm-item-partial", [model(), *BASE], [model(), *BASE, read, read])
+    assert (found.status, found.location) == ("fail", LINE)
+    assert "`.item()`" in found.evidence
+    assert "1 such line" in found.evidence
+    assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
+
+
+LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+
+
+class TestSurvivors:
+    def test_what_is_left_and_stepped_on_fails(self) -> None:
+        found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT, micro(2), step(2), stepped(2)])
+        assert (found.status, "w" in found.evidence) == ("fail", True)
+
+    def test_what_is_left_at_the_end_or_discarded_passes(self) -> None:
+        assert judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT]).status == "pass"
+        reset = {"kind": "discarded"}
+        found = judge("unsynced-grads-survive-zero-grad", [model(), LEFT, reset, *BASE])
+        assert found.status == "pass"
+
+    def test_what_a_step_had_not_reduced_is_another_fault(self) -> None:
+        unsynced = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, micro(2), step(2), stepped(2)]
+        assert judge("unsynced-grads-survive-zero-grad", unsynced).status == "pass"
+        assert judge("accum-never-resynced", unsynced).status == "fail"
+
+
+class TestSetEpoch:
+    @staticmethod
+    def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
+        base = {"kind": "sampler", "cls": "S", "dataset": 0, "epoch": epoch, "shuffle": True, "seed": 0, "samples": 8}
+        return {**base, **more}
+
+    def rank(self, *between: dict[str, Any]) -> list[dict[str, Any]]:
+        return [model(), self.begin(), micro(1), step(1), stepped(1), micro(2), *between, micro(3)]
+
+    def test_the_same_order_twice_fails(self) -> None:
+        assert judge("set-epoch-missing", self.rank(self.begin())).status == "fail"
+
+    def test_another_epoch_or_no_second_one_passes(self) -> None:
+        assert judge("set-epoch-missing", self.rank(self.begin(1))).status == "pass"
+        assert judge("set-epoch-missing", self.rank()).status == "pass"
+        assert judge("set-epoch-missing", self.rank(self.begin(dataset=1))).status == "pass"
+
+    def test_a_look_at_the_first_batch_passes(self) -> None:
+        found = judge("set-epoch-missing", [model(), self.begin(), self.begin(), *BASE, micro(2), micro(3)])
+        assert found.status == "pass"
+
+    def test_an_evaluation_over_the_training_data_passes(self) -> None:
+        found = judge("set-epoch-missing", self.rank(self.begin(0), self.begin(1)))
+        assert found.status == "pass"
+        assert judge("set-epoch-missing", self.rank(self.begin(shuffle=False))).status == "pass"
+
+    def test_one_epoch_is_left_to_the_sources(self) -> None:
+        hits = {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}
+        assert judge("set-epoch-missing", self.rank(), hits=hits).status == "inconclusive"
+
+
+def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
+    left = {"kind": "not_cleared", "names": ["head.weight"]}
+    found = judge("zero-grad-while-unsharded", [model(), *BASE, left, micro(2), step(2), stepped(2)])
+    assert (found.status, "head.weight" in found.evidence) == ("fail", True)
+    assert judge("zero-grad-while-unsharded", [model(), *BASE, left]).status == "pass"
+
+
+class TestMatrixOptimizer:
+    """A class of the script's own that works on shards, against one process."""
+
+    def judge(self, update: float = 0.0, grads: float = 1.0, cls: str = "Muon", shards: bool = True) -> Finding:
+        def rank(copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0) -> list[dict[str, Any]]:
+            optimizer = {"kind": "optimizer", "cls": cls, "number": 0}
+            asked = [{"kind": "shard_in_step"}] if shards else []
+            size = {"w": [grads**2, grads, 0.0, 0.0, 0.0]}
+            after = {"w": [1.0, 0.9 - update, 0.0, 0.0, 0.0]}
+            whole = model(parameter("w", copy))
+            return [optimizer, whole, micro(rows=rows), step(grads=size), *asked, stepped(weights=after)]
+
+        mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
+        single = run(rank(0, (1, 2)))
+        return RULES["matrix-optimizer-on-local-shard"].judge(Evidence(train=mine, exact=mine, single=single))
+
+    def test_another_update_from_equal_gradients_fails(self) -> None:
+        found = self.judge(update=0.05, cls="__main__.Muon")
+        assert (found.status, found.location) == ("fail", LINE)
+        assert found.evidence.startswith("Muon works on shards")
+        assert "50% off" in found.evidence
+
+    def test_the_same_update_passes(self) -> None:
+        assert self.judge().status == "pass"
+
+    def test_other_gradients_are_another_fault(self) -> None:
+        assert self.judge(update=0.05, grads=2.0).status == "inconclusive"
+
+    def test_torch_s_own_or_one_without_shards_passes(self) -> None:
+        assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "pass"
+        assert self.judge(update=0.05, shards=False).status == "pass"
+
+
+def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "def clip(p):\n    return p.to_local()\n\nclass Muon:\n    def step(self, p):\n        return p._local_tensor\n"
+    )
+    assert (find_shard_use((script,), "Muon") or {})["line"] == 6
+    assert (find_shard_use((script,), "Other") or {})["line"] == 2
+    script.write_text("def clip(p):\n    return p.full_tensor()\n")
+    assert find_shard_use((script,), "Muon") is None
