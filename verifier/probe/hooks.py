@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import hooks_traffic, simulation, standin, torchlib
+from . import hooks_traffic, hooks_wrapping, simulation, standin, torchlib
 from .session import Session
 
 
@@ -39,6 +39,7 @@ def install(session: Session) -> None:
     _listen_to_checkpoints(session)
     _listen_to_exit(session)
     hooks_traffic.install(session)
+    hooks_wrapping.install(session)
     if session.stand_in:
         standin.install(session)
     if session.request["mode"] == "simulate":
