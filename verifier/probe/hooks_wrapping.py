@@ -75,36 +75,26 @@ class Listener:
     def adopted(self, root: nn.Module) -> None:
         """A root is called for the first time: what of it was tied, and what came after it was sharded."""
         names = {id(module): name for name, module in root.named_modules()}
-        managed = grouplib.managed(root)
-        now: dict[int, list[tuple[Any, str, Any]]] = {}
-        for module in root.modules():
-            for name, param in module._parameters.items():
-                if param is not None:
-                    now.setdefault(id(param), []).append((weakref.ref(module), name, None))
         told: list[dict[str, Any]] = []
-        seen: list[set[tuple[int, str]]] = []
-        for tie in [*self.ties, *(places for places in now.values() if len(places) > 1)]:
-            slots = [(ref(), name, line) for ref, name, line in tie if id(ref()) in names]
-            if len(slots) < 2 or any(_places(tie) <= other for other in seen):
-                continue
-            seen.append(_places(tie))
-            held = {id(managed.get((id(m), name), m._parameters.get(name))) for m, name, _ in slots}
-            lines = [line for _, _, line in slots if line]
-            told.append(
-                {
-                    "names": [f"{names[id(m)]}.{name}".lstrip(".") for m, name, _ in slots],
-                    "parameters": len(held),
-                    "line": lines[-1] if lines else None,
-                }
-            )
+        for tie in self.ties:
+            slots = [(module, name, line) for ref, name, line in tie if id(module := ref()) in names]
+            if len(slots) > 1:
+                told.append(
+                    {
+                        "names": [f"{names[id(m)]}.{name}".lstrip(".") for m, name, _ in slots],
+                        "parameters": len({id(m._parameters.get(name)) for m, name, _ in slots}),
+                        "line": slots[-1][2],
+                    }
+                )
         if told and isinstance(root, FSDPModule):
             self.session.recorder.write("ties", ties=told, at_line=self.session.recorder.here())
-        self._late(root, managed)
+        self._late(root)
         if not self.session.stand_in:
             shards = {slot.name: shard_digest(torchlib.local(slot.param)) for slot in torchlib.slots(root)}
             self.session.recorder.write("shards", digests=shards)
 
-    def _late(self, root: nn.Module, managed: dict[tuple[int, str], Any]) -> None:
+    def _late(self, root: nn.Module) -> None:
+        managed = grouplib.managed(root)
         own = next((name for name, model in self.session.roots if model is root), "")
         late = [
             own + f"{prefix}.{name}".lstrip(".")

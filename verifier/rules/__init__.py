@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import checkpoint, clipping, data, gradients, hang, init, optimizer, parity, precision, traffic, wrapping
+from . import checkpoint, clipping, data, gradients, hang, init, mesh, optimizer, parity, precision, traffic, wrapping
 from .base import Rule
 
-FAMILIES = (wrapping, init, optimizer, precision, data, gradients, clipping, checkpoint, traffic, hang, parity)
+FAMILIES = (wrapping, init, mesh, optimizer, precision, data, gradients, clipping, checkpoint, traffic, hang, parity)
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

@@ -72,11 +72,11 @@ class InplaceOpOnOutputView(Rule):
     view (what `nn.Linear` gives for 3-D inputs, or a squeeze) makes autograd rewrite the node, and the hook is gone:
     backward meets freed weights (`setStorage ... out of bounds for storage of size 0`), or a reduction is left out.
     Wrong:
-        hidden = model.blocks[0].up(torch.randn(2, 4, 8))  # a view
-        hidden += 1.0
+        logits = model(batch)  # the head gives a view of what it has computed in two dims
+        logits *= 0.5
     Right:
-        hidden = model.blocks[0].up(torch.randn(2, 4, 8))
-        hidden = hidden + 1.0
+        logits = model(batch)
+        logits = logits * 0.5
     Mend: Use the out-of-place operation on the output of a wrapped module (`x = x + y`), or `.clone()` it first.
     Source: pytorch#181832, PR#181850; the UserWarning of torch 2.13 (`returned a view tensor`).
     Torch: run on 2.13.0.
