@@ -90,7 +90,8 @@ class Listener:
             self.session.recorder.write("ties", ties=told, at_line=self.session.recorder.here())
         self._late(root)
         if not self.session.stand_in:
-            shards = {slot.name: shard_digest(torchlib.local(slot.param)) for slot in torchlib.slots(root)}
+            own = next((name for name, model in self.session.roots if model is root), "")
+            shards = {own + slot.name: shard_digest(torchlib.local(slot.param)) for slot in torchlib.slots(root)}
             self.session.recorder.write("shards", digests=shards)
 
     def _late(self, root: nn.Module) -> None:
