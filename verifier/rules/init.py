@@ -315,9 +315,9 @@ def _replicas_that_differ(run: Run) -> list[str]:
 
 
 RULES = (
+    Rank0SdWithoutBroadcast,
     MetaBuffersGarbage,
     MetaParamsNotReset,
-    Rank0SdWithoutBroadcast,
     DtensorRngIdenticalShardsCpu,
     RankDependentInitNoBroadcast,
 )
