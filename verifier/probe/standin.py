@@ -97,23 +97,9 @@ def _nothing(self: StandIn, *args: Any, **kwargs: Any) -> None:
     """A setting of FSDP that changes no mathematics, or that DDP has no counterpart for."""
 
 
-for _name in (
-    "reshard",
-    "set_is_last_backward",
-    "set_requires_all_reduce",
-    "set_reshard_after_forward",
-    "set_reshard_after_backward",
-    "set_modules_to_forward_prefetch",
-    "set_modules_to_backward_prefetch",
-    "set_all_reduce_hook",
-    "set_post_optim_event",
-    "set_force_sum_reduction_for_comms",
-    "set_reduce_scatter_unused_params",
-    "set_unshard_in_backward",
-    "set_allocate_memory_from_process_group_for_comm",
-    "reset_iter_state",
-):
-    setattr(StandIn, _name, _nothing)
+for _name, _value in vars(FSDPModule).items():
+    if callable(_value) and not _name.startswith("__") and _name not in vars(StandIn):
+        setattr(StandIn, _name, _nothing)
 
 
 def install(session: Session) -> None:
