@@ -199,3 +199,20 @@ class TestRankZeroStateDict:
     def test_it_is_named_before_the_first_forward(self) -> None:
         train = stopped("RuntimeError", "Connection closed by peer", [self.call(9)], [self.call(0)])
         assert RULES["rank0-sd-without-broadcast"].judge(Evidence(train=train)).status == "fail"
+
+
+class TestLocalShards:
+    def made(self, shape: tuple[int, ...], local: tuple[int, ...] = (2, 4), line: Any = LINE) -> dict[str, Any]:
+        return {"kind": "from_local", "shape": list(shape), "local": list(local), "ranks": [0, 1], "at_line": line}
+
+    @pytest.mark.parametrize(("other", "status"), [((6, 4), "pass"), ((4, 4), "fail")])
+    def test_one_size_on_all_ranks(self, other: tuple[int, ...], status: str) -> None:
+        ranks = [steps(self.made((6, 4))), steps(self.made(other))]
+        assert judge("local-shard-assumptions", *ranks).status == status
+
+    def test_other_lines_are_other_tensors(self) -> None:
+        ranks = [steps(self.made((6, 4))), steps(self.made((4, 4), line={**LINE, "line": 2}))]
+        assert judge("local-shard-assumptions", *ranks).status == "pass"
+
+    def test_another_number_of_calls_is_open(self) -> None:
+        assert judge("local-shard-assumptions", steps(self.made((6, 4))), steps()).status == "inconclusive"

@@ -6,6 +6,7 @@ It adds to the session's own `on_shard`, `adopt`, `on_call` and `on_step`, and c
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +15,17 @@ import torch
 import torch.distributed.checkpoint.state_dict as dsd
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import grouplib, torchlib
 from .measures import class_name, shard_digest
+from .recorder import in_torch
 from .session import Session
 
 _REDUCTIONS = 256  # reductions that lack a gradient which are recorded
 _FLAGS = 32
+_JOINED = 256
 
 
 class Listener:
@@ -192,6 +196,7 @@ def install(session: Session) -> None:
     listener = Listener(session)
     _listen_to_session(session, listener)
     _listen_to_state_dicts(session)
+    _listen_to_from_local(session)
     if not session.stand_in:
         _listen_to_groups(session, listener)
 
@@ -281,6 +286,29 @@ def _listen_to_state_dicts(session: Session) -> None:
 
     for name in ("set_model_state_dict", "set_state_dict"):
         setattr(dsd, name, heard(name, getattr(dsd, name)))
+
+
+def _listen_to_from_local(session: Session) -> None:
+    """Which shape the script's own `DTensor.from_local` gives a tensor; torch's own calls are left out."""
+    real = DTensor.from_local
+    calls = 0
+
+    @functools.wraps(real)
+    def joined(*args: Any, **kwargs: Any) -> DTensor:
+        nonlocal calls
+        made = real(*args, **kwargs)
+        if calls < _JOINED and not in_torch(sys._getframe(1).f_code.co_filename):
+            calls += 1
+            session.recorder.write(
+                "from_local",
+                shape=list(made.shape),
+                local=list(torchlib.local(made).shape),
+                ranks=made.device_mesh.mesh.flatten().tolist(),
+                at_line=session.recorder.here(),
+            )
+        return made
+
+    DTensor.from_local = staticmethod(joined)  # type: ignore[method-assign]
 
 
 def _places(tie: list[tuple[Any, str, Any]]) -> set[tuple[int, str]]:
