@@ -134,6 +134,7 @@ class StaleUnshardedAfterStep(Rule):
 
     name = "stale-unsharded-after-step"
     family = "wrapping"
+    simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train

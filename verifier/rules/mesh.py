@@ -69,6 +69,7 @@ class MeshArgumentWrong(Rule):
 
     name = "mesh-argument-wrong"
     family = "mesh"
+    simulated = True
     shards = re.compile(r"shard|fsdp", re.I)
     replicates = re.compile(r"repl|ddp", re.I)
     foreign = re.compile(r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I)

@@ -37,6 +37,7 @@ class TiedWeightsSplitGroups(Rule):
 
     name = "tied-weights-split-groups"
     family = "wrapping"
+    simulated = True
     stops = re.compile(r"is shared with a parameter already managed by another FSDP group")
 
     def judge(self, evidence: Evidence) -> Finding:
