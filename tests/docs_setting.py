@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard  # noqa: F401
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: F401
 from torch.utils.data import DistributedSampler
 
 VOCABULARY, WIDTH, LENGTH = 16, 8, 4
@@ -111,6 +112,7 @@ def setting(folder: Path, block: str) -> dict[str, object]:
         "model": model,
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
+        "mesh": init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard")),
         "dataset": dataset,
         "batch": batch[:, :-1],
         "micros": list(batch.split(2)),
@@ -165,9 +167,10 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     _USED = (
+        distribute_tensor,
+        DistributedSampler,
         FSDPModule,
         DTensor,
-        DistributedSampler,
         MixedPrecisionPolicy,
         get_optimizer_state_dict,
         set_model_state_dict,

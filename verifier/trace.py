@@ -70,13 +70,26 @@ class Run:
 
     @cached_property
     def parameters(self) -> dict[str, list[Record]]:
-        """{parameter name: its record on each rank} at the first forward."""
+        """{parameter name: its record on each rank} at the first forward; its replicas are numbered from 0."""
         found: dict[str, list[Record]] = {}
         for trace in self.traces:
             for model in _latest_models(trace):
                 for entry in model["parameters"]:
                     found.setdefault(entry["name"], []).append({**entry, "rank": trace.rank})
+        for entries in found.values():
+            copies = sorted({entry["copy"] for entry in entries})
+            for entry in entries:
+                entry["copy"] = copies.index(entry["copy"])
         return found
+
+    @cached_property
+    def data_ranks(self) -> list[int]:
+        """The ranks that differ in their samples: those of rank 0's mesh in `fully_shard`, all if none was given.
+
+        Ranks outside of it (tensor parallelism) work on the samples of one of these.
+        """
+        meshes = [wrap["mesh"] for wrap in self.places("wrap") if wrap["mesh"] is not None]
+        return sorted(max((mesh["ranks"] for mesh in meshes), key=len, default=range(self.world_size)))
 
     @cached_property
     def models(self) -> list[Record]:
@@ -98,16 +111,17 @@ class Run:
 
     def objective(self, step: int) -> float | None:
         """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""
-        per_rank = [[m["loss"] for m in micros] for micros in self.micros(step)]
+        micros = self.micros(step)
+        per_rank = [[m["loss"] for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)]
         if not per_rank or any(not losses or None in losses for losses in per_rank):
             return None
         return sum(math.fsum(losses) for losses in per_rank) / self.divisor
 
     @property
     def divisor(self) -> float:
-        """What the sum of gradients over ranks is divided by: the number of ranks, unless the script has set another factor."""
+        """What the sum of gradients over ranks is divided by: the number of data ranks, or a factor that the script has set."""
         factors = [float(r["factor"]) for r in self.places("divide")]
-        return factors[-1] if factors else float(self.world_size)
+        return factors[-1] if factors else float(len(self.data_ranks))
 
     @property
     def losses(self) -> list[float | None]:
@@ -175,7 +189,8 @@ class Run:
 
     def global_batch(self, step: int) -> Counter[int]:
         """The hashes of all samples of a step."""
-        return sum(self.rows(step), Counter())
+        rows = self.rows(step)
+        return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
 
     def places(self, kind: str) -> Iterator[Record]:
         """Records of a kind on rank 0, the ones that name a line."""

@@ -35,6 +35,11 @@ def model(*parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**base, "blocks": [], "starting_point": "loaded", "parameters": list(parameters or [parameter()]), **more}
 
 
+def wrap(ranks: list[int], names: tuple[str, ...] = (), shape: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    mesh = {"shape": list(shape or (len(ranks),)), "names": list(names), "ranks": ranks}
+    return {"kind": "wrap", "modules": ["M"], "mesh": mesh, "explicit_dims": False, **more}
+
+
 def micro(step: int = 1, loss: float = 1.0, rows: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
     base = {"kind": "micro", "step": step, "micro": 1, "loss": loss, "rows": list(rows), "criteria": [], "random": "r"}
     return {**base, **more}

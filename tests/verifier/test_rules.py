@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from records import entropy, micro, model, parameter, run, step, stepped
+from records import entropy, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
@@ -143,9 +143,9 @@ class TestSameData:
         assert judge("same-data-on-every-rank", *ranks).status == status
 
     def test_ranks_of_one_tensor_parallel_group_may_share(self) -> None:
-        """The mesh that parameters are sharded over is the data-parallel one; ranks outside are not compared."""
-        only = parameter(ranks=[0, 2])
-        ranks = [[model(only), micro(rows=own), step(), stepped()] for own in ((1,), (1,), (2,), (2,))]
+        """The mesh that fully_shard is given is the data-parallel one; ranks outside are not compared."""
+        data = wrap([0, 2])
+        ranks = [[data, model(), micro(rows=own), step(), stepped()] for own in ((1,), (1,), (2,), (2,))]
         assert judge("same-data-on-every-rank", *ranks).status == "pass"
 
 

@@ -29,6 +29,7 @@ from . import (
     hooks_optimizer,
     hooks_precision,
     hooks_traffic,
+    hooks_wrapping,
     simulation,
     standin,
     torchlib,
@@ -47,7 +48,7 @@ def install(session: Session) -> None:
     _listen_to_optimizers(session)
     _listen_to_checkpoints(session)
     _listen_to_exit(session)
-    for topic in (hooks_traffic, hooks_precision, hooks_gradients, hooks_optimizer, hooks_data):
+    for topic in (hooks_traffic, hooks_precision, hooks_gradients, hooks_optimizer, hooks_data, hooks_wrapping):
         topic.install(session)
     if session.stand_in:
         standin.install(session)
@@ -273,7 +274,7 @@ def _listen_to_checkpoints(session: Session) -> None:
         @functools.wraps(real)
         def done(*args: Any, **kwargs: Any) -> Any:
             nonlocal busy
-            if busy:
+            if busy or _by_pickle(args):
                 return real(*args, **kwargs)
             held = args[0] if args and isinstance(args[0], dict) else kwargs.get("state_dict")
             keys = list(_keys(held)) if isinstance(held, dict) else []
@@ -292,6 +293,12 @@ def _listen_to_checkpoints(session: Session) -> None:
         setattr(dsd, name, heard(name, getattr(dsd, name)))
     for name in ("save", "load"):
         setattr(torch, name, heard(f"torch.{name}", getattr(torch, name)))
+
+
+def _by_pickle(args: tuple[Any, ...]) -> bool:
+    """Whether `torch.save` or `torch.load` is pickle's way to a storage, as in `all_gather_object` of a tensor."""
+    stored = bool(args) and isinstance(args[0], torch.UntypedStorage | torch.TypedStorage)
+    return stored or sys._getframe(2).f_code.co_name == "_load_from_bytes"
 
 
 def _keys(state: dict[Any, Any]) -> Iterable[str]:

@@ -37,6 +37,21 @@ def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
     return [float(change @ change), along, float(change.count_nonzero())]
 
 
+_DIGESTED = 1 << 16
+
+
+def shard_digest(part: torch.Tensor) -> str | None:
+    """A digest of the bytes of a shard (of its first rows, if it is large).
+
+    None if it is small, or if its rows are all alike, so that equality says nothing.
+    """
+    rows = part.detach()
+    rows = rows[: max(2, _DIGESTED * rows.shape[0] // rows.numel())] if rows.numel() > _DIGESTED else rows
+    if rows.numel() < 8 or rows.dim() == 0 or rows.shape[0] < 2 or bool((rows == rows[:1]).all()):
+        return None
+    return hashlib.sha256(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
 def random_state() -> str:
     state = bytes(torch.get_rng_state().tolist())
     digest = hashlib.sha256(state)

@@ -70,6 +70,11 @@ class Recorder:
         return own or [p for p in places if not _internal(p["file"])]
 
 
+def in_torch(file: str) -> bool:
+    """Whether a file is part of torch."""
+    return file.startswith(_TORCH)
+
+
 def _place(file: str, line: int, function: str) -> dict[str, Any]:
     return {"file": file, "line": line, "function": function, "code": linecache.getline(file, line).strip()}
 

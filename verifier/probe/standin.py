@@ -4,6 +4,9 @@
 DistributedDataParallel at its first call. `set_requires_gradient_sync` drives DDP's own flag. With one rank there is
 nothing to reduce and the module runs as it is. Plain tensors answer `full_tensor()`, `to_local()` and
 `_local_tensor` with themselves.
+
+Beside tensor parallelism DDP has no place: its reducer takes no DTensor and would average over all ranks. There the
+gradients are averaged by hand over the mesh that the script gives to `fully_shard`, and the other dims stay as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from . import torchlib
@@ -61,7 +66,7 @@ class StandIn(FSDPModule):
         for param in own.parameters():
             if id(param) not in nested and param.requires_grad:
                 if id(param) not in _state["factors"]:
-                    param.register_hook(_scaled(id(param)))  # type: ignore[no-untyped-call]
+                    param.register_hook(_scaled(id(param), _ranks(own)))  # type: ignore[no-untyped-call]
                 _state["factors"][id(param)] = factor
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor
@@ -76,9 +81,8 @@ class StandIn(FSDPModule):
         return None
 
 
-def _scaled(key: int) -> Any:
+def _scaled(key: int, ranks: int) -> Any:
     def scale(grad: torch.Tensor) -> torch.Tensor:
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
         factor: float = _state["factors"][key]
         return grad * (ranks / factor)
 
@@ -94,23 +98,9 @@ def _nothing(self: StandIn, *args: Any, **kwargs: Any) -> None:
     """A setting of FSDP that changes no mathematics, or that DDP has no counterpart for."""
 
 
-for _name in (
-    "reshard",
-    "set_is_last_backward",
-    "set_requires_all_reduce",
-    "set_reshard_after_forward",
-    "set_reshard_after_backward",
-    "set_modules_to_forward_prefetch",
-    "set_modules_to_backward_prefetch",
-    "set_all_reduce_hook",
-    "set_post_optim_event",
-    "set_force_sum_reduction_for_comms",
-    "set_reduce_scatter_unused_params",
-    "set_unshard_in_backward",
-    "set_allocate_memory_from_process_group_for_comm",
-    "reset_iter_state",
-):
-    setattr(StandIn, _name, _nothing)
+for _name, _value in vars(FSDPModule).items():
+    if callable(_value) and not _name.startswith("__") and _name not in vars(StandIn):
+        setattr(StandIn, _name, _nothing)
 
 
 def install(session: Session) -> None:
@@ -139,6 +129,7 @@ def mark(module: Any, **options: Any) -> Any:
             _classes[cls] = made
             item.__class__ = made
         item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
+        item.__dict__["_mesh_of_fsdp"] = torchlib.data_mesh(options)
         _move(item)
     return module
 
@@ -164,11 +155,49 @@ def after_backward(session: Session) -> None:
         return
     for wrapper in _state["wrappers"].values():
         if _state["sync"] and not wrapper.armed:
-            for param in wrapper.module.parameters():
-                if param.grad is not None:
-                    dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
-                    param.grad.div_(dist.get_world_size())
+            _average(wrapper.module)
         wrapper.armed = False
+
+
+def _average(module: nn.Module) -> None:
+    """Average over the data-parallel ranks every gradient that one of them has; who has none has zeros."""
+    params = [p for p in module.parameters() if p.requires_grad]
+    groups = _groups(module)
+    present = torch.tensor([float(p.grad is not None) for p in params])
+    present = present.to(torchlib.local(params[0]).device) if params else present
+    for group in groups:
+        dist.all_reduce(present, group=group)
+    for param, count in zip(params, present.tolist(), strict=True):
+        if count == 0.0:
+            continue
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        if isinstance(param.grad, DTensor) and isinstance(param, DTensor):
+            param.grad = param.grad.redistribute(param.device_mesh, param.placements)
+        part = torchlib.local(param.grad)
+        for group in groups:
+            dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
+        part.div_(_ranks(module))
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    """The process groups over which the gradients of a marked module are reduced, one after the other."""
+    mesh: DeviceMesh | None = module.__dict__.get("_mesh_of_fsdp")
+    if mesh is None or mesh.size() == dist.get_world_size():
+        return [None]
+    return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+
+
+def _ranks(module: nn.Module) -> int:
+    """How many ranks share the gradients of a marked module."""
+    mesh: DeviceMesh | None = module.__dict__.get("_mesh_of_fsdp")
+    if mesh is not None:
+        return int(mesh.size())
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _beside_tensor_parallelism(module: nn.Module) -> bool:
+    return _groups(module) != [None] or any(isinstance(p, DTensor) for p in module.parameters())
 
 
 class _Reference(DistributedDataParallel):
@@ -204,7 +233,7 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
         with warnings.catch_warnings():
             # torch 2.13 renames broadcast_buffers; the old name still means what is needed here.
             warnings.simplefilter("ignore", FutureWarning)
-            if _state["session"].request["by_hand"]:
+            if _state["session"].request["by_hand"] or _beside_tensor_parallelism(module):
                 made = _ByHand(module)
             else:
                 made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)

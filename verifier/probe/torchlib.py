@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -91,7 +92,10 @@ def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[i
 
 
 def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
-    """Placements and mesh of a tensor, and `copy`: which of its replicas this rank holds."""
+    """Placements and mesh of a tensor, and `copy`: which of its replicas this rank holds.
+
+    Ranks whose meshes are other slices of one larger mesh (the data-parallel meshes beside tensor parallelism) hold other copies.
+    """
     if not isinstance(tensor, DTensor):
         return {"sharded": False, "placements": [], "mesh": [], "mesh_names": [], "ranks": [], "copy": rank}
     mesh = tensor.device_mesh
@@ -100,13 +104,14 @@ def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
     for size, at, placement in zip(mesh.shape, coordinate, tensor.placements, strict=True):
         if placement.is_replicate():
             copy = copy * size + at
+    ranks = mesh.mesh.flatten().tolist()
     return {
         "sharded": True,
         "placements": [str(p) for p in tensor.placements],
         "mesh": list(mesh.shape),
         "mesh_names": list(mesh.mesh_dim_names or []),
-        "ranks": mesh.mesh.flatten().tolist(),
-        "copy": copy,
+        "ranks": ranks,
+        "copy": copy + min(ranks, default=0) * mesh.size(),
     }
 
 
@@ -116,6 +121,15 @@ def partial_over(tensor: DTensor) -> int:
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
         count *= size if placement.is_partial() else 1
     return count
+
+
+def data_mesh(options: dict[str, Any]) -> DeviceMesh | None:
+    """The mesh over which `fully_shard(module, **options)` shards and replicates; None if the script gives none."""
+    mesh: DeviceMesh | None = options.get("mesh")
+    dims = options.get("dp_mesh_dims")
+    if mesh is None or dims is None:
+        return mesh
+    return mesh[(*dims.replicate_names, *dims.shard_names)]
 
 
 def leaves(value: Any) -> list[Any]:

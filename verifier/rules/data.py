@@ -40,11 +40,13 @@ class SameDataOnEveryRank(Rule):
             return self.unknown("no optimizer step was seen")
         if run.world_size == 1:
             return self.unknown("one rank has all the data")
+        if len(run.data_ranks) == 1:
+            return self.passed("one data-parallel rank: all ranks hold parts of one model and share its samples")
         steps = range(1, run.steps() + 1)
         rows = [run.rows(step) for step in steps]
         if not any(sum(per_rank, start=rows[0][0] - rows[0][0]) for per_rank in rows):
             return self.unknown("the model was given no tensor whose rows could be told apart")
-        shards = next((e[0]["ranks"] for e in run.parameters.values() if e[0]["sharded"]), list(range(run.world_size)))
+        shards = run.data_ranks
         pairs = [
             (a, b)
             for a, b in combinations(shards, 2)

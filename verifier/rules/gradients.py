@@ -318,7 +318,8 @@ def _weight(micro: Record) -> tuple[float, int] | None:
 
 def _total_weight(run: Run) -> float | None:
     """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
-    per_rank = [[_weight(m) for m in micros] for micros in run.micros(1)]
+    all_ranks = run.micros(1)
+    per_rank = [[_weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
     if not per_rank or any(not w or None in w for w in per_rank):
         return None
     return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor

@@ -134,7 +134,9 @@ class RankDependentInitNoBroadcast(Rule):
         line = evidence.line_of(run, "shard")
         if diverged := _replicas_that_differ(run):
             return self.failed(f"{some(diverged)}: ranks that should hold copies hold different initial values", line)
-        per_rank = [t.of("shard") for t in run.traces]
+        # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.
+        alike = _first_replica(run)
+        per_rank = [t.of("shard") for t in run.traces if t.rank in alike]
         if len({len(records) for records in per_rank}) > 1:
             return self.unknown("ranks call fully_shard a different number of times")
         differing = [
@@ -154,14 +156,131 @@ class RankDependentInitNoBroadcast(Rule):
                     "the weights are made after sharding, and one process makes others: they depend on the ranks"
                 )
             return self.passed("the weights are made after sharding, and one process makes the same")
+        if not differing and len(alike) < 2:
+            return self.passed("every rank holds a replica of its own: see hsdp-replicas-diverge-at-init")
         if not differing:
-            return self.passed(f"equal before sharding on all {run.world_size} ranks")
+            return self.passed(f"equal before sharding on {count(len(alike), 'rank')} that share one replica")
         last_shard = per_rank[0][-1]["seq"]
         first_model = run.models[0]["seq"]
         loaded = [r for r in run.places("checkpoint") if r["op"] in LOADS and last_shard < r["seq"] < first_model]
         if loaded:
             return self.passed(f"ranks differ before sharding, and {loaded[0]['op']} sets all weights after it")
         return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
+
+
+class DtensorRngIdenticalShardsCpu(Rule):
+    """Weights that are drawn on shards are other numbers on every rank.
+
+    Why: the random numbers of a DTensor are told apart by rank on CUDA-like meshes only. On a CPU mesh, or with shards
+    that `CPUOffloadPolicy` keeps on the CPU, every rank draws the same ones: the rows of a weight repeat from rank to
+    rank, and all that is said is `DTensor random operators may not have complete support on cpu device mesh`.
+    Wrong:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        model.init_weights()  # normal_ on DTensors: the same numbers on every rank
+        model.init_buffers()
+    Right:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        for param in model.parameters():
+            full = torch.randn(param.shape) * 0.1  # one seed on all ranks: the same full tensor
+            param.data.copy_(distribute_tensor(full, param.device_mesh, param.placements))
+        model.init_buffers()
+    Mend: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
+    initialise before sharding.
+    Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
+    Torch: run on 2.13.0.
+    """
+
+    name = "dtensor-rng-identical-shards-cpu"
+    family = "init"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        if run.world_size == 1:
+            return self.unknown("one rank has no other's shard to compare")
+        telling, same = [], []
+        for name, entries in run.parameters.items():
+            shards = _digests(
+                run, name, [e["rank"] for e in entries if e["sharded"] and e["copy"] == entries[0]["copy"]]
+            )
+            if len(shards) > 1 and all(shards):
+                telling.append(name)
+                if len(set(shards)) == 1:
+                    same.append(name)
+        if not telling:
+            return self.passed("no parameter has large shards on several ranks")
+        if 2 * len(same) < len(telling):
+            return self.passed(f"{count(len(telling), 'parameter')} with other values on every rank")
+        drawn = evidence.line_of(run, "to_empty") or evidence.line_of(run, "shard", last=True)
+        return self.failed(
+            f"{count(len(same), 'parameter')} of {len(telling)} ({some(same)}) have bit for bit the same shard on every "
+            "rank at the first forward",
+            drawn,
+        )
+
+
+class Rank0SdWithoutBroadcast(Rule):
+    """A state dict that only rank 0 holds is set with `broadcast_from_rank0=True`.
+
+    Why: `set_model_state_dict` is a collective. If rank 0 has read the file and the others hold an empty dict, the
+    others raise or do nothing while rank 0 waits for them: a time-out, or `Connection closed by peer`.
+    Wrong:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state = state if dist.get_rank() == 0 else {}
+        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
+    Right:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state = state if dist.get_rank() == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, state, options=options)
+    Mend: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+    Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
+    Torch: run on 2.13.0.
+    """
+
+    name = "rank0-sd-without-broadcast"
+    family = "init"
+    needs = frozenset({"train", "resume"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        if evidence.train is None or not evidence.train.traces:
+            return self.unknown("the script was not run")
+        calls = 0
+        for run in (evidence.train, evidence.resume):
+            if run is None:
+                continue
+            per_rank = [t.of("set_state") for t in run.traces]
+            for records in zip(*per_rank, strict=False):
+                calls += 1
+                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r["keys"] == 0]
+                if empty and len(empty) < len(records) and not all(r["broadcast"] for r in records):
+                    full = next(r for r in records if r["keys"])
+                    return self.failed(
+                        f"{full['op']} is given {count(full['keys'], 'key')} on some ranks and none on "
+                        f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
+                        full["at_line"],
+                    )
+        if not calls and not evidence.train.models:
+            return self.unknown("no forward of a model was seen")
+        return self.passed(
+            f"every rank gave keys, or rank 0 broadcast them, in {count(calls, 'call')}" if calls else NO_SETTER
+        )
+
+
+NO_SETTER = "the script sets no state dict with torch's setters"
+
+
+def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:
+    """The digest of a parameter's shard at the first forward on each of `ranks`."""
+    found = {t.rank: digests for t in run.traces for r in t.of("shards") if name in (digests := r["digests"])}
+    return [found.get(rank, {}).get(name) for rank in ranks]
 
 
 def _as_one_process(run: Run, single: Run) -> bool:
@@ -177,18 +296,28 @@ def _as_one_process(run: Run, single: Run) -> bool:
     return all(near)
 
 
+def _first_replica(run: Run) -> list[int]:
+    """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is sharded."""
+    entries = next((e for e in run.parameters.values() if e[0]["sharded"]), None)
+    if entries is None:
+        return list(range(run.world_size))
+    return [e["rank"] for e in entries if e["copy"] == entries[0]["copy"]]
+
+
 def _replicas_that_differ(run: Run) -> list[str]:
-    """Parameters of which two replicas (HSDP), or two plain copies, are not the same at the first forward."""
+    """Plain parameters of which two ranks hold other values at the first forward."""
     out = []
     for name, entries in run.parameters.items():
-        copies: dict[int, list[float]] = {}
-        for entry in entries:
-            so_far = copies.get(entry["copy"], [0.0] * len(entry["sketch"]))
-            copies[entry["copy"]] = [a + b for a, b in zip(so_far, entry["sketch"], strict=True)]
-        first, *others = copies.values()
+        first, *others = [entry["sketch"] for entry in entries if not entry["sharded"]] or [[0.0] * 5]
         if any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others):
             out.append(name)
     return out
 
 
-RULES = (MetaBuffersGarbage, MetaParamsNotReset, RankDependentInitNoBroadcast)
+RULES = (
+    Rank0SdWithoutBroadcast,
+    MetaBuffersGarbage,
+    MetaParamsNotReset,
+    DtensorRngIdenticalShardsCpu,
+    RankDependentInitNoBroadcast,
+)

@@ -2,12 +2,113 @@
 
 from __future__ import annotations
 
+import re
+
+from ..blame import blame
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Run
+from . import groups
 from .base import Rule, count, some
 
 NOT_USED = "the script never called fully_shard"
+
+
+class TiedWeightsSplitGroups(Rule):
+    """Parameters that are one tensor are one parameter of one group.
+
+    Why: each group puts its own shards in the place of the parameters it finds. A weight that an embedding and a head
+    share, taken by two groups, becomes two weights that train apart. torch 2.13 stops at the first forward with
+    `is shared with a parameter already managed by another FSDP group`; older versions say nothing.
+    Wrong:
+        model.blocks[1].up.weight = model.blocks[0].up.weight  # tied, and then taken by two groups
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    Right:
+        model.blocks[1].up.weight = model.blocks[0].up.weight
+        fully_shard([model.blocks[0], model.blocks[1]])  # one group holds both ends of the tie
+        fully_shard(model)
+    Mend: Tie before sharding, and leave both modules to the root's group, or give them to one call:
+    `fully_shard([embedding, head])`.
+    Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
+    Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out).
+    """
+
+    name = "tied-weights-split-groups"
+    family = "wrapping"
+    simulated = True
+    stops = re.compile(r"is shared with a parameter already managed by another FSDP group")
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.traces:
+            return self.unknown("the script was not run")
+        ties = [tie for record in run.places("ties") for tie in record["ties"]]
+        stopped = None if run.completed else blame(run)
+        raised = stopped is not None and self.stops.search(stopped.error) is not None
+        for tie in ties:
+            if tie["parameters"] > 1:
+                what = "torch stops on it" if raised else "each trains on its own"
+                return self.failed(
+                    f"{' and '.join(tie['names'])} were one tensor when they were sharded, and are "
+                    f"{tie['parameters']} parameters of different groups in the model: {what}",
+                    tie["line"] or evidence.line_of(run, "ties"),
+                )
+        if raised and stopped is not None:
+            return self.failed(stopped.text, stopped.location)
+        if not run.models:
+            return self.unknown("no forward of a model was seen")
+        if ties:
+            return self.passed(f"{' and '.join(ties[0]['names'])} are one parameter of one group")
+        return self.passed("no two parameters of the model are one tensor")
+
+
+class ParamsAddedAfterShard(Rule):
+    """Every parameter is registered before the root is sharded.
+
+    Why: `fully_shard` takes the parameters that are there. Adapters, a resized embedding or a new head that come later
+    are plain tensors: never gathered, never reduced; every rank trains its own copy without an error.
+    Wrong:
+        shard(model)
+        model.adapter = nn.Linear(8, 8)  # FSDP does not know it
+    Right:
+        model.adapter = nn.Linear(8, 8)
+        shard(model)
+    Mend: Register every parameter first and call `fully_shard` last.
+    Source: hao-ai-lab/FastVideo PR#1666; huggingface/peft PR#3578.
+    Torch: run on 2.13.0.
+    """
+
+    name = "params-added-after-shard"
+    family = "wrapping"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        late = _late(run)
+        if not late:
+            return self.passed("no parameter was registered after its root was sharded")
+        if run.world_size == 1:
+            return self.unknown("one rank reduces nothing")
+        line = evidence.line_of(run, "late")
+        apart = [name for name in late if _gradients_differ(run, name)]
+        if apart:
+            return self.failed(
+                f"registered after fully_shard took the model: {some(apart)}: plain tensors, whose gradients "
+                "are not reduced and differ between ranks",
+                line,
+            )
+        stopped = "" if run.completed else blame(run).error
+        if re.search(r"mixed torch.Tensor and DTensor|The size of tensor a|shapes cannot be multiplied", stopped):
+            return self.failed(
+                f"registered after fully_shard took the model: {some(late)}, and the run stopped: {stopped[:160]}",
+                line,
+            )
+        if run.steps() == 0:
+            return self.unknown(f"{some(late)} are plain tensors, and no optimizer step was seen")
+        return self.passed(f"{some(late)} came after sharding, with the same gradient on every rank")
 
 
 class RootNotWrapped(Rule):
@@ -43,8 +144,11 @@ class RootNotWrapped(Rule):
             return self.unknown(NOT_USED)
         if run.world_size == 1:
             return self.unknown("one rank reduces nothing")
+        late = _late(run)  # those have a rule of their own
         plain = [
-            n for n, e in run.parameters.items() if e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"]
+            n
+            for n, e in run.parameters.items()
+            if e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"] and n not in late
         ]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
@@ -109,4 +213,9 @@ def _gradients_differ(run: Run, name: str) -> bool:
     return False
 
 
-RULES = (RootNotWrapped, RootOnlyWrap)
+def _late(run: Run) -> list[str]:
+    """Parameters that were registered after their root was sharded."""
+    return [name for record in run.places("late") for name in record["names"]]
+
+
+RULES = (TiedWeightsSplitGroups, ParamsAddedAfterShard, RootNotWrapped, *groups.RULES, RootOnlyWrap)

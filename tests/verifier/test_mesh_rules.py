@@ -1,0 +1,145 @@
+"""The rules of the mesh family, and what runs say of tensor parallelism, on records made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from records import micro, model, parameter, run, step, stepped, wrap
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.rules import RULES
+
+Records = list[dict[str, Any]]
+GRID = [0, 1, 2, 3]
+
+
+def judge(rule: str, *ranks: Records, **runs: Any) -> Finding:
+    return RULES[rule].judge(Evidence(train=run(*ranks), **runs))
+
+
+def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[str, Any]) -> Records:
+    """A rank of a mesh of two replicas with one rank each."""
+    entry = parameter("w", copy, placements=["R", "S(0)"], mesh=[2, 1], sketch=[1.0, start, 0.0, 0.0, 0.0])
+    return [model(entry), *records, micro(), step(), stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]})]
+
+
+def test_replicas_must_start_alike() -> None:
+    assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1)).status == "pass"
+    assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1)).status == "fail"
+    assert "one dim" in judge("hsdp-replicas-diverge-at-init", [model()], [model()]).evidence
+
+
+def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only() -> None:
+    def rank(copy: int, value: float) -> Records:
+        before = {"kind": "shard", "parameters": [{"name": "w", "cls": "M", "sketch": [value] * 5}]}
+        return [before, *replica(copy, start=value)]
+
+    ranks = [rank(0, 1.0), rank(1, 2.0)]
+    assert judge("hsdp-replicas-diverge-at-init", *ranks).status == "fail"
+    assert judge("rank-dependent-init-no-broadcast", *ranks).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "status"),
+    [
+        (("dp_replicate", "dp_shard"), (2, 2), "pass"),
+        (("replicate", "shard"), (2, 2), "pass"),
+        (("dp_shard", "dp_replicate"), (2, 2), "fail"),
+        (("shard", "replicate"), (1, 4), "fail"),
+        (("shard", "replicate"), (1, 1), "pass"),
+        (("dp", "tp"), (2, 2), "fail"),
+        (("ddp", "fsdp"), (2, 2), "pass"),
+        (("fsdp", "ddp"), (2, 2), "fail"),
+        (("outer", "inner"), (2, 2), "pass"),
+        (("dp", "cp"), (2, 2), "pass"),
+        (("tp",), (4,), "pass"),
+    ],
+)
+def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...], status: str) -> None:
+    assert judge("mesh-argument-wrong", *[[wrap(GRID, names, shape), model()]] * 4).status == status
+
+
+def test_dims_that_the_script_names_are_not_judged_by_position() -> None:
+    given = wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True)
+    assert judge("mesh-argument-wrong", *[[given, model()]] * 4).status == "pass"
+
+
+def test_gradients_held_back_in_a_replica_fail() -> None:
+    held = {"kind": "partial", "groups": ["layer"], "step": 1}
+    assert judge("hsdp-all-reduce-left-off", replica(0, 1.0, 1.0, held), replica(1)).status == "fail"
+
+
+def test_replicas_that_a_step_drives_apart_fail() -> None:
+    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1)).status == "pass"
+    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, after=1.2)).status == "fail"
+
+
+def test_replicas_that_were_apart_before_are_another_rules() -> None:
+    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2)).status == "pass"
+
+
+def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
+    """Four ranks of (dp, tp) = (2, 2)."""
+    entry = parameter("w", placements=list(placements), mesh=[2, 2], mesh_names=["dp", "tp"], ranks=GRID)
+    out = []
+    for rank, own in enumerate(rows):
+        out.append([wrap([rank % 2, rank % 2 + 2], ("dp",)), model(entry), micro(rows=own), step(), stepped()])
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [(((1,), (1,), (2,), (2,)), "pass"), (((1,), (2,), (3,), (4,)), "fail"), (((1,), (2,), (1,), (2,)), "fail")],
+)
+def test_one_tensor_parallel_group_one_batch(rows: tuple[tuple[int, ...], ...], status: str) -> None:
+    assert judge("sampler-rank-ignores-mesh", *grid(*rows)).status == status
+
+
+def test_ranks_that_are_no_tensor_parallel_group_may_read_what_they_like() -> None:
+    apart = grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))
+    assert judge("sampler-rank-ignores-mesh", *apart).status == "pass"
+
+
+def test_inputs_that_are_sharded_cannot_be_compared() -> None:
+    ranks = [[{"kind": "sharded_input"}, *records] for records in grid((1,), (2,), (3,), (4,))]
+    assert judge("sampler-rank-ignores-mesh", *ranks).status == "inconclusive"
+
+
+def test_a_row_of_a_tensor_parallel_group_counts_once() -> None:
+    seen = run(*grid((1, 5), (1, 5), (2,), (2,)))
+    assert seen.data_ranks == [0, 2]
+    assert seen.global_batch(1) == {1: 1, 5: 1, 2: 1}
+    assert seen.objective(1) == 1.0
+
+
+def test_parallel_meshes_hold_copies() -> None:
+    """A parameter beside tensor parallelism is sharded over dp; the two dp meshes hold the same."""
+    ranks = []
+    for rank in GRID:
+        own = [rank % 2, rank % 2 + 2]
+        entry = parameter("w", copy=min(own) * 2, ranks=own)
+        ranks.append([model(entry), micro(), step(weights={"w": [1.0, 2.0, 0.0, 0.0, 0.0]}), stepped()])
+    seen = run(*ranks)
+    assert [e["copy"] for e in seen.parameters["w"]] == [0, 1, 0, 1]
+    assert seen.whole("step", "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        ([4.0, 1.0, 2.0, 0.0, 0.0], "pass"),
+        ([4.0, -1.0, 0.5, 1.0, 0.0], "fail"),
+        ([5.0, -1.0, 0.5, 1.0, 0.0], "pass"),
+        ([4.0, 1.0, 2.0, 1e-9, 0.0], "pass"),
+    ],
+)
+def test_the_same_values_in_another_order(found: list[float], status: str) -> None:
+    saved = {"w": [4.0, 1.0, 2.0, 0.0, 0.0]}
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+    first = [model(), micro(1), step(1), stepped(1), save]
+    train = [*first, micro(2), step(2, weights=saved), stepped(2)]
+    resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
+    assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
+    assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status
