@@ -47,7 +47,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard."""
+    """One launch. `role`: train, exact, reference, envelope, single, resume, continued, reshard, opened, crash, recovered, damaged."""
 
     role: str
     world_size: int
@@ -58,6 +58,7 @@ class Run:
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
     command: str = ""
+    note: str = ""  # what was done to it, or to the checkpoint that it finds
 
     @property
     def completed(self) -> bool:

@@ -6,13 +6,11 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed._composable.fsdp as composable
-import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.state_dict as dsd
 import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from torch import nn
@@ -23,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import standin, torchlib
+from . import hooks_checkpoint, standin, torchlib
 from .session import Session
 
 
@@ -36,8 +34,8 @@ def install(session: Session) -> None:
     _listen_to_dropout(session)
     _listen_to_autocast(session)
     _listen_to_optimizers(session)
-    _listen_to_checkpoints(session)
     _listen_to_exit(session)
+    hooks_checkpoint.install(session)
     if session.stand_in:
         standin.install(session)
 
@@ -251,41 +249,6 @@ def _by_state_dict_helper() -> bool:
             return False
         frame = frame.f_back
     return False
-
-
-def _listen_to_checkpoints(session: Session) -> None:
-    busy = False
-
-    def heard(operation: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def done(*args: Any, **kwargs: Any) -> Any:
-            nonlocal busy
-            if busy:
-                return real(*args, **kwargs)
-            held = args[0] if args and isinstance(args[0], dict) else kwargs.get("state_dict")
-            keys = list(_keys(held)) if isinstance(held, dict) else []
-            session.on_checkpoint(operation, str(kwargs.get("checkpoint_id") or ""), keys[:200])
-            busy = True
-            try:
-                return real(*args, **kwargs)
-            finally:
-                busy = False
-
-        return done
-
-    for name in ("save", "async_save", "load"):
-        setattr(dcp, name, heard(name, getattr(dcp, name)))
-    for name in ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict"):
-        setattr(dsd, name, heard(name, getattr(dsd, name)))
-    for name in ("save", "load"):
-        setattr(torch, name, heard(f"torch.{name}", getattr(torch, name)))
-
-
-def _keys(state: dict[Any, Any]) -> Iterable[str]:
-    for key, value in state.items():
-        yield str(key)
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in list(value)[:50])
 
 
 def _listen_to_exit(session: Session) -> None:

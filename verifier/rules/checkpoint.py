@@ -4,12 +4,118 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..evidence import LOADS, SAVES, Evidence
+from ..evidence import Evidence
 from ..finding import Finding
-from ..trace import Record, Run
+from ..trace import Run
 from .base import Rule, count, some
+from .checkpoint_saves import (
+    AsyncSaveProcessGroup,
+    AsyncSaveStateRace,
+    CheckpointHoldsWhatRanksHeld,
+    FullStateDictOom,
+    LocalShardExport,
+    RankDependentCheckpointPath,
+    Step0SaveAdvancesAdam,
+    WrapperPrefixKeys,
+)
+from .durability import DamagedCheckpointLoaded, IncompleteCheckpointChosen, PartialOverwriteMixesCheckpoints
+from .resumed import first_steps, load_line, save_line
 
 NEEDS = frozenset({"train", "resume"})
+
+
+class LenientLoadHidesMismatch(Rule):
+    """A load that accepts missing keys finds all that the checkpoint has of the model.
+
+    Why: `allow_partial_load=True` and `strict=False` turn a key error into silence. With a prefix too many on either side
+    nothing is loaded, the model keeps its weights, and no line of the log says so.
+    Wrong:
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+        state = {"module": get_model_state_dict(model)}  # another prefix than the checkpoint's
+        dcp.load(state, checkpoint_id=path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    Right:
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+        state = {"model": get_model_state_dict(model)}
+        dcp.load(state, checkpoint_id=path)
+    Mend: Load strictly and name the parts alike at save and load; where keys may be missing, list them and check that list.
+    Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224, #192202.
+    Torch: run on 2.13.0.
+    """
+
+    name = "lenient-load-hides-mismatch"
+    family = "checkpoint"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        runs = [run for run in (evidence.train, evidence.resume) if run is not None]
+        if not runs:
+            return self.unknown("the script was not run")
+        loads = 0
+        for run in runs:
+            for record in (r for trace in run.traces[:1] for r in trace.of("lenient")):
+                loads += 1
+                pairs = _same_but_for_a_wrapper(record["missing"], record["unused"])
+                nothing = 0 < record["wanted"] == record["missing_count"] and record["unused_count"] > 0
+                lost = _not_back(evidence, record["missing"]) if run is evidence.resume else []
+                if not pairs and not nothing and not lost:
+                    continue
+                told = (
+                    f"{record['missing_count']} of {record['wanted']} keys were not found and {record['how']} hides it"
+                )
+                if pairs:
+                    told += f": `{pairs[0][0]}` is asked for, `{pairs[0][1]}` is there"
+                elif nothing:
+                    told += f": `{record['missing'][0]}` is asked for, there is `{record['unused'][0]}` and the like"
+                else:
+                    told += f": {some(lost)} came back with other values than were saved"
+                return self.failed(told, record["at_line"])
+        return self.passed(
+            f"{count(loads, 'lenient load')}, of which none lost what the checkpoint has"
+            if loads
+            else "no lenient load"
+        )
+
+
+class OptimTemplateWithGrads(Rule):
+    """The optimizer's state dict is taken when no gradient is there, or after a step.
+
+    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they give back an
+    empty state without a word, and the load that it is for restores nothing.
+    Wrong:
+        optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
+        loss_of(model, batch).backward()  # a warm-up before the load
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}  # no entries
+        dcp.load(state, checkpoint_id=path)
+    Right:
+        optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
+        loss_of(model, batch).backward()
+        optimizer.zero_grad(set_to_none=True)
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    Mend: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any backward.
+    Source: pytorch#140898.
+    Torch: run on 2.13.0.
+    """
+
+    name = "optim-template-with-grads"
+    family = "checkpoint"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        runs = [run for run in (evidence.train, evidence.resume) if run is not None]
+        if not runs:
+            return self.unknown("the script was not run")
+        keeps = any(
+            state for run in runs for trace in run.traces for r in trace.of("step") for state in r["state"].values()
+        )
+        taken = 0
+        for run in runs:
+            for trace in run.traces[:1]:
+                for record in (r for r in trace.of("template") if r["optimizers"]):
+                    taken += 1
+                    if keeps and record["had_grads"] and not record["had_state"] and record["states"] == 0:
+                        return self.failed(
+                            f"{record['op']} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
+                            record["at_line"],
+                        )
+        return self.passed(f"{count(taken, 'state dict')} of optimizers, none emptied by gradients")
 
 
 class LoadWithoutSet(Rule):
@@ -35,7 +141,7 @@ class LoadWithoutSet(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -55,7 +161,7 @@ class LoadWithoutSet(Rule):
         what = f"; {len(initial)} of them still have their initial values" if initial else ""
         return self.failed(
             f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)}) are not what was saved{what}",
-            _load_line(evidence),
+            load_line(evidence),
         )
 
 
@@ -84,7 +190,7 @@ class OptimTemplateEmpty(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -105,7 +211,7 @@ class OptimTemplateEmpty(Rule):
                 k for k, v in saved[0]["state"].get(name, {}).items() if resumed[0]["state"].get(name, {}).get(k) != v
             ]
             told = f"the optimizer state of {len(set(wrong))} of {len(had)} parameters is not what was saved ({name}: {some(keys)})"
-        return self.failed(told, _load_line(evidence))
+        return self.failed(told, load_line(evidence))
 
 
 class SchedulerOrProgressNotRestored(Rule):
@@ -131,7 +237,7 @@ class SchedulerOrProgressNotRestored(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -151,8 +257,8 @@ class SchedulerOrProgressNotRestored(Rule):
             which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             told.append(f"step {step} after the resume trains on {which}")
         if told:
-            line = evidence.line_of(train, "checkpoint", op="save") or _save_line(evidence)
-            loaded = _load_line(evidence)
+            line = evidence.line_of(train, "checkpoint", op="save") or save_line(evidence)
+            loaded = load_line(evidence)
             where = f" (loaded at line {loaded['line']} of {loaded['file'].rpartition('/')[2]})" if loaded else ""
             return self.failed("; ".join(told) + where, line)
         return self.passed(
@@ -185,7 +291,7 @@ class PerRankStateDeduplicated(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         train, resume = evidence.train, evidence.resume
@@ -203,7 +309,7 @@ class PerRankStateDeduplicated(Rule):
                 if value != theirs[rank] and owner is not None:
                     return self.failed(
                         f"after the resume rank {rank} has the {what} of rank {owner} (step {step})",
-                        _save_line(evidence),
+                        save_line(evidence),
                     )
         kept = [what for what, theirs, mine in kinds if theirs == mine]
         return self.passed(
@@ -211,39 +317,51 @@ class PerRankStateDeduplicated(Rule):
         )
 
 
-def _first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
-    """For each rank (the train run's step after the save, the resumed run's first step), or why there are none."""
-    if evidence.train is None or evidence.resume is None:
-        return evidence.missing.get("resume", "the script was not resumed")
-    if not evidence.resume.completed and not evidence.resume.at_step("step", 1):
-        return "the resumed run did not reach an optimizer step (see run-completes)"
-    after = evidence.saved_after()
-    if after is None:
-        return "the train run saved nothing before its last step, so there is nothing to compare a resume with"
-    saved, resumed = evidence.train.at_step("step", after + 1), evidence.resume.at_step("step", 1)
-    if not saved or not resumed:
-        return "the resumed run made no optimizer step"
-    return saved, resumed
-
-
 def _random(run: Run, step: int) -> list[str | None]:
     return [next((m["random"] for m in micros), None) for micros in run.micros(step)]
-
-
-def _load_line(evidence: Evidence) -> dict[str, Any] | None:
-    for operation in LOADS:
-        if (line := evidence.line_of(evidence.resume, "checkpoint", op=operation)) is not None:
-            return line
-    return _save_line(evidence)
-
-
-def _save_line(evidence: Evidence) -> dict[str, Any] | None:
-    lines = (evidence.line_of(evidence.train, "checkpoint", op=operation) for operation in SAVES)
-    return next((line for line in lines if line is not None), None)
 
 
 def _list(values: list[float]) -> str:
     return ", ".join(f"{v:.6g}" for v in values)
 
 
-RULES = (LoadWithoutSet, OptimTemplateEmpty, SchedulerOrProgressNotRestored, PerRankStateDeduplicated)
+def _same_but_for_a_wrapper(missing: list[str], unused: list[str]) -> list[tuple[str, str]]:
+    """Pairs of keys that are one name with another wrapper's prefix."""
+    there = {_bare(key): key for key in unused}
+    return [(key, there[bare]) for key in missing if (bare := _bare(key)) in there]
+
+
+def _bare(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+
+
+def _not_back(evidence: Evidence, missing: list[str]) -> list[str]:
+    """Parameters of a resumed model that a lenient load did not find and that are not as they were saved."""
+    pair = first_steps(evidence)
+    if isinstance(pair, str):
+        return []
+    names = {n for s, r in zip(*pair, strict=True) for n in s["weights"] if s["weights"][n] != r["weights"].get(n)}
+    return sorted(n for n in names if any(key == n or key.endswith("." + n) for key in missing))
+
+
+_WRAPPERS = ("module", "_orig_mod", "model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "state_dict", "net")
+
+RULES = (
+    RankDependentCheckpointPath,
+    LocalShardExport,
+    LenientLoadHidesMismatch,
+    WrapperPrefixKeys,
+    AsyncSaveProcessGroup,
+    AsyncSaveStateRace,
+    Step0SaveAdvancesAdam,
+    LoadWithoutSet,
+    OptimTemplateWithGrads,
+    OptimTemplateEmpty,
+    SchedulerOrProgressNotRestored,
+    PerRankStateDeduplicated,
+    FullStateDictOom,
+    IncompleteCheckpointChosen,
+    PartialOverwriteMixesCheckpoints,
+    DamagedCheckpointLoaded,
+    CheckpointHoldsWhatRanksHeld,
+)
