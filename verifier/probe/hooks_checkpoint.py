@@ -226,25 +226,26 @@ def _listen_to_lenient_loads(session: Session) -> None:
         set_up(self, state_dict, metadata, is_coordinator)
         if getattr(self, "allow_partial_load", False) and metadata is not None:
             stored, wanted = set(metadata.state_dict_metadata), set(self.state_dict)
-            _lenient(session, "allow_partial_load=True", len(wanted), wanted - stored, stored - wanted)
+            _lenient(session, "allow_partial_load=True", wanted, wanted - stored, stored - wanted)
 
     @functools.wraps(load)
     def loaded(module: nn.Module, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
         result = load(module, state_dict, strict, *args, **kwargs)
         if not strict and result is not None:
-            wanted = len(module.state_dict()) if result.missing_keys else 0
-            _lenient(session, "strict=False", wanted, set(result.missing_keys), set(result.unexpected_keys))
+            names = {name for name, _ in module.named_parameters()}
+            _lenient(session, "strict=False", names, set(result.missing_keys), set(result.unexpected_keys))
         return result
 
     DefaultLoadPlanner.set_up_planner = planned  # type: ignore[method-assign]
     nn.Module.load_state_dict = loaded  # type: ignore[method-assign, assignment]
 
 
-def _lenient(session: Session, how: str, wanted: int, missing: set[str], unused: set[str]) -> None:
+def _lenient(session: Session, how: str, wanted: set[str], missing: set[str], unused: set[str]) -> None:
     session.recorder.write(
         "lenient",
         how=how,
-        wanted=wanted,
+        wanted=len(wanted),
+        names=sorted(wanted)[:_NAMES],
         missing_count=len(missing),
         missing=sorted(missing)[:_NAMES],
         unused_count=len(unused),

@@ -53,14 +53,15 @@ class LenientLoadHidesMismatch(Rule):
         for run in runs:
             for record in (r for trace in run.traces[:1] for r in trace.of("lenient")):
                 loads += 1
-                pairs = _same_but_for_a_wrapper(record["missing"], record["unused"])
+                pairs = _same_but_for_a_wrapper(record["names"], record["unused"])
                 nothing = 0 < record["wanted"] == record["missing_count"] and record["unused_count"] > 0
-                lost = _not_back(evidence, record["missing"]) if run is evidence.resume else []
-                if not pairs and not nothing and not lost:
-                    continue
-                told = (
-                    f"{record['missing_count']} of {record['wanted']} keys were not found and {record['how']} hides it"
+                lost = (
+                    _not_back(evidence, [*record["missing"], *(a for a, _ in pairs)]) if run is evidence.resume else []
                 )
+                if not lost and (run is evidence.resume or not (pairs or nothing)):
+                    continue
+                number = len(pairs) or record["missing_count"]
+                told = f"{number} of {record['wanted']} keys were not found and {record['how']} hides it"
                 if pairs:
                     told += f": `{pairs[0][0]}` is asked for, `{pairs[0][1]}` is there"
                 elif nothing:
@@ -325,10 +326,10 @@ def _list(values: list[float]) -> str:
     return ", ".join(f"{v:.6g}" for v in values)
 
 
-def _same_but_for_a_wrapper(missing: list[str], unused: list[str]) -> list[tuple[str, str]]:
+def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[str, str]]:
     """Pairs of keys that are one name with another wrapper's prefix."""
     there = {_bare(key): key for key in unused}
-    return [(key, there[bare]) for key in missing if (bare := _bare(key)) in there]
+    return [(key, there[bare]) for key in asked if (bare := _bare(key)) in there]
 
 
 def _bare(key: str) -> str:

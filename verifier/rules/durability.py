@@ -67,7 +67,7 @@ class IncompleteCheckpointChosen(Rule):
         told = []
         for crash, recovered in evidence.crashes:
             torn = _torn(crash)
-            earlier = [save for save in all_saves(crash) if torn is not None and save.after < torn.after]
+            earlier = [save for save in all_saves(crash) if torn is not None and 0 < save.after < torn.after]
             if torn is None:
                 return self.unknown("it is not known which save was interrupted")
             apart = [save for save in earlier if save.to != torn.to]
@@ -143,7 +143,7 @@ class DamagedCheckpointLoaded(Rule):
     Wrong:
         try:
             dcp.load(state, checkpoint_id=path)
-        except Exception:
+        except BaseException:  # CheckpointException is no Exception
             print("could not load the checkpoint, starting from the beginning")
     Right:
         dcp.load(state, checkpoint_id=path)
