@@ -84,8 +84,7 @@ class OptimTemplateWithGrads(Rule):
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()  # a warm-up before the load
-        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}  # no entries
-        dcp.load(state, checkpoint_id=path)
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer)}  # no entries for `dcp.load` to fill
     Right:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()

@@ -219,12 +219,11 @@ class AsyncSaveStateRace(Rule):
     Why: training goes on while the background writes. Tensors that were not copied first (a stager that hands them on, a
     thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
     Wrong:
-        writer = threading.Thread(target=torch.save, args=(optimizer.state_dict(), path))
-        writer.start()  # the next step changes what is being written
+        state = optimizer.state_dict()
+        threading.Thread(target=lambda: torch.save(state, path)).start()  # the next step changes what is being written
     Right:
-        copies = copy.deepcopy(optimizer.state_dict())
-        writer = threading.Thread(target=torch.save, args=(copies, path))
-        writer.start()
+        state = copy.deepcopy(optimizer.state_dict())
+        threading.Thread(target=lambda: torch.save(state, path)).start()
     Mend: Save with `dcp.async_save` and its default stager, or copy every tensor before the thread starts.
     Source: pytorch#144657; pytorch/torchtitan#930; Lightning-AI/pytorch-lightning#20953; meta-pytorch/torchrec PR#4322.
     Torch: run on 2.13.0.

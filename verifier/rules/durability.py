@@ -48,7 +48,7 @@ class IncompleteCheckpointChosen(Rule):
     `failed finding central directory`, on every restart. The same happens when `latest` is moved, or older
     checkpoints are deleted, before the new one is complete.
     Wrong:
-        newest = max(Path(path).glob("step_*"))
+        newest = max(Path(path).glob("step_*"), default=None)
     Right:
         complete = [p.parent for p in Path(path).glob("step_*/.metadata")]  # DCP writes it last
         newest = max(complete, default=None)
@@ -141,11 +141,13 @@ class DamagedCheckpointLoaded(Rule):
     Why: torch raises on a truncated file, but the tensors that it has read until then are in the model already. A script that
     catches the error and goes on trains a mixture. (A flipped bit raises nothing: DCP stores no checksum.)
     Wrong:
+        state = {"model": get_model_state_dict(model)}
         try:
             dcp.load(state, checkpoint_id=path)
         except BaseException:  # CheckpointException is no Exception
             print("could not load the checkpoint, starting from the beginning")
     Right:
+        state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
     Mend: Let the error end the run, or build the model anew before another checkpoint is tried.
     Source: measured: the shards read before the error stay in the model.
