@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .evidence import Evidence
+from .evidence import SAVES, Evidence
 from .saves import all_saves, dcp_file, events, final_path, saves_of
 from .target import Target
 from .trace import Run
@@ -42,6 +42,9 @@ def resume_runs(target: Target, runner: Runner, evidence: Evidence, exact: bool,
         return evidence
     if not wanted:
         return evidence
+    if (reason := _end_with_save(target, runner, evidence.train, after)) is not None:
+        missing |= dict.fromkeys(("resume", "reshard", "crash", "damaged"), reason)
+        return evidence
     runner.keep_checkpoint()
     left = target.steps - after
 
@@ -68,6 +71,23 @@ def resume_runs(target: Target, runner: Runner, evidence: Evidence, exact: bool,
         crashes=_crash_runs(target, runner, evidence) if "crash" in needs else (),
         damaged=_damage_runs(target, runner, evidence) if "damaged" in needs else (),
     )
+
+
+def _end_with_save(target: Target, runner: Runner, train: Run | None, after: int) -> str | None:
+    """Make the save after step `after` the last one in the folder; why that cannot be, if it cannot.
+
+    A script that saves after the last compared step too would resume from there, where there is nothing to compare with.
+    """
+    if train is None or max(r["after_step"] for r in train.places("checkpoint") if r["op"] in SAVES) < train.steps():
+        return None
+    if (reason := _elsewhere(runner, train)) is not None:
+        return f"it saves after step {train.steps()} too, and {reason}"
+    runner.empty_checkpoint()
+    again = runner.run("train", target.nproc, target.save_args, steps=after, starting_point="")
+    mine, theirs = again.at_step("step", after), train.at_step("step", after)
+    if not mine or any(a["weights"] != b["weights"] for a, b in zip(mine, theirs, strict=True)):
+        return f"it saves after step {train.steps()} too, and does not repeat itself: save less often"
+    return None
 
 
 def _divides_by_three(train: Run | None, target: Target) -> bool:

@@ -6,6 +6,7 @@ save_args: --save-every 3 --out {checkpoint}
 resume_args: --resume {checkpoint}
 reshard_to: 3,4
 reshard_args: --replicate 1
+single_args: --replicate 1
 """
 
 import argparse
