@@ -42,8 +42,8 @@ def resume_runs(target: Target, runner: Runner, evidence: Evidence, exact: bool,
         return evidence
     if not wanted:
         return evidence
-    if (reason := _end_with_save(target, runner, evidence.train, after)) is not None:
-        missing |= dict.fromkeys(("resume", "reshard", "crash", "damaged"), reason)
+    if (last_save := _end_with_save(target, runner, evidence.train, after)) is not None:
+        missing |= dict.fromkeys(("resume", "reshard", "crash", "damaged"), last_save)
         return evidence
     runner.keep_checkpoint()
     left = target.steps - after

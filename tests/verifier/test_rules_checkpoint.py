@@ -189,6 +189,24 @@ class TestLenient:
         assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
 
 
+class TestRandomStates:
+    @pytest.mark.parametrize(
+        ("keys", "states", "status"),
+        [
+            (("rng", "rng"), (A, B), "fail"),
+            (("rng", "rng"), (A, A), "inconclusive"),
+            (("rng.0", "rng.1"), (A, B), "inconclusive"),
+        ],
+    )
+    def test_without_a_resume(self, keys: tuple[str, ...], states: tuple[list[float], ...], status: str) -> None:
+        """One key with every rank's own generator state is seen in the save; the rest needs a resume."""
+        ranks = [
+            [saving({key: {**tensor(sketch=state), "dtype": "uint8"}}, random=state)]
+            for key, state in zip(keys, states, strict=True)
+        ]
+        assert judge("per-rank-state-deduplicated", train(*ranks)).status == status
+
+
 class TestTemplates:
     @staticmethod
     def template(**more: Any) -> dict[str, Any]:
