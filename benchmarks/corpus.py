@@ -40,6 +40,8 @@ SETTINGS = (
     "save_args",
     "resume_args",
     "single_args",
+    "reshard_args",
+    "thorough",
     "reshard_to",
 )
 ABOUT = ("rule", "host", "source", "silent", "also", "edits", "strength", "tier")

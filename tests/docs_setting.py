@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import runpy
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -176,4 +180,5 @@ if __name__ == "__main__":
         set_model_state_dict,
         set_state_dict,
     )
+    _USED_TOO = (copy, threading, time, DefaultLoadPlanner)
     main(Path(sys.argv[1]))

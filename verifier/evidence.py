@@ -29,6 +29,9 @@ class Evidence:
     resume: Run | None = None
     continued: Run | None = None
     reshards: tuple[Run, ...] = ()
+    opened: Run | None = None
+    crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left
+    damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
     missing: dict[str, str] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
@@ -48,6 +51,9 @@ class Evidence:
             self.resume,
             self.continued,
             *self.reshards,
+            self.opened,
+            *(run for pair in self.crashes for run in pair),
+            *self.damaged,
         ]
         found: list[Run] = []
         for run in candidates:

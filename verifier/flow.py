@@ -18,6 +18,7 @@ from .finding import Finding, Verdict, verdict_of
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.request import Request
+from .resume_runs import SHARED, open_saves, resume_runs
 from .rules import RULES
 from .rules.precision import LOW, low_precision
 from .rules.traffic import traffic
@@ -96,7 +97,7 @@ class Runner:
         self.made += 1
         folder = self.work / f"{self.made:02}-{role}-{world}"
         folder.mkdir(parents=True)
-        shared = role in ("train", "resume", "continued", "reshard")
+        shared = role in SHARED
         checkpoint = self.checkpoint if shared else folder / "scratch"
         checkpoint.mkdir(exist_ok=True)
         argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
@@ -120,6 +121,11 @@ class Runner:
         )
         return run
 
+    def empty_checkpoint(self) -> None:
+        """Give the next run the shared folder as it was before the train run."""
+        shutil.rmtree(self.checkpoint)
+        self.checkpoint.mkdir()
+
     def keep_checkpoint(self) -> None:
         """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
         shutil.copytree(self.checkpoint, self.saved)
@@ -134,7 +140,9 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     """The runs of a target in the roles that are needed. A role that cannot be run is missing, with its reason."""
     missing: dict[str, str] = {}
     sources = project_files(target.script)
-    train = runner.run("train", target.nproc, target.save_args, stress=True, leave_starting_point=True)
+    train = runner.run(
+        "train", target.nproc, target.save_args, stress=True, leave_starting_point=True, watch_saves=True
+    )
     evidence = Evidence(train=train, missing=missing, sources=sources)
     if not train.completed or train.steps() == 0:
         reason = (
@@ -142,7 +150,7 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
             if not train.completed
             else "the train run made no step"
         )
-        missing |= dict.fromkeys(("exact", "reference", "single", "resume", "reshard"), reason)
+        missing |= dict.fromkeys(("exact", "reference", "single", "opened", "resume", "reshard", "crash"), reason)
         return evidence
     exact = _needs_exact(train)
 
@@ -167,7 +175,8 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     evidence = replace(
         evidence, exact=twin, plain=plain, rounded=rounded, reference=reference, envelope=envelope, single=single
     )
-    return _resume(target, runner, evidence, exact, needs)
+    evidence = replace(evidence, opened=open_saves(runner, train) if "opened" in needs else None)
+    return resume_runs(target, runner, evidence, exact, needs)
 
 
 def simulate(target: Target, runner: Runner) -> Evidence:
@@ -186,34 +195,6 @@ def _in_low_precision(
     dropout = any(r["what"] == "dropout" for t in train.traces for r in t.of("inexact"))
     plain = runner.run("undropped", target.nproc, dropless=True, steps=1) if dropout else train
     return plain, runner.run("rounded", target.nproc, exact=True, round_to=dtype, steps=1)
-
-
-def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:
-    after, missing = evidence.saved_after(), evidence.missing
-    if not target.resume_args:
-        missing["resume"] = missing["reshard"] = "how this script resumes is not known: give --resume-args"
-        return evidence
-    if after is None:
-        last = target.steps - 1
-        reason = f"no save was seen before step {target.steps}: give --save-args that save after one of the steps 1 to {last}"
-        missing["resume"] = missing["reshard"] = reason
-        return evidence
-    if not {"resume", "reshard"} & set(needs):
-        return evidence
-    runner.keep_checkpoint()
-    left = target.steps - after
-
-    def resumed(role: str, world: int, exact: bool) -> Run:
-        runner.restore_checkpoint()
-        return runner.run(role, world, target.resume_args, steps=left, exact=exact, starting_point="")
-
-    resume = resumed("resume", target.nproc, False) if "resume" in needs else None
-    sizes = target.reshard_to if "reshard" in needs else ()
-    if not sizes:
-        missing["reshard"] = "no other world size was asked for: give --reshard-to"
-    continued = resumed("continued", target.nproc, True) if exact and sizes else evidence.train
-    reshards = tuple(resumed("reshard", world, exact) for world in sizes)
-    return replace(evidence, resume=resume, continued=continued, reshards=reshards)
 
 
 def _needs_exact(train: Run) -> bool:

@@ -30,12 +30,15 @@ class Target:
     save_args: tuple[str, ...] = ()
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
+    reshard_args: tuple[str, ...] = ()
+    sizes_chosen: bool = False  # reshard_to was given, not worked out
+    thorough: bool = False  # every moment of a crash and every damage, not one of each
     cwd: Path = field(default_factory=Path.cwd)
     command: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """The target as it stands in a report."""
-        lists = ("args", "save_args", "resume_args", "single_args")
+        lists = ("args", "save_args", "resume_args", "single_args", "reshard_args")
         return {
             "command": shlex.join(self.command),
             "script": str(self.script),
@@ -91,7 +94,7 @@ def _command(path: Path, flags: Mapping[str, Any], config: Path | None) -> tuple
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
     for key, value in given.items():
-        words += ["--" + key.replace("_", "-"), str(value)]
+        words += ["--" + key.replace("_", "-"), *([] if value is True else [str(value)])]
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 
@@ -106,11 +109,14 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["device"] = values["device"]
         if ready["device"] not in DEVICES:
             raise UserError(f"device: expected one of {', '.join(DEVICES)}, found {ready['device']!r}")
-    for key in ("args", "save_args", "resume_args", "single_args"):
+    for key in ("args", "save_args", "resume_args", "single_args", "reshard_args"):
         if key in values:
             ready[key] = _words(key, values[key])
+    if "thorough" in values:
+        ready["thorough"] = values["thorough"] is True or str(values["thorough"]).lower() == "true"
     nproc = ready.get("nproc", Target.nproc)
     if "reshard_to" in values:
+        ready["sizes_chosen"] = True
         given = values["reshard_to"]
         sizes = given if isinstance(given, list | tuple) else str(given).split(",")
         ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
@@ -176,6 +182,8 @@ def _read(path: Path) -> dict[str, Any]:
         "save_args",
         "resume_args",
         "single_args",
+        "reshard_args",
+        "thorough",
     )
     for key, _ in node.value:
         if key.value not in known:

@@ -47,9 +47,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, resume, continued, reshard, simulate.
-
-    A simulate run has rank 0 alone.
+    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, resume, continued, reshard, opened, crash,
+    recovered, damaged, simulate. A simulate run has rank 0 alone.
     """
 
     role: str
@@ -61,6 +60,7 @@ class Run:
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
     command: str = ""
+    note: str = ""  # what was done to it, or to the checkpoint that it finds
 
     @property
     def completed(self) -> bool:

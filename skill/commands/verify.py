@@ -54,6 +54,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once"
     )
+    parser.add_argument("--reshard-args", metavar="ARGS", help="further arguments of the runs on other world sizes")
+    parser.add_argument(
+        "--thorough", action="store_true", default=None, help="kill at every moment of a save, not at one (slower)"
+    )
     parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
     parser.add_argument(
         "--device", metavar="WHERE", help="auto (GPUs if there is one for each rank, else CPU), cpu, cuda"
@@ -91,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.report import RENDERERS
     from ...verifier.target import resolve
 
-    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "timeout", "device")
-    flags = {name: getattr(options, name) for name in names}
+    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args")
+    flags = {name: getattr(options, name) for name in (*names, "thorough", "timeout", "device")}
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
     reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))
     select(options.only, options.skip, options.tier)

@@ -94,7 +94,8 @@ def save(path, model, optimizer, scheduler, step):
     if dist.get_rank() == 0:
         path.mkdir(parents=True)
         state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict(), "step": step}
-        torch.save(state, path / "state.pt")
+        torch.save(state, path / "state.tmp")
+        (path / "state.tmp").rename(path / "state.pt")
     dist.barrier()
 
 

@@ -27,6 +27,9 @@ class Request:
     leave_starting_point: bool = False
     nudge: bool = False  # load the weights one unit in the last place away
     by_hand: bool = False  # average gradients without DDP's reducer
+    watch_saves: bool = False  # record what is given to every save
+    crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
+    open: list[str] = field(default_factory=list)  # checkpoints to open in the place of the script
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""

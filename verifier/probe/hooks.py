@@ -6,13 +6,11 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed._composable.fsdp as composable
-import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.state_dict as dsd
 import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from torch import nn
@@ -24,6 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from . import (
+    hooks_checkpoint,
     hooks_data,
     hooks_gradients,
     hooks_optimizer,
@@ -46,9 +45,16 @@ def install(session: Session) -> None:
     _listen_to_dropout(session)
     _listen_to_autocast(session)
     _listen_to_optimizers(session)
-    _listen_to_checkpoints(session)
     _listen_to_exit(session)
-    for topic in (hooks_traffic, hooks_precision, hooks_gradients, hooks_optimizer, hooks_data, hooks_wrapping):
+    for topic in (
+        hooks_checkpoint,
+        hooks_traffic,
+        hooks_precision,
+        hooks_gradients,
+        hooks_optimizer,
+        hooks_data,
+        hooks_wrapping,
+    ):
         topic.install(session)
     if session.stand_in:
         standin.install(session)
@@ -265,47 +271,6 @@ def _by_state_dict_helper() -> bool:
             return False
         frame = frame.f_back
     return False
-
-
-def _listen_to_checkpoints(session: Session) -> None:
-    busy = False
-
-    def heard(operation: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def done(*args: Any, **kwargs: Any) -> Any:
-            nonlocal busy
-            if busy or _by_pickle(args):
-                return real(*args, **kwargs)
-            held = args[0] if args and isinstance(args[0], dict) else kwargs.get("state_dict")
-            keys = list(_keys(held)) if isinstance(held, dict) else []
-            session.on_checkpoint(operation, str(kwargs.get("checkpoint_id") or ""), keys[:200])
-            busy = True
-            try:
-                return real(*args, **kwargs)
-            finally:
-                busy = False
-
-        return done
-
-    for name in ("save", "async_save", "load"):
-        setattr(dcp, name, heard(name, getattr(dcp, name)))
-    for name in ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict"):
-        setattr(dsd, name, heard(name, getattr(dsd, name)))
-    for name in ("save", "load"):
-        setattr(torch, name, heard(f"torch.{name}", getattr(torch, name)))
-
-
-def _by_pickle(args: tuple[Any, ...]) -> bool:
-    """Whether `torch.save` or `torch.load` is pickle's way to a storage, as in `all_gather_object` of a tensor."""
-    stored = bool(args) and isinstance(args[0], torch.UntypedStorage | torch.TypedStorage)
-    return stored or sys._getframe(2).f_code.co_name == "_load_from_bytes"
-
-
-def _keys(state: dict[Any, Any]) -> Iterable[str]:
-    for key, value in state.items():
-        yield str(key)
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in list(value)[:50])
 
 
 def _listen_to_exit(session: Session) -> None:

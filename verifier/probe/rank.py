@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import hooks
+from . import hooks, opener
 from .recorder import Recorder
 from .session import Session, StopRun, trace_path
 
@@ -34,6 +34,8 @@ def run(request: dict[str, Any], rank: int) -> int:
     script = Path(request["script"])
     recorder = Recorder(trace_path(folder, rank), str(script.parent))
     recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
+    if request["open"]:
+        return opener.open_all(request["open"], recorder)
     _seed_as_a_new_process()
     hooks.install(Session(request, rank, recorder))
     os.chdir(request["cwd"])

@@ -6,6 +6,7 @@ The hooks of `hooks.py` call the `on_...` methods; nothing here judges. A *root*
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Session:
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}
         self.optimizers: dict[int, tuple[int, int]] = {}
+        self.living: list[weakref.ref[torch.optim.Optimizer]] = []
         self.sync_calls = 0
         self.before: dict[str, torch.Tensor] = {}
         self.stress: dict[str, torch.Tensor] | None = None
@@ -246,6 +248,7 @@ class Session:
         """An optimizer was constructed."""
         number = len(self.optimizers)
         self.optimizers[id(optimizer)] = (number, 0)
+        self.living.append(weakref.ref(optimizer))
         params = [p for group in optimizer.param_groups for p in group["params"]]
         self.recorder.write(
             "optimizer",

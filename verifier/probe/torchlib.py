@@ -9,16 +9,20 @@
 | `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
 | `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
 | `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
+| `distributed.checkpoint.state_dict_saver._stateful_to_state_dict` | what a DCP save is about to take | 2.13.0 |
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -130,6 +134,30 @@ def data_mesh(options: dict[str, Any]) -> DeviceMesh | None:
     if mesh is None or dims is None:
         return mesh
     return mesh[(*dims.replicate_names, *dims.shard_names)]
+
+
+def mesh_groups(root: nn.Module) -> list[Any]:
+    """The process groups of the meshes over which the parameters of `root` lie."""
+    meshes: list[Any] = []
+    for param in root.parameters():
+        if isinstance(param, DTensor) and all(param.device_mesh is not mesh for mesh in meshes):
+            meshes.append(param.device_mesh)
+    return [group for mesh in meshes for group in mesh.get_all_groups()]
+
+
+def listen_to_saved_dicts(heard: Callable[[dict[str, Any]], None]) -> None:
+    """Call `heard` with every dict that `dcp.save` or `dcp.async_save` takes, its Stateful values already asked for theirs."""
+    real = getattr(state_dict_saver, "_stateful_to_state_dict", None)
+    if real is None:
+        return
+
+    @functools.wraps(real)
+    def expanded(state_dict: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = real(state_dict)
+        heard(result)
+        return result
+
+    state_dict_saver._stateful_to_state_dict = expanded
 
 
 def leaves(value: Any) -> list[Any]:

@@ -13,6 +13,9 @@ WIDTH = 118
 LIMIT = 9_000  # characters; what agents read of one command's output
 
 
+DAMAGE = ("crash", "recovered", "damaged")
+
+
 def render(verdict: Verdict) -> str:
     """The whole report as plain text of at most about 10,000 characters, the verdict last."""
     lines = [*_failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
@@ -66,7 +69,9 @@ def _passes(verdict: Verdict) -> Iterator[str]:
 
 def _losses(verdict: Verdict) -> Iterator[str]:
     """The loss of each step in each run, side by side; resumed runs begin where they were resumed."""
-    rows = [run for run in verdict.runs if any(loss is not None for loss in run["losses"])]
+    rows = [
+        run for run in verdict.runs if any(loss is not None for loss in run["losses"]) and run["role"] not in DAMAGE
+    ]
     if not rows:
         return
     steps = max(len(run["losses"]) for run in rows)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..evidence import LOADS, SAVES, Evidence
+from ..evidence import Evidence
 from ..finding import Finding
-from ..trace import Record, Run
+from ..saves import saves_of
+from ..trace import Run
 from .base import Rule, count, some
+from .checkpoint_loads import LenientLoadHidesMismatch, OptimTemplateWithGrads
+from .checkpoint_opened import AsyncSaveStateRace, CheckpointHoldsWhatRanksHeld
+from .checkpoint_saves import (
+    AsyncSaveProcessGroup,
+    FullStateDictOom,
+    LocalShardExport,
+    RankDependentCheckpointPath,
+    Step0SaveAdvancesAdam,
+    WrapperPrefixKeys,
+)
+from .durability import DamagedCheckpointLoaded, IncompleteCheckpointChosen, PartialOverwriteMixesCheckpoints
+from .resumed import first_steps, load_line, save_line
 
 NEEDS = frozenset({"train", "resume"})
 
@@ -35,7 +48,7 @@ class LoadWithoutSet(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -55,7 +68,7 @@ class LoadWithoutSet(Rule):
         what = f"; {len(initial)} of them still have their initial values" if initial else ""
         return self.failed(
             f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)}) are not what was saved{what}",
-            _load_line(evidence),
+            load_line(evidence),
         )
 
 
@@ -84,7 +97,7 @@ class OptimTemplateEmpty(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -105,7 +118,7 @@ class OptimTemplateEmpty(Rule):
                 k for k, v in saved[0]["state"].get(name, {}).items() if resumed[0]["state"].get(name, {}).get(k) != v
             ]
             told = f"the optimizer state of {len(set(wrong))} of {len(had)} parameters is not what was saved ({name}: {some(keys)})"
-        return self.failed(told, _load_line(evidence))
+        return self.failed(told, load_line(evidence))
 
 
 class SchedulerOrProgressNotRestored(Rule):
@@ -131,7 +144,7 @@ class SchedulerOrProgressNotRestored(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
@@ -151,8 +164,8 @@ class SchedulerOrProgressNotRestored(Rule):
             which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             told.append(f"step {step} after the resume trains on {which}")
         if told:
-            line = evidence.line_of(train, "checkpoint", op="save") or _save_line(evidence)
-            loaded = _load_line(evidence)
+            line = evidence.line_of(train, "checkpoint", op="save") or save_line(evidence)
+            loaded = load_line(evidence)
             where = f" (loaded at line {loaded['line']} of {loaded['file'].rpartition('/')[2]})" if loaded else ""
             return self.failed("; ".join(told) + where, line)
         return self.passed(
@@ -185,7 +198,12 @@ class PerRankStateDeduplicated(Rule):
     needs = NEEDS
 
     def judge(self, evidence: Evidence) -> Finding:
-        pair = _first_steps(evidence)
+        if (found := _one_random_state(evidence.train)) is not None:
+            key, line = found
+            return self.failed(
+                f"`{key}` is the random state of its rank on every rank; under one key only one is kept", line
+            )
+        pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
         train, resume = evidence.train, evidence.resume
@@ -203,7 +221,7 @@ class PerRankStateDeduplicated(Rule):
                 if value != theirs[rank] and owner is not None:
                     return self.failed(
                         f"after the resume rank {rank} has the {what} of rank {owner} (step {step})",
-                        _save_line(evidence),
+                        save_line(evidence),
                     )
         kept = [what for what, theirs, mine in kinds if theirs == mine]
         return self.passed(
@@ -211,39 +229,47 @@ class PerRankStateDeduplicated(Rule):
         )
 
 
-def _first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
-    """For each rank (the train run's step after the save, the resumed run's first step), or why there are none."""
-    if evidence.train is None or evidence.resume is None:
-        return evidence.missing.get("resume", "the script was not resumed")
-    if not evidence.resume.completed and not evidence.resume.at_step("step", 1):
-        return "the resumed run did not reach an optimizer step (see run-completes)"
-    after = evidence.saved_after()
-    if after is None:
-        return "the train run saved nothing before its last step, so there is nothing to compare a resume with"
-    saved, resumed = evidence.train.at_step("step", after + 1), evidence.resume.at_step("step", 1)
-    if not saved or not resumed:
-        return "the resumed run made no optimizer step"
-    return saved, resumed
+def _one_random_state(run: Run | None) -> tuple[str, dict[str, Any] | None] | None:
+    """(key, line) of a save by all ranks together that holds another generator state on each of them under one key."""
+    ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces] if run is not None else []
+    for saves in zip(*ranks, strict=False):
+        for key, entry in saves[0].entries.items():
+            mine = [save.entries.get(key, {}).get("sketch") for save in saves]
+            states = [save.record["random"] for save in saves]
+            if (
+                entry.get("dtype") == "uint8"
+                and None not in mine
+                and mine == states
+                and any(m != mine[0] for m in mine)
+            ):
+                return key, saves[0].line
+    return None
 
 
 def _random(run: Run, step: int) -> list[str | None]:
     return [next((m["random"] for m in micros), None) for micros in run.micros(step)]
 
 
-def _load_line(evidence: Evidence) -> dict[str, Any] | None:
-    for operation in LOADS:
-        if (line := evidence.line_of(evidence.resume, "checkpoint", op=operation)) is not None:
-            return line
-    return _save_line(evidence)
-
-
-def _save_line(evidence: Evidence) -> dict[str, Any] | None:
-    lines = (evidence.line_of(evidence.train, "checkpoint", op=operation) for operation in SAVES)
-    return next((line for line in lines if line is not None), None)
-
-
 def _list(values: list[float]) -> str:
     return ", ".join(f"{v:.6g}" for v in values)
 
 
-RULES = (LoadWithoutSet, OptimTemplateEmpty, SchedulerOrProgressNotRestored, PerRankStateDeduplicated)
+RULES = (
+    RankDependentCheckpointPath,
+    LocalShardExport,
+    LenientLoadHidesMismatch,
+    WrapperPrefixKeys,
+    AsyncSaveProcessGroup,
+    AsyncSaveStateRace,
+    Step0SaveAdvancesAdam,
+    LoadWithoutSet,
+    OptimTemplateWithGrads,
+    OptimTemplateEmpty,
+    SchedulerOrProgressNotRestored,
+    PerRankStateDeduplicated,
+    FullStateDictOom,
+    IncompleteCheckpointChosen,
+    PartialOverwriteMixesCheckpoints,
+    DamagedCheckpointLoaded,
+    CheckpointHoldsWhatRanksHeld,
+)

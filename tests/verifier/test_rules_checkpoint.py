@@ -1,0 +1,353 @@
+"""The judgement of the checkpoint rules on records made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from records import LINE, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.resume_runs import moments
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.durability import outcome_of
+from verified_fsdp2.verifier.saves import all_saves, final_path
+from verified_fsdp2.verifier.trace import Ended, Run
+
+A, B, C = ([float(k + 1), float(k), 2.0, 3.0, 4.0] for k in range(3))
+WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
+
+
+def shard(rank: int, sketch: list[float] = A) -> dict[str, Any]:
+    return {
+        "kind": "dtensor",
+        "shape": [4, 4],
+        "own": [2, 4],
+        "offset": [2 * rank, 0],
+        "dtype": "float32",
+        "sketch": sketch,
+        "copy": 0,
+        "sharded": True,
+    }
+
+
+def tensor(shape: tuple[int, ...] = (4, 4), sketch: list[float] = A) -> dict[str, Any]:
+    return {"kind": "tensor", "shape": list(shape), "dtype": "float32", "sketch": sketch, "copy": 0, "sharded": False}
+
+
+def saving(entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: int = 1, **more: Any) -> dict[str, Any]:
+    base = {"kind": "saving", "op": op, "call": 1, "after_step": after, "to": to, "main": True, "alone": False}
+    return {**base, "entries": entries, "random": None, "weights": {"w": A}, "state": {}, **more}
+
+
+def opened(path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any) -> Run:
+    record = {"kind": "opened", "path": path, "format": "dcp", "error": error, "missing_files": list(lost)}
+    return run([{**record, "entries": entries}], role="opened")
+
+
+def train(*ranks: list[dict[str, Any]]) -> Run:
+    halves = [model(parameter("w", local_numel=8, numel=16)) for _ in ranks]
+    return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
+
+
+def judge(rule: str, run_: Run, **more: Any) -> Finding:
+    return RULES[rule].judge(Evidence(train=run_, **more))
+
+
+class TestPath:
+    def test_one_path_passes_and_two_fail(self) -> None:
+        same = train([saving({})], [saving({})])
+        assert judge("rank-dependent-checkpoint-path", same).status == "pass"
+        other = train([saving({})], [saving({}, to="/c/2")])
+        found = judge("rank-dependent-checkpoint-path", other)
+        assert (found.status, found.location) == ("fail", LINE)
+
+    def test_files_of_their_own_may_differ(self) -> None:
+        own = train([saving({}, "torch.save", "/c/r0.pt")], [saving({}, "torch.save", "/c/r1.pt")])
+        assert judge("rank-dependent-checkpoint-path", own).status == "pass"
+        alone = train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])
+        assert judge("rank-dependent-checkpoint-path", alone).status == "pass"
+
+    def test_a_lost_file_fails(self) -> None:
+        lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
+        both = train([saving({})], [saving({})])
+        found = judge("rank-dependent-checkpoint-path", both, opened=lost)
+        assert (found.status, "__1_0.distcp" in found.evidence) == ("fail", True)
+
+
+class TestLocalShards:
+    @pytest.mark.parametrize("entry", [shard(0), tensor((2, 4))])
+    def test_rank_0_alone_fails(self, entry: dict[str, Any]) -> None:
+        found = judge("local-shard-export", train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []))
+        assert (found.status, "8 of the 16" in found.evidence) == ("fail", True)
+
+    def test_all_ranks_into_one_file_fail(self) -> None:
+        both = train(*[[saving({"w": shard(rank)}, "torch.save", "/c/a.pt")] for rank in range(2)])
+        assert judge("local-shard-export", both).status == "fail"
+
+    @pytest.mark.parametrize("make", [shard, lambda rank: tensor((2, 4))])
+    def test_a_file_for_each_rank_passes(self, make: Any) -> None:
+        both = train(*[[saving({"w": make(rank)}, "torch.save", f"/c/{rank}.pt")] for rank in range(2)])
+        assert judge("local-shard-export", both).status == "pass"
+
+    def test_dcp_takes_shards_of_dtensors_but_not_plain_ones(self) -> None:
+        good = train(*[[saving({"w": shard(rank)})] for rank in range(2)])
+        assert judge("local-shard-export", good).status == "pass"
+        plain = train(*[[saving({"w": tensor((2, 4))})] for rank in range(2)])
+        assert judge("local-shard-export", plain).status == "fail"
+        named = train(*[[saving({f"rank{rank}.w": tensor((2, 4))})] for rank in range(2)])
+        assert judge("local-shard-export", named).status == "pass"
+
+    def test_whole_tensors_pass(self) -> None:
+        whole = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])
+        assert judge("local-shard-export", whole).status == "pass"
+
+
+class TestHolds:
+    rule = "checkpoint-holds-what-ranks-held"
+
+    def test_the_sum_of_shards_is_what_must_be_there(self) -> None:
+        both = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
+        assert judge(self.rule, both, opened=opened(w=tensor(sketch=WHOLE))).status == "pass"
+        found = judge(self.rule, both, opened=opened(w=tensor(sketch=A)))
+        assert (found.status, "other values" in found.evidence) == ("fail", True)
+
+    def test_a_missing_key_fails(self) -> None:
+        both = train([saving({"w": tensor(), "v": tensor()})], [])
+        found = judge(self.rule, both, opened=opened(w=tensor()))
+        assert (found.status, "1 of them are not in it" in found.evidence) == ("fail", True)
+
+    def test_the_last_save_to_a_path_counts(self) -> None:
+        twice = train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], [])
+        assert judge(self.rule, twice, opened=opened(w=tensor(sketch=B))).status == "pass"
+
+    def test_a_background_save_is_the_race_s(self) -> None:
+        both = train([saving({"w": tensor()}, "async_save")], [])
+        assert judge(self.rule, both, opened=opened(w=tensor(sketch=B))).status == "pass"
+        assert judge("async-save-state-race", both, opened=opened(w=tensor(sketch=B))).status == "fail"
+        assert judge("async-save-state-race", both, opened=opened(w=tensor())).status == "pass"
+
+    def test_what_could_not_be_opened_is_open(self) -> None:
+        both = train([saving({"w": tensor()})], [])
+        assert judge(self.rule, both).status == "inconclusive"
+        assert judge(self.rule, both, opened=opened(error="no .metadata")).status == "inconclusive"
+
+    def test_renames_are_followed(self) -> None:
+        moved = {"kind": "renamed", "old": "/c/1.tmp", "new": "/c/1"}
+        run_ = train([saving({"w": tensor()}, to="/c/1.tmp/state.pt"), moved], [])
+        assert final_path(run_, all_saves(run_)[0]) == "/c/1/state.pt"
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("keys", "status"),
+        [
+            (("model.w",), "pass"),
+            (("model._orig_mod.w",), "fail"),
+            (("b._checkpoint_wrapped_module.w",), "fail"),
+            (("module.w",), "fail"),
+            (("ema.module.w", "model.w"), "pass"),
+            (("ema.module.w", "ema.n_averaged"), "pass"),
+            (("my_module.w",), "pass"),
+        ],
+    )
+    def test_wrappers(self, keys: tuple[str, ...], status: str) -> None:
+        run_ = train([saving(dict.fromkeys(keys, tensor()), "torch.save")], [])
+        assert judge("wrapper-prefix-keys", run_).status == status
+
+
+class TestLenient:
+    @staticmethod
+    def lenient(missing: tuple[str, ...], unused: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[str, Any]:
+        base = {"kind": "lenient", "how": "strict=False", "wanted": 2, "names": list(names or missing), "step": 1}
+        lists = {"missing": list(missing), "unused": list(unused)}
+        return {**base, **lists, "missing_count": len(missing), "unused_count": len(unused)}
+
+    @pytest.mark.parametrize(
+        ("missing", "unused", "status"),
+        [
+            ((), (), "pass"),
+            (("head.w",), ("old_head.w",), "pass"),
+            (("lora.a",), (), "pass"),
+            (("w",), ("module.w",), "fail"),
+            (("model.w",), ("_orig_mod.w",), "fail"),
+            (("a", "b"), ("c", "d"), "fail"),
+        ],
+    )
+    def test_a_pretrained_load(self, missing: tuple[str, ...], unused: tuple[str, ...], status: str) -> None:
+        run_ = train([self.lenient(missing, unused)], [])
+        assert judge("lenient-load-hides-mismatch", run_).status == status
+
+    @pytest.mark.parametrize(("weights", "status"), [(A, "pass"), (B, "fail")])
+    def test_a_resume_is_judged_by_what_came_back(self, weights: list[float], status: str) -> None:
+        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
+        first = [model(), micro(), step(), stepped(), checkpoint]
+        saved = run([*first, step(2, weights={"w": A}), stepped(2)])
+        again = run([model(), self.lenient((), ("module.w",), ("w",)), step(weights={"w": weights}), stepped()])
+        assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
+
+
+class TestRandomStates:
+    @pytest.mark.parametrize(
+        ("keys", "states", "status"),
+        [
+            (("rng", "rng"), (A, B), "fail"),
+            (("rng", "rng"), (A, A), "inconclusive"),
+            (("rng.0", "rng.1"), (A, B), "inconclusive"),
+        ],
+    )
+    def test_without_a_resume(self, keys: tuple[str, ...], states: tuple[list[float], ...], status: str) -> None:
+        """One key with every rank's own generator state is seen in the save; the rest needs a resume."""
+        ranks = [
+            [saving({key: {**tensor(sketch=state), "dtype": "uint8"}}, random=state)]
+            for key, state in zip(keys, states, strict=True)
+        ]
+        assert judge("per-rank-state-deduplicated", train(*ranks)).status == status
+
+
+class TestTemplates:
+    @staticmethod
+    def template(**more: Any) -> dict[str, Any]:
+        base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
+        return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
+
+    @pytest.mark.parametrize(
+        ("more", "keeps", "status"),
+        [
+            ({"had_grads": True, "states": 0}, True, "fail"),
+            ({"had_grads": True, "states": 0}, False, "pass"),
+            ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
+            ({}, True, "pass"),
+        ],
+    )
+    def test_gradients_before_a_step(self, more: dict[str, Any], keeps: bool, status: str) -> None:
+        state = {"w": {"exp_avg": A}} if keeps else {}
+        run_ = run([model(), micro(), self.template(**more), step(2, state=state), stepped(2)])
+        assert judge("optim-template-with-grads", run_).status == status
+
+    def test_a_full_dict_on_idle_ranks_fails(self) -> None:
+        save = saving({"w": tensor()}, "torch.save")
+        whole = self.template(full=True)
+        found = judge("full-state-dict-oom", train([whole, save], [whole]))
+        assert (found.status, "64 bytes" in found.evidence) == ("fail", True)
+        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "bytes": 0}])).status == "pass"
+        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "offload": True}])).status == "pass"
+        assert (
+            judge("full-state-dict-oom", train([whole, save], [whole, saving({}, "torch.save", "/b")])).status == "pass"
+        )
+        assert judge("full-state-dict-oom", train([whole], [whole])).status == "pass"
+
+    @pytest.mark.parametrize(
+        ("counter", "loaded", "status"), [(0.0, False, "pass"), (1.0, False, "fail"), (1.0, True, "pass")]
+    )
+    def test_the_counter_before_the_first_step(self, counter: float, loaded: bool, status: str) -> None:
+        load = [{"kind": "checkpoint", "op": "load", "after_step": 0}] if loaded else []
+        run_ = run([model(), *load, micro(), step(state={"w": {"step": counter}}), stepped()])
+        assert judge("step0-save-advances-adam", run_).status == status
+
+    @pytest.mark.parametrize(("apart", "status"), [(False, "fail"), (True, "pass")])
+    def test_a_collective_in_flight(self, apart: bool, status: str) -> None:
+        flight = {"kind": "save_in_flight", "what": "a forward", "saved_line": LINE, "apart": apart}
+        run_ = train([saving({}, "async_save"), flight], [saving({}, "async_save")])
+        assert judge("async-save-process-group", run_).status == status
+
+
+def crashed(after: int = 6, place: str = "/c/{}") -> Run:
+    """A run that saved after step 3 (w = A) and was killed in the save after `after` (w = B)."""
+    first = saving({}, to=place.format(3), after=3, weights={"w": A, "v": A}, call=1)
+    second = saving({}, to=place.format(after), after=after, weights={"w": B, "v": B}, call=2)
+    rank = [model(), step(weights={"w": C, "v": C}), first, second]
+    made = run([*rank], [*rank, {"kind": "killed", "moment": "before-data"}], role="crash")
+    return replace(made, note="rank 1 killed")
+
+
+def recovered(*weights: dict[str, Any]) -> Run:
+    return run(*[[model(), step(weights=w, grads={"w": C}), stepped()] for w in weights], role="recovered")
+
+
+def refused() -> Run:
+    ranks = [[{"kind": "end", "how": "exception", "error": "OSError", "message": "no .metadata", "frames": [LINE]}]] * 2
+    made = run(*ranks, role="recovered")
+    return replace(made, ended=tuple(Ended(rank, 1, False) for rank in range(2)))
+
+
+class TestCrash:
+    @staticmethod
+    def evidence(crash: Run, after: Run) -> Evidence:
+        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
+        base = [model(), step(), stepped(), checkpoint, step(2, weights={"w": A}), stepped(2)]
+        again = [model(), step(weights={"w": A}), stepped()]
+        return Evidence(train=run(base, base), resume=run(again, again), crashes=((crash, after),))
+
+    def statuses(self, crash: Run, after: Run) -> tuple[str, str]:
+        evidence = self.evidence(crash, after)
+        names = ("incomplete-checkpoint-chosen", "partial-overwrite-mixes-checkpoints")
+        return tuple(RULES[name].judge(evidence).status for name in names)  # type: ignore[return-value]
+
+    def test_the_last_complete_one(self) -> None:
+        whole = {"w": A, "v": A}
+        assert self.statuses(crashed(), recovered(whole, whole)) == ("pass", "pass")
+        torn = {"w": B, "v": B}
+        assert self.statuses(crashed(), recovered(torn, torn)) == ("pass", "pass")
+
+    @pytest.mark.parametrize("other", [{"w": B, "v": A}, {"w": A, "v": C}])
+    def test_a_mixture(self, other: dict[str, Any]) -> None:
+        assert self.statuses(crashed(), recovered({"w": A, "v": A}, other))[1] == "fail"
+
+    def test_a_refusal_where_another_folder_is_complete(self) -> None:
+        assert self.statuses(crashed(), refused()) == ("fail", "pass")
+        assert self.statuses(crashed(place="/c/one"), refused()) == ("pass", "pass")
+
+    def test_a_new_beginning(self) -> None:
+        fresh = {"w": C, "v": C}
+        assert self.statuses(crashed(), recovered(fresh, fresh)) == ("fail", "pass")
+        unseeded = {"w": [9.0, 9.0, 9.0, 9.0, 9.0], "v": C}
+        assert outcome_of(crashed(), recovered(unseeded, unseeded)).fresh
+        alone = run([model(), saving({}, after=3)], [model(), saving({}, after=3), {"kind": "killed"}], role="crash")
+        assert self.statuses(replace(alone, note="killed"), recovered(fresh, fresh)) == ("pass", "pass")
+
+    def test_a_frozen_tensor_is_of_every_save(self) -> None:
+        def rank(w: list[float]) -> dict[str, Any]:
+            return {"w": w, "frozen": C}
+
+        saves = [saving({}, after=k, to=f"/c/{k}", weights=rank(w)) for k, w in ((3, A), (6, B))]
+        made = run([model(), step(weights=rank(C)), *saves, {"kind": "killed"}], role="crash")
+        assert outcome_of(made, recovered(rank(A))).step == 3
+        assert outcome_of(made, recovered(rank(C))).fresh
+
+    def test_a_damaged_one_that_is_loaded_in_part(self) -> None:
+        evidence = self.evidence(crashed(), refused())
+        train_ = run(
+            *[
+                [model(), step(weights={"w": C}), saving({}, weights={"w": A}), *t.records]
+                for t in evidence.train.traces
+            ]
+        )  # type: ignore[union-attr]
+
+        def found(*weights: dict[str, Any]) -> Finding:
+            damaged = replace(recovered(*weights), note="cut")
+            return RULES["damaged-checkpoint-loaded"].judge(replace(evidence, train=train_, damaged=(damaged,)))
+
+        part = found({"w": A}, {"w": C})
+        assert (part.status, "1 of 2" in part.evidence) == ("fail", True)
+        assert found({"w": A}, {"w": A}).status == "pass"
+        assert found({"w": C}, {"w": C}).status == "pass"
+        assert found().status == "pass"
+
+
+class TestMoments:
+    def test_the_second_save_comes_first(self) -> None:
+        both = train(*[[saving({}, after=3)] for _ in range(2)])
+        first = moments(both, thorough=False)[0]
+        assert (first.rank, first.call, first.moment, first.steps) == (1, 2, "before-data", 7)
+        assert {m.moment for m in moments(both, thorough=True)} == {"before-data", "before-metadata"}
+
+    def test_a_script_that_writes_one_file_loses_half_of_it(self) -> None:
+        one = train([saving({}, "torch.save", after=2), saving({}, "torch.save", after=4)], [])
+        first = moments(one, thorough=False)[0]
+        assert (first.rank, first.call, first.moment, first.steps) == (0, 2, "half-file", 5)
+
+    def test_no_save_no_moment(self) -> None:
+        assert moments(train([], []), thorough=True) == []

@@ -1,0 +1,164 @@
+"""Asynchronous saves under a temporary name; a rename, a `latest` pointer and the removal of old ones come when all is written.
+
+save_args: --save-every 2 --out {checkpoint}
+resume_args: --resume {checkpoint}
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+VOCAB, SEQ, WIDTH, HEADS, LAYERS = 32, 16, 32, 4, 2
+GLOBAL_BATCH, SAMPLES, STEPS, SEED = 24, 480, 20, 0
+KEEP = 2
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        batch, seq, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, seq, WIDTH))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Embedding(SEQ, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_sequences(samples, seed=0):
+    """Token sequences where the next token is 5 * token + 3 plus one random bit, modulo the vocabulary."""
+    gen = torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
+    for _ in range(SEQ):
+        bit = torch.randint(0, 2, (samples,), generator=gen)
+        tokens.append((5 * tokens[-1] + 3 + bit) % VOCAB)
+    return torch.stack(tokens, dim=1)
+
+
+def latest_checkpoint(folder):
+    pointer = Path(folder) / "latest"
+    if not pointer.exists():
+        raise SystemExit(f"no checkpoint in {folder}")
+    return Path(folder) / pointer.read_text()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--out", default="checkpoints")
+    parser.add_argument("--resume", default=None, help="folder with step_* checkpoints")
+    return parser.parse_args()
+
+
+def state_of(model, optimizer, step):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "step": step}
+
+
+class AsyncCheckpointer:
+    """Saves in the background; a checkpoint gets its name, and `latest` points to it, when all ranks have written."""
+
+    def __init__(self, folder):
+        self.folder, self.pending, self.temporary = Path(folder), None, None
+        self.group = dist.new_group(backend="gloo")
+
+    def publish(self):
+        if self.pending is None:
+            return
+        self.pending.result()
+        self.pending = None
+        if dist.get_rank() == 0:
+            final = self.temporary.with_suffix("")
+            self.temporary.rename(final)
+            pointer = self.folder / "latest.tmp"
+            pointer.write_text(final.name)
+            pointer.replace(self.folder / "latest")
+            for old in sorted(self.folder.glob("step_??????"))[:-KEEP]:
+                shutil.rmtree(old)
+        dist.barrier()
+
+    def save(self, model, optimizer, step):
+        self.publish()
+        self.temporary = self.folder / f"step_{step:06d}.tmp"
+        if dist.get_rank() == 0:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+        dist.barrier()
+        state = state_of(model, optimizer, step)
+        self.pending = dcp.async_save(state, checkpoint_id=self.temporary, process_group=self.group)
+
+    def load(self, folder, model, optimizer):
+        state = state_of(model, optimizer, 0)
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        return state["step"]
+
+
+def main():
+    args = parse_args()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(SEED)
+    model = GPT()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    checkpointer = AsyncCheckpointer(args.out)
+    done = checkpointer.load(latest_checkpoint(args.resume), model, optimizer) if args.resume else 0
+
+    tokens = make_sequences(SAMPLES)
+    local = GLOBAL_BATCH // world
+    for step in range(done, args.steps):
+        start = step * GLOBAL_BATCH % SAMPLES + rank * local
+        batch = tokens[start : start + local]
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
+        if args.save_every and (step + 1) % args.save_every == 0:
+            checkpointer.save(model, optimizer, step + 1)
+        elif checkpointer.pending is not None and (step + 1) % args.save_every == args.save_every - 1:
+            checkpointer.publish()
+    checkpointer.publish()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

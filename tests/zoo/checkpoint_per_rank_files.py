@@ -1,0 +1,150 @@
+"""Every rank saves its own shards into a file of its own and takes them back on the same number of ranks.
+
+save_args: --save-every 3 --out {checkpoint}
+resume_args: --resume {checkpoint}
+reshard_to: ,
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+VOCAB, SEQ, WIDTH, HEADS, LAYERS = 32, 16, 32, 4, 2
+GLOBAL_BATCH, SAMPLES, STEPS, SEED = 16, 512, 20, 0
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        batch, seq, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, seq, WIDTH))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.positions = nn.Embedding(SEQ, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_sequences(samples, seed=0):
+    """Token sequences where the next token is 5 * token + 3 plus one random bit, modulo the vocabulary."""
+    gen = torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(0, VOCAB, (samples,), generator=gen)]
+    for _ in range(SEQ):
+        bit = torch.randint(0, 2, (samples,), generator=gen)
+        tokens.append((5 * tokens[-1] + 3 + bit) % VOCAB)
+    return torch.stack(tokens, dim=1)
+
+
+def latest_checkpoint(folder):
+    complete = [p.parent for p in Path(folder).glob("step_*/COMPLETE")]
+    if not complete:
+        raise SystemExit(f"no checkpoint in {folder}")
+    return max(complete, key=lambda p: p.name)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--out", default="checkpoints")
+    parser.add_argument("--resume", default=None, help="folder with step_* checkpoints")
+    return parser.parse_args()
+
+
+def warmup(step):
+    return min(1.0, (step + 1) / 8)
+
+
+def part_of(value):
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def save(path, model, optimizer, scheduler, step):
+    """Every rank writes its own shards; the file COMPLETE comes when all have done so."""
+    path.mkdir(parents=True, exist_ok=True)
+    shards = {name: part_of(param).detach() for name, param in model.named_parameters()}
+    moments = {n: {k: part_of(v) for k, v in optimizer.state[p].items()} for n, p in model.named_parameters()}
+    state = {"model": shards, "optimizer": moments, "scheduler": scheduler.state_dict(), "step": step}
+    torch.save(state, path / f"shard_rank{dist.get_rank()}.pt")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (path / "COMPLETE").touch()
+
+
+def load(path, model, optimizer, scheduler):
+    state = torch.load(path / f"shard_rank{dist.get_rank()}.pt", weights_only=True)
+    get_state_dict(model, optimizer)  # creates the state of the optimizer
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            part_of(param).copy_(state["model"][name])
+            for key, value in optimizer.state[param].items():
+                part_of(value).copy_(state["optimizer"][name][key])
+    scheduler.load_state_dict(state["scheduler"])
+    for group, rate in zip(optimizer.param_groups, state["scheduler"]["_last_lr"], strict=True):
+        group["lr"] = rate
+    return state["step"]
+
+
+def main():
+    args = parse_args()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    torch.manual_seed(SEED)
+    model = GPT()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    scheduler = LambdaLR(optimizer, warmup)
+    done = load(latest_checkpoint(args.resume), model, optimizer, scheduler) if args.resume else 0
+
+    tokens = make_sequences(SAMPLES)
+    local = GLOBAL_BATCH // world
+    for step in range(done, args.steps):
+        start = step * GLOBAL_BATCH % SAMPLES + rank * local
+        batch = tokens[start : start + local]
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        if rank == 0:
+            print(f"step {step + 1} loss {loss.item():.4f} lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
+        if args.save_every and (step + 1) % args.save_every == 0:
+            save(Path(args.out) / f"step_{step + 1:06d}", model, optimizer, scheduler, step + 1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Opens checkpoints in one process and records what is in them, in the form in which `saving.py` records what was given.
+
+The files are the ones that the run under test has just written. DCP's `.metadata` is a pickle; objects in the data files are
+read only as far as `weights_only=True` reads them.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from .recorder import Recorder
+from .saving import entries, entry
+
+LIMIT = 8 << 30  # bytes of one checkpoint that are opened
+
+
+def open_all(paths: list[str], recorder: Recorder) -> int:
+    """Record what is in every checkpoint; returns the exit code 0."""
+    for path in paths:
+        told: dict[str, Any] = {"path": path, "format": "missing", "error": None, "entries": {}, "missing_files": []}
+        try:
+            told |= _opened(Path(path))
+        except Exception as error:
+            told |= {"error": f"{type(error).__name__}: {error}"[:300]}
+        recorder.write("opened", **told)
+    recorder.write("end", how="return", code=0)
+    return 0
+
+
+def _opened(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        if not (path / ".metadata").is_file():
+            return {"format": "dcp", "error": "the folder holds no .metadata"}
+        return {"format": "dcp", **_dcp(path)}
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > LIMIT:
+        return {"format": "torch", "error": f"larger than {LIMIT} bytes"}
+    return {"format": "torch", "entries": entries(torch.load(path, map_location="cpu", weights_only=True))}
+
+
+def _dcp(path: Path) -> dict[str, Any]:
+    metadata = FileSystemReader(path).read_metadata()
+    stored = {getattr(info, "relative_path", "") for info in (metadata.storage_data or {}).values()}
+    lost = sorted(name for name in stored if name and not (path / name).is_file())
+    if lost:
+        return {"missing_files": lost, "error": f"{len(lost)} of {len(stored)} files of the metadata are not there"}
+    whole: dict[str, Any] = {}
+    size = 0
+    for key, item in metadata.state_dict_metadata.items():
+        if isinstance(item, TensorStorageMetadata):
+            size += item.size.numel() * item.properties.dtype.itemsize
+            whole[key] = item
+    if size > LIMIT:
+        return {"error": f"larger than {LIMIT} bytes"}
+    state: dict[str, Any] = {k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()}
+    state |= dict.fromkeys((key for key in metadata.state_dict_metadata if key not in whole), None)
+    planner = _Reader()
+    load(state, storage_reader=FileSystemReader(path), planner=planner, no_dist=True)
+    return {"entries": {**{key: entry(state[key]) for key in whole}, **planner.objects}}
+
+
+class _Reader(DefaultLoadPlanner):
+    """Takes tensors as they are, and objects only as far as they are plain data."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.objects: dict[str, dict[str, Any]] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        try:
+            found = torch.load(value, weights_only=True)
+        except Exception:
+            self.objects[read_item.dest_index.fqn] = {"kind": "object", "value": "not plain data"}
+        else:
+            self.objects[read_item.dest_index.fqn] = entry(found)
