@@ -1,6 +1,7 @@
 """Rows of a batch are hashed however many tensors the model takes."""
 
 import torch
+
 from verified_fsdp2.verifier.probe.sketch import row_hashes
 
 
