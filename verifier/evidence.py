@@ -62,12 +62,16 @@ class Evidence:
         return found
 
     def saved_after(self) -> int | None:
-        """The last step of the train run after which it saved and after which it still made a step."""
+        """The last step of the train run after which it saved and after which it still made a step.
+
+        In a script that saves through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint.
+        """
         if self.train is None:
             return None
-        saves = [r["after_step"] for r in self.train.places("checkpoint") if r["op"] in SAVES]
-        usable = [step for step in saves if 0 < step < self.train.steps()]
-        return max(usable, default=None)
+        saves = [(r["op"], r["after_step"]) for r in self.train.places("checkpoint") if r["op"] in SAVES]
+        usable = [(op, step) for op, step in saves if 0 < step < self.train.steps()]
+        whole = [step for op, step in usable if op != "torch.save"]
+        return max(whole or [step for _, step in usable], default=None)
 
     def line_of(self, run: Run | None, kind: str, last: bool = False, **match: object) -> Record | None:
         """The user's line of the first (or last) record of a kind in a run, e.g. `line_of(train, "shard")`."""

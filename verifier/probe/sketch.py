@@ -49,7 +49,7 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
         bits = flat.to(torch.float64).view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
         index = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
         # Equal at every length: a row's hash must not depend on how rows are grouped into batches.
-        mixed = (bits + (number + 1) * _SALT) * _hash(index, number)
+        mixed = (bits + _signed((number + 1) * _SALT)) * _hash(index, number)
         part = (mixed ^ (mixed >> 31)).sum(dim=1)
         total = part if total is None else total + part
     return [] if total is None else total.tolist()
@@ -87,3 +87,8 @@ def _hash(index: torch.Tensor, salt: int) -> torch.Tensor:
     mixed = (index + (salt + 1) * 0x5851F42D) * _MULTIPLY
     mixed = (mixed ^ (mixed >> 29)) * _MIX
     return mixed ^ (mixed >> 32)
+
+
+def _signed(number: int) -> int:
+    """The number modulo 2**64, as int64 would hold it."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,1 @@
+"""Trainer, callbacks, registry: the parts that do not know what is trained."""

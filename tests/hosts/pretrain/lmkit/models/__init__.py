@@ -1,0 +1,5 @@
+"""Models by name."""
+
+from .llama import Transformer
+
+__all__ = ["Transformer"]
