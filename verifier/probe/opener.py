@@ -6,7 +6,11 @@ read only as far as `weights_only=True` reads them.
 
 from __future__ import annotations
 
+import argparse
+import collections
 import io
+import pathlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,8 @@ def _opened(path: Path) -> dict[str, Any]:
         return {}
     if path.stat().st_size > LIMIT:
         return {"format": "torch", "error": f"larger than {LIMIT} bytes"}
-    return {"format": "torch", "entries": entries(torch.load(path, map_location="cpu", weights_only=True))}
+    with torch.serialization.safe_globals(_plain_types()):
+        return {"format": "torch", "entries": entries(torch.load(path, map_location="cpu", weights_only=True))}
 
 
 def _dcp(path: Path) -> dict[str, Any]:
@@ -67,6 +72,16 @@ def _dcp(path: Path) -> dict[str, Any]:
     planner = _Reader()
     load(state, storage_reader=FileSystemReader(path), planner=planner, no_dist=True)
     return {"entries": {**{key: entry(state[key]) for key in whole}, **planner.objects}}
+
+
+def _plain_types() -> list[Any]:
+    """Types without behaviour that scripts put into checkpoints: parsed arguments, paths, the arrays of a generator state."""
+    types: list[Any] = [argparse.Namespace, pathlib.PosixPath, collections.Counter, collections.deque]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        arrays = (numpy.empty(0, dtype) for dtype in ("uint32", "uint8", "int64", "float32", "float64"))
+        types += [numpy.ndarray, numpy.dtype, *{type(array.dtype) for array in arrays}]
+        types += [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0], numpy.float64]
+    return types
 
 
 class _Reader(DefaultLoadPlanner):

@@ -86,7 +86,7 @@ def _compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], not
         path = final_path(run, save)
         kept = last.setdefault(path, [])
         last[path] = [*(s for s in kept if s.after == save.after), save]
-    last = {path: saves for path, saves in last.items() if any(map(wanted, saves))}
+    last = {path: saves for path, saves in last.items() if any(map(wanted, saves)) and given(saves)}
     if not last:
         return rule.passed(nothing if all_saves(run) else NOTHING)
     found = {record["path"]: record for record in opened(evidence)}
