@@ -16,7 +16,6 @@ import torch.distributed.checkpoint.state_dict as dsd
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from . import grouplib, torchlib
 from .measures import class_name, shard_digest
@@ -25,7 +24,23 @@ from .session import Session
 
 _REDUCTIONS = 256  # reductions that lack a gradient which are recorded
 _FLAGS = 32
+_VIEWS = 4096
+_MARK = "_seen_by_fully_shard"
 _JOINED = 256
+
+
+def _quiet(heard: Callable[..., None]) -> Callable[..., None]:
+    """`heard`, whose own errors are recorded and do not reach the script."""
+
+    @functools.wraps(heard)
+    def tried(self: Listener, *args: Any) -> None:
+        try:
+            with torch.no_grad():
+                heard(self, *args)
+        except Exception as error:
+            self.session.recorder.write("unheard", what=heard.__name__, error=f"{type(error).__name__}: {error}")
+
+    return tried
 
 
 class Listener:
@@ -33,7 +48,9 @@ class Listener:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.owners: Any = WeakIdKeyDictionary()  # parameter -> [(module, name, line)] at the time of sharding
+        self.owners: dict[
+            int, list[tuple[Any, str, Any]]
+        ] = {}  # mark -> [(module, name, line)] at the time of sharding
         self.sharded: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.known: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self.ties: list[list[tuple[Any, str, Any]]] = []
@@ -46,6 +63,7 @@ class Listener:
 
     # -- wrapping -----------------------------------------------------------------------------------------------------
 
+    @_quiet
     def wrapped(self, modules: list[nn.Module], options: dict[str, Any]) -> None:
         """`fully_shard` is about to be applied."""
         line = self.session.recorder.here()
@@ -66,8 +84,16 @@ class Listener:
                 for name, param in owner._parameters.items():
                     if param is None or id(param) in ignored or (id(owner), name) in managed:
                         continue
-                    self.owners.setdefault(param, []).append((weakref.ref(owner), name, line))
+                    self.owners.setdefault(self._mark(param), []).append((weakref.ref(owner), name, line))
         self._find_ties()
+
+    def _mark(self, param: torch.Tensor) -> int:
+        """A number that this object alone has: ids come back, and a weak reference would forbid `swap_tensors`."""
+        mark: int | None = getattr(param, _MARK, None)
+        if mark is None:
+            mark = len(self.owners) + 1
+            setattr(param, _MARK, mark)
+        return mark
 
     def _find_ties(self) -> None:
         for owners in self.owners.values():
@@ -76,6 +102,7 @@ class Listener:
                 self.ties = [tie for tie in self.ties if not _places(tie) < set(places)]
                 self.ties.append(list(places.values()))
 
+    @_quiet
     def adopted(self, root: nn.Module) -> None:
         """A root is called for the first time: what of it was tied, and what came after it was sharded."""
         names = {id(module): name for name, module in root.named_modules()}
@@ -115,9 +142,10 @@ class Listener:
 
     # -- groups that stay unsharded -----------------------------------------------------------------------------------
 
-    def called(self, module: nn.Module) -> None:
+    @_quiet
+    def called(self, module: nn.Module, evaluating: bool) -> None:
         """A root is called: any group that an optimizer step has left behind is used with the old weights now."""
-        if not torch.is_grad_enabled():
+        if evaluating:
             self.evaluated = self.session.recorder.here()
         behind = [name for name, group in torchlib.groups(module) if group in self.stale and group.is_unsharded]
         for _, group in torchlib.groups(module):
@@ -131,6 +159,7 @@ class Listener:
                 at_line=self.session.recorder.here(),
             )
 
+    @_quiet
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step: which groups are unsharded, and which hold a gradient that was not all-reduced."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -146,6 +175,7 @@ class Listener:
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
+    @_quiet
     def reducing(self, group: Any) -> None:
         """A group is about to reduce its gradients; written if a parameter of it brings none."""
         if (
@@ -167,6 +197,7 @@ class Listener:
             at_line=self.session.recorder.here(),
         )
 
+    @_quiet
     def flagged(self, value: bool) -> None:
         """`set_requires_all_reduce` was called; the first calls are recorded."""
         self.flags += 1
@@ -176,13 +207,15 @@ class Listener:
 
     # -- views --------------------------------------------------------------------------------------------------------
 
+    @_quiet
     def returned(self, state: Any, output: Any) -> None:
         """A wrapped module returns; outputs that are views are remembered with their version."""
         for tensor in torchlib.leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor._base is not None:
+            if isinstance(tensor, torch.Tensor) and _is_view(tensor) and len(self.views) < _VIEWS:
                 line = self.session.recorder.here()
                 self.views.append((weakref.ref(tensor), tensor._version, grouplib.modules_of(state), line))
 
+    @_quiet
     def backward_begins(self) -> None:
         """Views that were changed in place since their module returned them."""
         changed = [(cls, line) for ref, version, cls, line in self.views if _changed(ref(), version)]
@@ -214,7 +247,7 @@ def _listen_to_session(session: Session, listener: Listener) -> None:
 
     def called(module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
         if not session.stand_in and not session.in_backward:
-            listener.called(module)
+            listener.called(module, not torch.is_grad_enabled())
         if not listener.foreign and any(torchlib.layout(v, 0)["sharded"] for v in arguments()):
             listener.foreign = True
             session.recorder.write("sharded_input", at_line=session.recorder.here())
@@ -313,6 +346,10 @@ def _listen_to_from_local(session: Session) -> None:
 
 def _places(tie: list[tuple[Any, str, Any]]) -> set[tuple[int, str]]:
     return {(id(ref()), name) for ref, name, _ in tie}
+
+
+def _is_view(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and tensor._base is not None
 
 
 def _moves(param: torch.Tensor, held: set[int]) -> bool:

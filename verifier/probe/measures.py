@@ -46,6 +46,8 @@ def shard_digest(part: torch.Tensor) -> str | None:
     None if it is small, or if its rows are all alike, so that equality says nothing.
     """
     rows = part.detach()
+    if rows.device.type == "meta" or rows.layout != torch.strided or rows.numel() == 0:
+        return None
     rows = rows[: max(2, _DIGESTED * rows.shape[0] // rows.numel())] if rows.numel() > _DIGESTED else rows
     if rows.numel() < 8 or rows.dim() == 0 or rows.shape[0] < 2 or bool((rows == rows[:1]).all()):
         return None
