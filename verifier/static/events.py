@@ -101,6 +101,8 @@ class Trace:
         self.rank_uses: list[ast.AST] = []  # where a rank goes into anything but a condition or an output
         self.by_op: dict[str, list[Event]] = {}
         self.by_method: dict[str, list[Event]] = {}
+        self.is_module: Callable[[Value], bool] = lambda value: False
+        self.external_bases: Callable[[Any], list[str]] = lambda info: []
 
     def add(self, event: Event) -> None:
         """Append an event."""

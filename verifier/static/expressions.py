@@ -49,6 +49,7 @@ class Expressions:
     def __init__(self, project: Project, whole: bool, budget: int) -> None:
         self.project = project
         self.trace = Trace(project, whole)
+        self.trace.is_module, self.trace.external_bases = self.is_module, self.external_bases
         self.budget = budget
         self.guards: tuple[Guard, ...] = ()
         self.loops: tuple[ast.AST, ...] = ()
