@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -19,4 +18,6 @@ def log(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """Write one JSON document to stdout."""
+    import json
+
     say(json.dumps(value, indent=2))

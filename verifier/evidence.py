@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .finding import Hit
+from .static.suppress import Suppression
 from .trace import Record, Run
 
 
@@ -28,6 +29,7 @@ class Evidence:
     missing: dict[str, str] = field(default_factory=dict)
     sources: tuple[Path, ...] = ()
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
+    suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
     @property
     def runs(self) -> list[Run]:

@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
-from . import checkpoint, clipping, data, gradients, hang, init, optimizer, parity, precision, traffic, wrapping
+from . import (
+    checkpoint,
+    clipping,
+    compiling,
+    data,
+    device,
+    gradients,
+    hang,
+    init,
+    optimizer,
+    parity,
+    precision,
+    source,
+    traffic,
+    wrapping,
+)
 from .base import Rule
 
-FAMILIES = (wrapping, init, optimizer, precision, data, gradients, clipping, checkpoint, traffic, hang, parity)
+FAMILIES = (
+    wrapping,
+    compiling,
+    device,
+    init,
+    optimizer,
+    precision,
+    data,
+    gradients,
+    clipping,
+    checkpoint,
+    traffic,
+    hang,
+    parity,
+    source,  # last: what is ignored for nothing is known when all others have judged
+)
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

@@ -64,7 +64,10 @@ class Calls(Expressions):
     ) -> Value:
         """Call a value."""
         if callee.kind == "either":
-            return either([self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]])
+            saved, self.forked = self.forked, True
+            value = either([self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]])
+            self.forked = saved
+            return value
         if callee.kind == "def":
             return self.call_function(callee, args, kwargs, node)
         if callee.kind == "class":
@@ -96,7 +99,7 @@ class Calls(Expressions):
 
     def _event(self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool) -> Event:
         event = self.emit(op, node, args=args)
-        event.kwargs, event.open = kwargs, is_open
+        event.kwargs, event.open, event.forked = kwargs, is_open, self.forked
         return event
 
     def _made(self, event: Event, name: str) -> Value:

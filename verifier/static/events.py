@@ -31,7 +31,7 @@ class Event:
     """One call or store. `op` is the canonical name of an external function, or one of the words above, or "" for a method."""
 
     __slots__ = ("args", "caught", "discarded", "function", "guards", "index", "kwargs", "loops", "method", "module")
-    __slots__ += ("node", "on", "op", "open", "result", "withs")
+    __slots__ += ("forked", "node", "on", "op", "open", "result", "withs")
 
     def __init__(self, index: int, op: str, node: ast.AST, module: Module, function: str) -> None:
         self.index, self.op, self.node, self.module, self.function = index, op, node, module, function
@@ -45,6 +45,7 @@ class Event:
         self.withs: tuple[Value, ...] = ()
         self.caught = False
         self.discarded = False
+        self.forked = False  # it is one of several things that the called value may be
         self.result: Value = Value("unknown")
 
     def arg(self, position: int, name: str) -> Value | None:

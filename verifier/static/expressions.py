@@ -55,6 +55,7 @@ class Expressions:
         self.loops: tuple[ast.AST, ...] = ()
         self.withs: tuple[Value, ...] = ()
         self.caught = 0
+        self.forked = False
         self.depth = 0
         self.stack: list[ast.AST] = []
         self.external: dict[str, Value] = {}

@@ -26,9 +26,11 @@ class Seen:
         return found
 
 
-def look(scripts: Iterable[Path], only: Collection[str] | None = None) -> Seen:
-    """What the detectors see, each fault once. `only`: the rules that are looked for; None for all."""
-    parsed: dict[Path, Module | None] = {}
+def look(
+    scripts: Iterable[Path], only: Collection[str] | None = None, parsed: dict[Path, Module | None] | None = None
+) -> Seen:
+    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that are read already."""
+    parsed = {} if parsed is None else parsed
     found: dict[tuple[str, str, int], Hit] = {}
     modules: dict[Path, Module] = {}
     for script in scripts:

@@ -6,6 +6,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+
 # Old and private paths of what is public today; the longest match counts. Short prefixes are what the detectors compare with.
 _CANONICAL = {
     "torch.distributed._composable.fsdp": "fsdp",
@@ -70,6 +72,23 @@ class ClassInfo:
         self.fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
 
 
+def parse(path: Path) -> Module:
+    """The parsed file. Raises UserError, with the place, if it cannot be read as Python."""
+    try:
+        data = path.read_bytes()
+        tree = ast.parse(data, filename=str(path))
+    except SyntaxError as error:
+        place = f"{path}:{error.lineno or 1}:{error.offset or 1}"
+        raise UserError(f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()[:200]}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{path}:1:1: nested too deeply for Python itself to read") from None
+    except ValueError as error:
+        raise UserError(f"{path}:1:1: this is not Python: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return Module(path, data.decode("utf-8-sig", errors="replace"), tree)
+
+
 class Module:
     """One parsed file."""
 
@@ -97,9 +116,8 @@ class Project:
         """The parsed file, or None if it cannot be read as Python."""
         if path not in self.parsed:
             try:
-                source = path.read_text(encoding="utf-8-sig")
-                self.parsed[path] = Module(path, source, ast.parse(source))
-            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                self.parsed[path] = parse(path)
+            except UserError:
                 self.parsed[path] = None
         module = self.parsed[path]
         if module is not None and module not in self.modules:

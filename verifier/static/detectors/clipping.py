@@ -37,7 +37,7 @@ def grad_norm_item_partial(trace: Trace) -> Iterator[Hit]:
     items: list[tuple[Event, Value]] = [(e, e.on) for e in trace.methods("item") if e.on is not None]
     items += [(e, e.args[0]) for e in trace.ops("builtins.float") if e.args]
     for event, value in items:
-        if not _plain_chain(value) or not _gradient(trace, value, event) or shared(value):
+        if event.forked or not _plain_chain(value) or not _gradient(trace, value, event) or shared(value):
             continue
         if _names(value) & set(_LOCAL) or event.result in reduced or trace.partial:
             continue
