@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
-from .output import log
+from .output import Help, log
 
 COMMANDS = ("new", "lint", "verify", "spec", "explain", "doctor")
 EPILOG = """\
@@ -70,7 +70,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         prog="fsdp2",
         description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"verified-fsdp2 {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

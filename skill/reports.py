@@ -27,7 +27,9 @@ def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
     return found
 
 
-def write_reports(reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]) -> None:
+def write_reports(
+    reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
+) -> None:
     """Render and write each report."""
     for name, path in reports:
         text = renderers[name](verdict)

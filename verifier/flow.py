@@ -218,7 +218,7 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
 
     A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
     """
-    findings = []
+    findings: list[Finding] = []
     for name in chosen:
         started = time.monotonic()
         rule = RULES[name]

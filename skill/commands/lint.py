@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from ...verifier.errors import FAIL, PASS
+from ..output import Help
 from ..reports import wanted_reports, write_reports
 
 EPILOG = """\
@@ -29,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="look for faults in the sources alone, in milliseconds",
         description="Look for FSDP2 faults in Python sources: no torch, no run.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a file, or a folder with all below it")
     parser.add_argument(
@@ -51,9 +52,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Look, write the reports, return 0 or 1."""
+    import gc
+
     from ...verifier.report import json_report, lint_text
     from ...verifier.static.verdict import lint
 
+    gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
     renderers = {"text": lint_text.render, "json": json_report.render}
     reports = wanted_reports(options.report, options.json, renderers)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 from .events import CALL, NEW, SHARD, STORE, Event
-from .expressions import Expressions, Frame, mesh_rank
+from .expressions import Expressions, mesh_rank
+from .names import Frame
 from .project import ClassInfo
 from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, derived, either
 
@@ -22,12 +23,45 @@ SYNCS = {
     "dist.all_gather_into_tensor": 0,
     "dist.reduce": 0,
 }
-SAME_MODULE = ("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_", "to_empty", "apply")
+SAME_MODULE = (
+    "to",
+    "cuda",
+    "cpu",
+    "train",
+    "eval",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "requires_grad_",
+    "to_empty",
+    "apply",
+)
 GROWS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "add_module", "register_module")
 LAUNCHERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 STARTERS = ("asyncio.run", "fire.Fire", "typer.run", "tyro.cli", "jsonargparse.CLI", "absl.app.run")
-COMPUTES = ("builtins.", "os.", "pathlib.", "math.", "torch.", "F.", "str.", "json.", "random.", "numpy.", "time.", "datetime.")
-PLAIN = ("builtins.print", "builtins.isinstance", "builtins.len", "torch.cuda.set_device", "torch.device", "builtins.str")
+COMPUTES = (
+    "builtins.",
+    "os.",
+    "pathlib.",
+    "math.",
+    "torch.",
+    "F.",
+    "str.",
+    "json.",
+    "random.",
+    "numpy.",
+    "time.",
+    "datetime.",
+)
+PLAIN = (
+    "builtins.print",
+    "builtins.isinstance",
+    "builtins.len",
+    "torch.cuda.set_device",
+    "torch.device",
+    "builtins.str",
+)
 
 
 class Calls(Expressions):
@@ -132,7 +166,10 @@ class Calls(Expressions):
             return self.attribute(args[0], args[1].const, event.node)
         if op == "builtins.setattr" and len(args) > 2 and isinstance(args[1].const, str):
             self.store(args[0], args[1].const, args[2], event.node)
-        if op in ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.dict") and first is not None:
+        if (
+            op in ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.dict")
+            and first is not None
+        ):
             if first.kind in ("list", "tuple", "dict") and op != "builtins.dict":
                 return Value("list", first.name, first.parts)
             inside = self.element(first) if first.kind != "dict" else None
@@ -183,7 +220,13 @@ class Calls(Expressions):
                 return on
         if name in GROWS and on.kind in ("list", "dict", "made", "attr"):
             self._grow(event)
-        if name == "get" and on.kind == "dict" and args and args[0].kind == "const" and f"[{args[0].const}]" in on.attrs:
+        if (
+            name == "get"
+            and on.kind == "dict"
+            and args
+            and args[0].kind == "const"
+            and f"[{args[0].const}]" in on.attrs
+        ):
             return on.attrs[f"[{args[0].const}]"]
         value = self._made(event, name)
         value.parts = [on, *value.parts]
@@ -223,7 +266,13 @@ class Calls(Expressions):
         after = line[names.index(current) + 1 :] if current in names else line[1:]
         for info in after:
             if event.method in info.methods:
-                bound = Value("def", f"{info.name}.{event.method}", const=owner, node=info.methods[event.method], home=(info.home, None))
+                bound = Value(
+                    "def",
+                    f"{info.name}.{event.method}",
+                    const=owner,
+                    node=info.methods[event.method],
+                    home=(info.home, None),
+                )
                 return self.call_function(bound, event.args, event.kwargs, event.node)
         return self._made(event, event.method)
 

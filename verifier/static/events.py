@@ -30,8 +30,25 @@ class Guard:
 class Event:
     """One call or store. `op` is the canonical name of an external function, or one of the words above, or "" for a method."""
 
-    __slots__ = ("args", "caught", "discarded", "function", "guards", "index", "kwargs", "loops", "method", "module")
-    __slots__ += ("forked", "node", "on", "op", "open", "result", "withs")
+    __slots__ = (
+        "args",
+        "caught",
+        "discarded",
+        "forked",
+        "function",
+        "guards",
+        "index",
+        "kwargs",
+        "loops",
+        "method",
+        "module",
+        "node",
+        "on",
+        "op",
+        "open",
+        "result",
+        "withs",
+    )
 
     def __init__(self, index: int, op: str, node: ast.AST, module: Module, function: str) -> None:
         self.index, self.op, self.node, self.module, self.function = index, op, node, module, function
@@ -128,6 +145,11 @@ class Trace:
         return self.ops(*(name for name in self.by_op if test(name)))
 
     @property
+    def distributed(self) -> bool:
+        """Whether anything of torch's distributed packages is called, or a name that comes from them."""
+        return any(name.startswith(_DISTRIBUTED) for name in self.by_op) or any(m in self.by_method for m in _METHODS)
+
+    @property
     def certain(self) -> bool:
         """Whether what was not seen does not happen."""
         return self.whole and not self.partial
@@ -202,7 +224,22 @@ def hit_at(rule: str, told: str, module: Module, line: int, function: str) -> Hi
     return Hit(rule, told, place)
 
 
-_HARMLESS = ("builtins.", "torch.", "dist.", "dcp.", "dsd.", "fsdp.", "tensor.", "data.", "F.", "ac.", "tp.", "logging.")
+_DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")
+_METHODS = ("full_tensor", "to_local", "set_requires_gradient_sync", "set_requires_all_reduce")
+_HARMLESS = (
+    "builtins.",
+    "torch.",
+    "dist.",
+    "dcp.",
+    "dsd.",
+    "fsdp.",
+    "tensor.",
+    "data.",
+    "F.",
+    "ac.",
+    "tp.",
+    "logging.",
+)
 
 
 def harmless(event: Event) -> bool:
@@ -221,7 +258,9 @@ def is_optimizer(name: str) -> bool:
 
 def _inherits_optimizer(value: Value) -> bool:
     names = (ast.unparse(base).rpartition(".")[2] for base in value.cls.bases)
-    return any(name == "Optimizer" or is_optimizer(f"torch.optim.{name}") and name.startswith("Ada") for name in names)
+    return any(
+        name == "Optimizer" or (is_optimizer(f"torch.optim.{name}") and name.startswith("Ada")) for name in names
+    )
 
 
 def models_of(event: Event) -> list[Value]:

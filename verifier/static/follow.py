@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .calls import Calls, free
 from .events import ITERATE, Event, Guard, Trace
-from .expressions import Frame
+from .names import Frame
 from .project import ClassInfo, Module, Project
 from .values import Value, choices, const, either
 
@@ -54,11 +54,9 @@ class Follower(Calls):
     def entry(self, module: Module, function: Value) -> None:
         """Follow one function with parameters that are not known."""
         self.frame = Frame(module, "<module>")
-        bound: list[Value] = []
         if isinstance(function.const, ClassInfo):
             holder = Value("object", function.const.name)
             holder.cls = function.const
-            bound = [holder]
             function = Value("def", function.name, const=holder, node=function.node, home=function.home)
         try:
             self.call_function(function, [], {}, function.node or ast.Pass())
@@ -361,7 +359,9 @@ class Follower(Calls):
                 self.frame.names.update({k: v for k, v in module.names.items() if not k.startswith("_")})
             elif module is not None and alias.name in module.names:
                 self.frame.names[name] = module.names[alias.name]
-            elif (below := self.project.find(f"{dotted}.{alias.name}".strip("."), self.frame.module.path, node.level)) is not None:
+            elif (
+                below := self.project.find(f"{dotted}.{alias.name}".strip("."), self.frame.module.path, node.level)
+            ) is not None:
                 self.load(below)
                 self.frame.names[name] = Value("file", alias.name, home=below)
             elif module is not None:

@@ -36,6 +36,8 @@ def look(
     for script in scripts:
         project = Project(script, parsed)
         for trace in follow(project):
+            if not trace.distributed:
+                continue
             for rule, detectors in DETECTORS.items():
                 if only is None or rule in only:
                     for hit in (hit for detector in detectors for hit in detector(trace)):

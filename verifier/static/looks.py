@@ -10,8 +10,26 @@ from .values import Value, choices, reach
 
 LOW = ("torch.bfloat16", "torch.float16", "torch.half")
 FULL = ("torch.float32", "torch.float", "torch.float64", "torch.double")
-_WITH_PARAMETERS = ("Linear", "Bilinear", "Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm", "MultiheadAttention")
-_WITH_PARAMETERS += ("LSTM", "GRU", "RNN", "Parameter", "PReLU", "Transformer", "TransformerEncoder", "TransformerDecoder")
+_WITH_PARAMETERS: tuple[str, ...] = (
+    "Linear",
+    "Bilinear",
+    "Embedding",
+    "EmbeddingBag",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "MultiheadAttention",
+)
+_WITH_PARAMETERS += (
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Parameter",
+    "PReLU",
+    "Transformer",
+    "TransformerEncoder",
+    "TransformerDecoder",
+)
 _WITH_PARAMETERS += ("TransformerEncoderLayer", "TransformerDecoderLayer")
 
 

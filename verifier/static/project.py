@@ -69,7 +69,9 @@ class ClassInfo:
         self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {
             item.name: item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
         }
-        self.fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+        self.fields = [
+            item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        ]
 
 
 def parse(path: Path) -> Module:

@@ -24,8 +24,22 @@ class Value:
     (a parameter that nobody gives), unknown.
     """
 
-    __slots__ = ("attrs", "cls", "const", "event", "home", "key", "kind", "local", "name", "node", "owner", "parts")
-    __slots__ += ("rank", "synced")
+    __slots__ = (
+        "attrs",
+        "cls",
+        "const",
+        "event",
+        "home",
+        "key",
+        "kind",
+        "local",
+        "name",
+        "node",
+        "owner",
+        "parts",
+        "rank",
+        "synced",
+    )
 
     def __init__(
         self,
@@ -61,7 +75,9 @@ def either(values: Iterable[Value]) -> Value:
     flat: list[Value] = []
     for value in values:
         for part in value.parts if value.kind == "either" else (value,):
-            if not any(part is seen or (part.kind == seen.kind == "const" and part.const == seen.const) for seen in flat):
+            if not any(
+                part is seen or (part.kind == seen.kind == "const" and part.const == seen.const) for seen in flat
+            ):
                 flat.append(part)
     if len(flat) == 1:
         return flat[0]
@@ -109,7 +125,10 @@ def reach(value: Value, limit: int = 300) -> Iterator[Value]:
     while queue and len(seen) < limit:
         current = queue.pop(0)
         yield current
-        more = [*current.parts, *([current.owner] if current.owner is not None and current.kind in ("attr", "item") else [])]
+        more = [
+            *current.parts,
+            *([current.owner] if current.owner is not None and current.kind in ("attr", "item") else []),
+        ]
         for part in more:
             if id(part) not in seen:
                 seen.add(id(part))

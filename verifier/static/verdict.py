@@ -48,7 +48,15 @@ def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) ->
     return _verdict(target, findings, started)
 
 
-_NOTHING_IS_RUN = {"nproc": 0, "reshard_to": [], "steps": 0, "args": "", "save_args": "", "resume_args": "", "single_args": ""}
+_NOTHING_IS_RUN = {
+    "nproc": 0,
+    "reshard_to": [],
+    "steps": 0,
+    "args": "",
+    "save_args": "",
+    "resume_args": "",
+    "single_args": "",
+}
 
 
 def _verdict(target: dict[str, Any], findings: list[Finding], started: float) -> Verdict:
@@ -121,7 +129,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         here = Path(place)
         folders[:] = sorted(
-            n for n in folders if not n.startswith(".") and n not in _LEFT_OUT and not (here / n / "pyvenv.cfg").is_file()
+            n
+            for n in folders
+            if not n.startswith(".") and n not in _LEFT_OUT and not (here / n / "pyvenv.cfg").is_file()
         )
         yield from (here / name for name in sorted(names) if name.endswith(".py") and not name.startswith("."))
 

@@ -63,7 +63,10 @@ def load_without_set(trace: Trace) -> Iterator[Hit]:
 
 
 def _sets_model(event: Event, state: Value) -> bool:
-    sets = event.op in ("dsd.set_model_state_dict", "dsd.set_state_dict") or event.method in ("load_state_dict", "copy_")
+    sets = event.op in ("dsd.set_model_state_dict", "dsd.set_state_dict") or event.method in (
+        "load_state_dict",
+        "copy_",
+    )
     if event.method == "load_state_dict" and event.on is not None and event.on.name.startswith("torch.optim"):
         return False
     return sets
@@ -79,7 +82,9 @@ def optim_template_empty(trace: Trace) -> Iterator[Hit]:
                 continue
             made = [o for o, _ in trace.optimizers if o.result in choices(part.event.on)]
             plain = [o for o in made if o.op.startswith("torch.optim.") and not _stateless(o)]
-            filled = any(e.index < event.index for e in steps) or any(e.index < event.index for e in trace.ops(*GETTERS[1:], *SETTERS[1:]))
+            filled = any(e.index < event.index for e in steps) or any(
+                e.index < event.index for e in trace.ops(*GETTERS[1:], *SETTERS[1:])
+            )
             if plain and not filled:
                 told = f"{text(part.event.node)} of an optimizer that has made no step is empty: dcp.load restores nothing of it"
                 yield trace.hit("optim-template-empty", told, part.event)
@@ -118,17 +123,27 @@ def local_shard_export(trace: Trace) -> Iterator[Hit]:
             if model is None or made is None or trace.managed_by(model, made) is None:
                 continue
             if not shared(event.args[0]):
-                told = f"{text(event.node)} on one rank writes that rank's shards only: {text(made.node)} holds DTensors"
+                told = (
+                    f"{text(event.node)} on one rank writes that rank's shards only: {text(made.node)} holds DTensors"
+                )
                 yield trace.hit("local-shard-export", told, event)
                 break
 
 
-_RANDOM = ("torch.get_rng_state", "torch.random.get_rng_state", "torch.cuda.get_rng_state", "random.getstate", "numpy.random.get_state")
+_RANDOM = (
+    "torch.get_rng_state",
+    "torch.random.get_rng_state",
+    "torch.cuda.get_rng_state",
+    "random.getstate",
+    "numpy.random.get_state",
+)
 
 
 @detector("per-rank-state-deduplicated")
 def per_rank_state(trace: Trace) -> Iterator[Hit]:
-    seeded = [e for e in trace.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed") if e.args and e.args[0].rank]
+    seeded = [
+        e for e in trace.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed") if e.args and e.args[0].rank
+    ]
     if not seeded:
         return
     for event in trace.ops(*SAVES):
@@ -141,7 +156,15 @@ def per_rank_state(trace: Trace) -> Iterator[Hit]:
                 yield trace.hit("per-rank-state-deduplicated", told, item.event)
 
 
-_VARIES = ("time.time", "time.time_ns", "uuid.uuid4", "uuid.uuid1", "datetime.datetime.now", "tempfile.mkdtemp", "os.getpid")
+_VARIES = (
+    "time.time",
+    "time.time_ns",
+    "uuid.uuid4",
+    "uuid.uuid1",
+    "datetime.datetime.now",
+    "tempfile.mkdtemp",
+    "os.getpid",
+)
 
 
 @detector("rank-dependent-checkpoint-path")
@@ -152,11 +175,17 @@ def rank_dependent_path(trace: Trace) -> Iterator[Hit]:
         writer = event.kwargs.get("storage_writer")
         made = made_by(writer, "dcp.FileSystemWriter") if writer is not None else None
         path = made.arg(0, "path") if made is not None else event.kwargs.get("checkpoint_id")
-        if path is None or "process_group" in event.kwargs and path.rank != GLOBAL:
+        if path is None or ("process_group" in event.kwargs and path.rank != GLOBAL):
             continue
         varies = next((p for p in reach(path) if p.kind == "made" and p.name in _VARIES), None)
         if (path.rank == GLOBAL or varies is not None) and not shared(path):
-            what = "holds the rank" if path.rank == GLOBAL else f"holds {text(varies.node)}" if varies and varies.node else "varies"
+            what = (
+                "holds the rank"
+                if path.rank == GLOBAL
+                else f"holds {text(varies.node)}"
+                if varies and varies.node
+                else "varies"
+            )
             told = f"the path of the checkpoint {what}: every rank writes into a folder of its own"
             yield trace.hit("rank-dependent-checkpoint-path", told, event)
 
@@ -217,7 +246,9 @@ def wrapper_prefix_keys(trace: Trace) -> Iterator[Hit]:
             wrapped = compiled.get(id(made.on)) if made is not None else None
             if made is None or wrapped is None or names_in(trace, "_orig_mod"):
                 continue
-            plain = any(model is wrapped.args[0] for model in loads) and not any(id(model) in compiled for model in loads)
+            plain = any(model is wrapped.args[0] for model in loads) and not any(
+                id(model) in compiled for model in loads
+            )
             if plain:
                 told = f"{text(made.node)} of a compiled model has keys with the prefix `_orig_mod.`; it is loaded into the plain one"
                 yield trace.hit("wrapper-prefix-keys", told, made)

@@ -41,7 +41,9 @@ def grad_norm_item_partial(trace: Trace) -> Iterator[Hit]:
             continue
         if _names(value) & set(_LOCAL) or event.result in reduced or trace.partial:
             continue
-        yield trace.hit("grad-norm-item-partial", f"{text(event.node)} reads the part of the norm that this rank holds", event)
+        yield trace.hit(
+            "grad-norm-item-partial", f"{text(event.node)} reads the part of the norm that this rank holds", event
+        )
 
 
 def _plain_chain(value: Value) -> bool:
@@ -50,7 +52,11 @@ def _plain_chain(value: Value) -> bool:
     for _ in range(6):
         if current.kind == "attr" and current.name == "grad":
             return normed
-        if current.kind not in ("made", "derived") or current.name.rpartition(".")[2] not in (*_NORMS, "detach", "float"):
+        if current.kind not in ("made", "derived") or current.name.rpartition(".")[2] not in (
+            *_NORMS,
+            "detach",
+            "float",
+        ):
             return False
         normed = normed or current.name.rpartition(".")[2] in ("norm", "sum", "vector_norm", "max", "mean")
         if not current.parts:

@@ -17,9 +17,9 @@ _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatD
 def _loaded_in_training(trace: Trace, loader: Event) -> bool:
     """Whether a loader is iterated over around a backward."""
     for event in trace.ops(ITERATE):
-        if any(part is loader.result for part in reach(event.args[0])):
-            if any(event.node in b.loops for b in trace.methods("backward")):
-                return True
+        inside = any(part is loader.result for part in reach(event.args[0]))
+        if inside and any(event.node in b.loops for b in trace.methods("backward")):
+            return True
     return False
 
 
@@ -32,7 +32,12 @@ def same_data_on_every_rank(trace: Trace) -> Iterator[Hit]:
     for event in trace.ops("data.DataLoader"):
         dataset = event.arg(0, "dataset")
         samples = [event.kwargs.get("sampler"), event.kwargs.get("batch_sampler"), event.kwargs.get("collate_fn")]
-        if dataset is None or event.open or len(event.args) > 3 or any(s is not None and not is_const(s, None) for s in samples):
+        if (
+            dataset is None
+            or event.open
+            or len(event.args) > 3
+            or any(s is not None and not is_const(s, None) for s in samples)
+        ):
             continue
         seeded = _same_order(trace, event)
         if _is_map(trace, dataset) and seeded and _loaded_in_training(trace, event) and not trace.escapes(event.result):
@@ -85,7 +90,9 @@ def sampler_rank_ignores_mesh(trace: Trace) -> Iterator[Hit]:
         return
     for event in trace.ops(SAMPLER):
         rank = event.arg(2, "rank")
-        by_world = rank is None or is_const(rank, None) or made_by(rank, "dist.get_rank") is not None and rank.rank == 2
+        by_world = (
+            rank is None or is_const(rank, None) or (made_by(rank, "dist.get_rank") is not None and rank.rank == 2)
+        )
         if by_world and not event.open:
             told = f"{text(event.node)} splits the data over all ranks, and the mesh has a dimension whose ranks need the same samples"
             yield trace.hit("sampler-rank-ignores-mesh", told, event)
@@ -97,6 +104,6 @@ def _splits_model(event: Event) -> bool:
     if names is None or names.kind not in ("tuple", "list"):
         return False
     sizes = shape.parts if shape is not None and len(shape.parts) == len(names.parts) else [None] * len(names.parts)
-    return any(n.const in _OTHER and not (s is not None and s.const == 1) for n, s in zip(names.parts, sizes, strict=True))
-
-
+    return any(
+        n.const in _OTHER and not (s is not None and s.const == 1) for n, s in zip(names.parts, sizes, strict=True)
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...finding import Hit
 from ..events import Event, Trace, covers
-from ..looks import first_text, is_const, made_by, names_in, text
+from ..looks import first_text, made_by, names_in, text
 from ..values import Value, choices, holders
 from .registry import detector
 
@@ -43,7 +43,14 @@ def set_device_missing(trace: Trace) -> Iterator[Hit]:
     groups = _groups(trace)
     if not trace.certain or not trace.roots or not groups or not all(is_nccl(e) for e in groups):
         return
-    words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device", "set_default_device", "device_index")
+    words = (
+        "set_device",
+        "device_id",
+        "CUDA_VISIBLE_DEVICES",
+        "with torch.cuda.device",
+        "set_default_device",
+        "device_index",
+    )
     if names_in(trace, *words):
         return
     meshes = trace.ops("dist.init_device_mesh")
@@ -77,10 +84,14 @@ def ac_compile_order(trace: Trace) -> Iterator[Hit]:
             continue
         shard = next((s for h in holders(module) if (s := trace.sharded_by(h, event)) is not None), None)
         if shard is not None:
-            told = f"{first_text(event)} is wrapped for activation checkpointing after it was sharded in line {shard.line}"
+            told = (
+                f"{first_text(event)} is wrapped for activation checkpointing after it was sharded in line {shard.line}"
+            )
             yield trace.hit("ac-compile-order", told, event)
             continue
-        inside = [e for e in compiled if e.result is module] or [e for e in in_place if e.on is module and covers(e, event)]
+        inside = [e for e in compiled if e.result is module] or [
+            e for e in in_place if e.on is module and covers(e, event)
+        ]
         if inside:
             told = f"{first_text(event)} is compiled in line {inside[0].line}, and checkpointed around that"
             yield trace.hit("ac-compile-order", told, event)

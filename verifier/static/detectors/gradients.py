@@ -26,6 +26,8 @@ def _never_on(trace: Trace, method: str, rule: str, what: str) -> Iterator[Hit]:
     if not trains(trace):
         return
     calls = trace.methods(method)
+    if not calls:
+        return
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
     elsewhere = sum(_mentions(m.tree, method) for m in trace.project.modules)
     if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):

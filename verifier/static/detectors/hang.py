@@ -11,9 +11,15 @@ from ..looks import text
 from ..values import Value, reach
 from .registry import detector
 
-COLLECTIVES = {f"dist.{n}" for n in ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "barrier")}
-COLLECTIVES |= {f"dist.{n}" for n in ("broadcast", "broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor")}
-COLLECTIVES |= {f"dist.{n}" for n in ("all_to_all", "all_to_all_single", "gather", "gather_object", "scatter", "monitored_barrier")}
+COLLECTIVES = {
+    f"dist.{n}" for n in ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "barrier")
+}
+COLLECTIVES |= {
+    f"dist.{n}" for n in ("broadcast", "broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+}
+COLLECTIVES |= {
+    f"dist.{n}" for n in ("all_to_all", "all_to_all_single", "gather", "gather_object", "scatter", "monitored_barrier")
+}
 COLLECTIVES |= {"dist.new_group", "dist.init_device_mesh", "dist.init_process_group"}
 CHECKPOINTS = {"dcp.save", "dcp.load", "dcp.async_save"}
 STATES = {"dsd.get_model_state_dict", "dsd.get_state_dict", "dsd.set_model_state_dict", "dsd.set_state_dict"}
@@ -31,7 +37,9 @@ def rank_conditional_collective(trace: Trace) -> Iterator[Hit]:
             continue
         seen.add(id(event.node))
         line = getattr(guard.node, "lineno", event.line)
-        yield trace.hit("rank-conditional-collective", f"{what} happens only on ranks that meet {_said(guard)} (line {line})", event)
+        yield trace.hit(
+            "rank-conditional-collective", f"{what} happens only on ranks that meet {_said(guard)} (line {line})", event
+        )
 
 
 def _collective(trace: Trace, event: Event) -> str:
@@ -97,9 +105,9 @@ def rank_local_control_flow(trace: Trace) -> Iterator[Hit]:
 def _from_forward(trace: Trace, test: Value) -> bool:
     """Whether a sharded model's output went into a condition."""
     for part in reach(test):
-        if part.kind == "derived" and part.name == "forward" and part.event is not None and part.event.on is not None:
-            if trace.sharded_by(part.event.on, part.event) is not None:
-                return True
+        event = part.event if part.kind == "derived" and part.name == "forward" else None
+        if event is not None and event.on is not None and trace.sharded_by(event.on, event) is not None:
+            return True
     return False
 
 

@@ -27,7 +27,12 @@ def rank_dependent_init(trace: Trace) -> Iterator[Hit]:
         if not before or not before[-1].args or before[-1].args[0].rank != GLOBAL or before[-1].withs:
             continue
         loaded = [e for e in _loads(trace) if e.index > shard.index and not e.guards]
-        if not loaded and covers(before[-1], born) and not trace.escapes(root) and not _written(trace, root, born, shard):
+        if (
+            not loaded
+            and covers(before[-1], born)
+            and not trace.escapes(root)
+            and not _written(trace, root, born, shard)
+        ):
             told = f"{text(before[-1].node)} stands before the model is built: every rank makes other weights and keeps its slice of them"
             yield trace.hit("rank-dependent-init-no-broadcast", told, before[-1])
 
@@ -69,11 +74,19 @@ def rank0_without_broadcast(trace: Trace) -> Iterator[Hit]:
         unclear = event.open or (options is not None and (made is None or made.open))
         if state is None or unclear or event.on_some_ranks or state.kind != "either":
             continue
-        if made is not None and "broadcast_from_rank0" in made.kwargs and not is_const(made.kwargs["broadcast_from_rank0"], False):
+        if (
+            made is not None
+            and "broadcast_from_rank0" in made.kwargs
+            and not is_const(made.kwargs["broadcast_from_rank0"], False)
+        ):
             continue
         read = [p for p in state.parts if p.event is not None and p.kind == "made" and p.event.on_some_ranks]
         rest = [p for p in state.parts if p not in read]
-        if read and rest and all(p.kind == "dict" and not p.parts or (p.kind == "const" and p.const is None) for p in rest):
+        if (
+            read
+            and rest
+            and all((p.kind == "dict" and not p.parts) or (p.kind == "const" and p.const is None) for p in rest)
+        ):
             told = "only some ranks hold the state dict, and broadcast_from_rank0 is not set"
             yield trace.hit("rank0-sd-without-broadcast", told, event)
 
@@ -86,7 +99,16 @@ def _emptied(trace: Trace) -> Iterator[tuple[Event, Value]]:
             yield event, model
 
 
-_TOUCHES = ("modules", "named_modules", "buffers", "named_buffers", "parameters", "named_parameters", "load_state_dict", "children")
+_TOUCHES = (
+    "modules",
+    "named_modules",
+    "buffers",
+    "named_buffers",
+    "parameters",
+    "named_parameters",
+    "load_state_dict",
+    "children",
+)
 
 
 @detector("meta-params-not-reset")
@@ -97,7 +119,7 @@ def meta_params_not_reset(trace: Trace) -> Iterator[Hit]:
             continue
         between = trace.events[event.index + 1 : runs[0].index]
         if not any(_may_write(e) for e in between) and not trace.escapes(model, event.index, runs[0].index):
-            told = f"{text(event.node)} gives the parameters memory, and nothing writes them before the first forward in line {runs[0].line}"
+            told = f"{text(event.node)} gives the parameters memory; nothing writes them before the forward in line {runs[0].line}"
             yield trace.hit("meta-params-not-reset", told, event)
 
 
@@ -106,8 +128,13 @@ def _may_write(event: Event) -> bool:
     plain = event.method in ("parameters", "named_parameters") and not event.loops
     if event.method in _TOUCHES and not plain:
         return True
-    named = event.op.startswith(("torch.nn.init.", "dsd.set", "dcp.load", "dist.", "tensor.")) or event.op in (NEW, CALL)
-    return (named and event.op not in (SHARD, "dist.get_rank", "dist.get_world_size", "dist.barrier")) or event.method.endswith("_")
+    named = event.op.startswith(("torch.nn.init.", "dsd.set", "dcp.load", "dist.", "tensor.")) or event.op in (
+        NEW,
+        CALL,
+    )
+    return (
+        named and event.op not in (SHARD, "dist.get_rank", "dist.get_world_size", "dist.barrier")
+    ) or event.method.endswith("_")
 
 
 @detector("meta-buffers-garbage")
@@ -128,7 +155,13 @@ def _modules_in(model: Value, depth: int = 0) -> Iterator[Value]:
     yield model
     if depth < 6:
         for _, part in parts_of(model):
-            elements = [part] if part.kind == "object" else [e for g in part.event.args for e in inner(g)] if part.event else []
+            elements = (
+                [part]
+                if part.kind == "object"
+                else [e for g in part.event.args for e in inner(g)]
+                if part.event
+                else []
+            )
             for one in elements:
                 if one.kind == "object":
                     yield from _modules_in(one, depth + 1)
@@ -139,9 +172,18 @@ def _named_elsewhere(trace: Trace, name: str) -> bool:
     words = {name, "buffers", "named_buffers", "_buffers", "__init__", "register_buffer"}
     for module in trace.project.modules:
         for function in ast.walk(module.tree):
-            if isinstance(function, ast.FunctionDef | ast.Module) and getattr(function, "name", "") not in ("__init__", "forward"):
+            if isinstance(function, ast.FunctionDef | ast.Module) and getattr(function, "name", "") not in (
+                "__init__",
+                "forward",
+            ):
                 for node in _own_nodes(function):
-                    said = node.attr if isinstance(node, ast.Attribute) else node.value if isinstance(node, ast.Constant) else ""
+                    said = (
+                        node.attr
+                        if isinstance(node, ast.Attribute)
+                        else node.value
+                        if isinstance(node, ast.Constant)
+                        else ""
+                    )
                     if isinstance(said, str) and said in words and not _is_super_init(node):
                         return True
     return False
@@ -159,5 +201,3 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 def _is_super_init(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "__init__" and isinstance(node.value, ast.Call)
-
-

@@ -24,7 +24,10 @@ def mesh_argument_wrong(trace: Trace) -> Iterator[Hit]:
             continue
         words = [part.const for part in names.parts if isinstance(part.const, str)]
         if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
-            told = f"fully_shard takes the first dimension as replicas and the second as shards; {text(names.node or made.node)} says the reverse"
+            said = text(names.node or made.node)
+            told = (
+                f"fully_shard takes the first dimension as replicas and the second as shards; {said} says the reverse"
+            )
         elif len(words) == 2 and words[1] in _MODEL:
             told = f"fully_shard is given the whole mesh: it shards over {words[1]!r} too"
         else:
@@ -37,7 +40,11 @@ def mesh_argument_wrong(trace: Trace) -> Iterator[Hit]:
 def parallel_after_shard(trace: Trace) -> Iterator[Hit]:
     for event in trace.ops("tp.parallelize_module"):
         model = event.arg(0, "module")
-        shard = next((trace.sharded_by(h, event) for h in holders(model) if trace.sharded_by(h, event)), None) if model else None
+        shard = (
+            next((trace.sharded_by(h, event) for h in holders(model) if trace.sharded_by(h, event)), None)
+            if model
+            else None
+        )
         if shard is not None and covers(shard, event):
             told = f"parallelize_module after fully_shard (line {shard.line}): tensor parallelism comes first"
             yield trace.hit("mesh-argument-wrong", told, event)

@@ -9,7 +9,7 @@ from ...finding import Hit
 from ..events import NEW, Event, Trace, covers, exclusive, hit_at
 from ..looks import is_const, text
 from ..project import Module
-from ..values import holders
+from ..values import const, holders
 from .registry import detector
 
 
@@ -49,15 +49,19 @@ def optim_built_after_forward(trace: Trace) -> Iterator[Hit]:
     for event, models in trace.optimizers:
         for model in models:
             shard = trace.sharded_by(model, event)
-            if shard is None or shard.open or not is_const(shard.kwargs.get("reshard_after_forward"), None):
-                if shard is None or "reshard_after_forward" in shard.kwargs or shard.open:
-                    continue
+            if (
+                shard is None
+                or shard.open
+                or not is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
+            ):
+                continue
             ran = [f for f in trace.forwards(model) if covers(shard, f) and covers(f, event)]
             if not ran or not _params_taken_late(trace, event, ran[-1]):
                 continue
             between = trace.events[ran[0].index : event.index]
             if not any(e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between):
-                told = f"{text(ran[0].node)} in line {ran[0].line} left the root unsharded; the optimizer built here is given its temporary tensors"
+                ran_at = f"{text(ran[0].node)} in line {ran[0].line}"
+                told = f"{ran_at} left the root unsharded; the optimizer built here is given its temporary tensors"
                 yield trace.hit("optim-built-after-forward", told, event)
                 break
 
@@ -69,7 +73,15 @@ def _params_taken_late(trace: Trace, event: Event, forward: Event) -> bool:
 
 
 _MATRIX = ("svd", "qr", "inverse", "eigh", "matrix_norm", "mm", "matmul", "bmm", "addmm")
-_GATHERS = ("full_tensor", "redistribute", "all_gather", "all_gather_into_tensor", "gather", "all_reduce", "distribute_tensor")
+_GATHERS = (
+    "full_tensor",
+    "redistribute",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "all_reduce",
+    "distribute_tensor",
+)
 
 
 @detector("matrix-optimizer-on-local-shard")
@@ -86,7 +98,9 @@ def matrix_optimizer_on_local_shard(trace: Trace) -> Iterator[Hit]:
         bodies = [*info.methods.values(), *helpers]
         words = {word for body in bodies for word in _words(body)}
         multiplies = words & set(_MATRIX) or any(isinstance(n, ast.MatMult) for b in bodies for n in ast.walk(b))
-        local = next((n for b in bodies for n in ast.walk(b) if isinstance(n, ast.Attribute) and n.attr in _LOCAL), None)
+        local = next(
+            (n for b in bodies for n in ast.walk(b) if isinstance(n, ast.Attribute) and n.attr in _LOCAL), None
+        )
         if multiplies and local is not None and not words & set(_GATHERS):
             yield _hit(info.home, local, info.name)
 
@@ -96,7 +110,9 @@ _LOCAL = ("to_local", "_local_tensor")
 
 def _words(node: ast.AST) -> set[str]:
     """Every name and attribute in a piece of code."""
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)}
+    return {
+        n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)
+    }
 
 
 def _hit(module: Module, node: ast.Attribute, name: str) -> Hit:

@@ -31,14 +31,12 @@ def _trained_by_torch(trace: Trace, model: Value) -> bool:
 
 @detector("bf16-master-weights")
 def low_master_weights(trace: Trace) -> Iterator[Hit]:
-    if trace.methods("requires_grad_") and not trace.certain:
-        return
     for root in trace.roots.values():
         shard = trace.first_shard.get(id(root))
         if shard is None or not _trained_by_torch(trace, root):
             continue
         casts = [e for e in trace.events if e.on is root and _cast(e) is not None]
-        if any(_cast(e) is False for e in casts) or any(_is_frozen(trace, root) for _ in (0,)):
+        if any(_cast(e) is False for e in casts) or _is_frozen(trace):
             continue
         low = [e for e in casts if covers(e, shard)] or _born_low(trace, root, shard)
         if low:
@@ -46,7 +44,7 @@ def low_master_weights(trace: Trace) -> Iterator[Hit]:
             yield trace.hit("bf16-master-weights", told, low[0])
 
 
-def _is_frozen(trace: Trace, root: Value) -> bool:
+def _is_frozen(trace: Trace) -> bool:
     """Whether some parameters do not train: then low precision may be meant for those."""
     partly = any(e.method == "requires_grad" for e in trace.by_op.get("(store)", ()))
     return partly or bool(trace.methods("requires_grad_"))
@@ -91,11 +89,11 @@ def output_dtype_on_inner_blocks(trace: Trace) -> Iterator[Hit]:
         outer = trace.first_shard.get(id(root))
         whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
         low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW)
-        if low and is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(policy.arg(0, "param_dtype"), LOW):
-            if is_known(trace, root) and not _casts_inside(root):
-                told = "every block gives float32 to a module of the root, whose parameters are cast to 16 bits"
-                yield trace.hit("output-dtype-on-inner-blocks", told, policy)
-                return
+        widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(policy.arg(0, "param_dtype"), LOW)
+        if low and widens and is_known(trace, root) and not _casts_inside(root):
+            told = "every block gives float32 to a module of the root, whose parameters are cast to 16 bits"
+            yield trace.hit("output-dtype-on-inner-blocks", told, policy)
+            return
 
 
 def _casts_inside(root: Value) -> bool:
@@ -112,7 +110,9 @@ def fp16_without_scaler(trace: Trace) -> Iterator[Hit]:
     used = [v for e, _ in trace.shards if (v := e.kwargs.get("mp_policy")) is not None]
     for event in trace.ops(POLICY):
         if is_dtype(event.arg(0, "param_dtype"), LOW[1:]) and any(event.result in choices(v) for v in used):
-            yield trace.hit("fp16-without-scaler", f"{text(event.node)}, and no GradScaler: small gradients become 0", event)
+            yield trace.hit(
+                "fp16-without-scaler", f"{text(event.node)}, and no GradScaler: small gradients become 0", event
+            )
 
 
 @detector("mixed-orig-dtype-in-group")
@@ -122,9 +122,16 @@ def mixed_orig_dtype_in_group(trace: Trace) -> Iterator[Hit]:
         if event.on is None or event.on.owner is None or _cast(event) is not False:
             continue
         group = next((h for h in holders(event.on) if id(h) in trace.first_shard), None)
-        if group is None or group is event.on or not covers(event, trace.first_shard[id(group)]) or trace.methods("requires_grad_"):
+        if (
+            group is None
+            or group is event.on
+            or not covers(event, trace.first_shard[id(group)])
+            or trace.methods("requires_grad_")
+        ):
             continue
-        low = [e for e in trace.events[: event.index] if e.on is root_of(group) and _cast(e) is True and covers(e, event)]
+        low = [
+            e for e in trace.events[: event.index] if e.on is root_of(group) and _cast(e) is True and covers(e, event)
+        ]
         if low and is_known(trace, root_of(group)):
             told = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} cast in line {low[0].line}"
             yield trace.hit("mixed-orig-dtype-in-group", told, event)

@@ -45,7 +45,10 @@ def _reduced_by_hand(trace: Trace) -> bool:
     stored = any(e.method in ("requires_grad", "grad") for e in trace.ops(STORE))
     frozen = bool(trace.methods("requires_grad_"))
     on_grads = any(
-        part.name == "grad" for op in trace.matching(lambda n: n.rpartition(".")[2] in _BY_HAND) for a in op.given() for part in holders(a)
+        part.name == "grad"
+        for op in trace.matching(lambda n: n.rpartition(".")[2] in _BY_HAND)
+        for a in op.given()
+        for part in holders(a)
     )
     return stored or frozen or on_grads
 
@@ -93,7 +96,11 @@ def unsupported_module(trace: Trace) -> Iterator[Hit]:
             yield trace.hit("unsupported-module-or-param", told, event)
         elif is_known(trace, module) and "ignored_params" not in event.kwargs and not event.open:
             for name, part in parts_of(module):
-                if made_by(part, "torch.nn.Parameter") is not None and part.event.args and _is_scalar(part.event.args[0]):
+                if (
+                    made_by(part, "torch.nn.Parameter") is not None
+                    and part.event.args
+                    and _is_scalar(part.event.args[0])
+                ):
                     told = f"{module.name}.{name} is a parameter without a dimension, which fully_shard refuses"
                     yield trace.hit("unsupported-module-or-param", told, part.event)
 
@@ -114,7 +121,9 @@ def deepcopy_of_model(trace: Trace) -> Iterator[Hit]:
     for event in trace.ops(*copies):
         model = event.args[0] if event.args else None
         if model is not None and trace.sharded_by(model, event) is not None:
-            yield trace.hit("deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is sharded already", event)
+            yield trace.hit(
+                "deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is sharded already", event
+            )
 
 
 @detector("no-sync-idiom")
@@ -135,13 +144,17 @@ def params_added_after_shard(trace: Trace) -> Iterator[Hit]:
         if event.op == STORE and event.on is not None and ".__init__" not in event.function:
             added = [v for v in choices(event.args[0]) if has_parameters(trace, v) and id(v) not in late]
             if added and trace.sharded_by(event.on, event) is not None and not _is_sharded_later(trace, event):
-                yield trace.hit("params-added-after-shard", f"{text(event.node)} is set after its module was sharded", event)
+                yield trace.hit(
+                    "params-added-after-shard", f"{text(event.node)} is set after its module was sharded", event
+                )
         elif event.method in _ADDS and event.op == "" and event.on is not None:
             if trace.sharded_by(event.on, event) is not None:
                 told = f"{event.method} adds parameters to a module that is sharded already"
                 yield trace.hit("params-added-after-shard", told, event)
         elif event.op.endswith("get_peft_model") and event.args and trace.sharded_by(event.args[0], event) is not None:
-            yield trace.hit("params-added-after-shard", "get_peft_model adds parameters to a model that is sharded already", event)
+            yield trace.hit(
+                "params-added-after-shard", "get_peft_model adds parameters to a model that is sharded already", event
+            )
 
 
 def _is_sharded_later(trace: Trace, event: Event) -> bool:
@@ -171,13 +184,17 @@ def custom_forward_bypass(trace: Trace) -> Iterator[Hit]:
     registered = {a.const for e in trace.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2]}
     for event in trace.methods("forward"):
         if event.on is not None and trace.sharded_by(event.on, event) is not None and "forward" not in registered:
-            yield trace.hit("custom-forward-bypass", f"{text(event.node)} goes past the hooks that gather the parameters", event)
+            yield trace.hit(
+                "custom-forward-bypass", f"{text(event.node)} goes past the hooks that gather the parameters", event
+            )
     seen: set[int] = set()
     for event in trace.events:
         owner = _own_module_call(trace, event)
         if owner is None or id(event.node) in seen or event.function.rpartition(".")[2] in registered:
             continue
-        if trace.sharded_by(owner, event) is None or any(one.on is owner and _around(one, event) for one in trace.forwards(owner)):
+        if trace.sharded_by(owner, event) is None or any(
+            one.on is owner and _around(one, event) for one in trace.forwards(owner)
+        ):
             continue
         seen.add(id(event.node))
         told = f"{event.function} runs {text(event.node)} outside of forward: nothing gathers the parameters for it"
@@ -212,11 +229,11 @@ def weight_used_outside_forward(trace: Trace) -> Iterator[Hit]:
             if value.kind != "attr" or value.name not in ("weight", "bias") or value.owner is None:
                 continue
             shard = trace.sharded_by(value.owner, event)
-            if shard is not None and not is_const(shard.kwargs.get("reshard_after_forward"), False) and not shard.open:
-                if not _unsharded(trace, value.owner):
-                    told = f"{text(event.node)} uses a weight that is a shard outside of its module's forward"
-                    yield trace.hit("weight-used-outside-forward", told, event)
-                    break
+            kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
+            if not kept and not _unsharded(trace, value.owner):
+                told = f"{text(event.node)} uses a weight that is a shard outside of its module's forward"
+                yield trace.hit("weight-used-outside-forward", told, event)
+                break
 
 
 def _unsharded(trace: Trace, module: Value) -> bool:
