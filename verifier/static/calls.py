@@ -103,6 +103,8 @@ class Calls(Expressions):
             self.forked = saved
             return value
         if callee.kind == "def":
+            if callee.name.endswith(".forward") and isinstance(callee.const, Value):
+                self.emit("", node, "forward", callee.const, args)
             return self.call_function(callee, args, kwargs, node)
         if callee.kind == "class":
             return self._instantiate(callee, args, kwargs, node)
