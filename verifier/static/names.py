@@ -64,10 +64,10 @@ class Names:
 
     def name(self, dotted: str) -> Value:
         """An external name; the same value each time."""
-        dotted = canonical(dotted)
-        if dotted not in self.external:
-            self.external[dotted] = Value("name", dotted)
-        return self.external[dotted]
+        short = canonical(dotted)
+        if short not in self.external:
+            self.external[short] = Value("name", short, home=dotted)
+        return self.external[short]
 
     def lookup(self, name: str) -> Value:
         """What a name stands for here."""
@@ -84,7 +84,7 @@ class Names:
     def attribute(self, base: Value, attr: str, node: ast.AST) -> Value:
         """`base.attr`."""
         if base.kind == "name":
-            found = self.name(f"{base.name}.{attr}")
+            found = self.name(f"{base.home}.{attr}")
             found.owner = None
             return found
         if base.kind == "file":

@@ -51,9 +51,7 @@ def canonical(name: str) -> str:
     while head:
         if head in _CANONICAL:
             short = _CANONICAL[head] + name[len(head) :]
-            if short.startswith("fsdp._fully_shard."):
-                short = "fsdp." + short.rpartition(".")[2]
-            return short
+            return "fsdp." + short.rpartition(".")[2] if short.startswith("fsdp.") else short
         head = head.rpartition(".")[0]
     return name
 

@@ -183,7 +183,8 @@ def tied_weights_split_groups(trace: Trace) -> Iterator[Hit]:
 def custom_forward_bypass(trace: Trace) -> Iterator[Hit]:
     registered = {a.const for e in trace.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2]}
     for event in trace.methods("forward"):
-        if event.on is not None and trace.sharded_by(event.on, event) is not None and "forward" not in registered:
+        around = {event.function.rpartition(".")[2], "forward"} & registered
+        if event.on is not None and trace.sharded_by(event.on, event) is not None and not around:
             yield trace.hit(
                 "custom-forward-bypass", f"{text(event.node)} goes past the hooks that gather the parameters", event
             )
