@@ -65,16 +65,22 @@ def _born_low(trace: Trace, root: Value, shard: Event) -> list[Event]:
     return found
 
 
+def _policies_of_trained(trace: Trace) -> list[Value]:
+    """The policies with which models that an optimizer holds are sharded."""
+    pairs = [(v, m) for e, m in trace.shards if (v := e.kwargs.get("mp_policy")) is not None]
+    return [policy for policy, module in pairs if any(id(h) in trace.trained for h in holders(module))]
+
+
 @detector("reduce-dtype-follows-param-dtype")
 def reduce_dtype_follows(trace: Trace) -> Iterator[Hit]:
     if not trains(trace):
         return
-    used = [v for e, _ in trace.shards if (v := e.kwargs.get("mp_policy")) is not None]
+    used = _policies_of_trained(trace)
     for event in trace.ops(POLICY):
         low = is_dtype(event.arg(0, "param_dtype"), LOW)
         reduce = event.arg(1, "reduce_dtype")
         unset = reduce is None or is_const(reduce, None)
-        if low and unset and not event.open and any(event.result in choices(v) for v in used) and trace.optimizers:
+        if low and unset and not event.open and any(event.result in choices(v) for v in used):
             told = f"{text(event.node)} has no reduce_dtype: gradients are summed over the ranks in 16 bits"
             yield trace.hit("reduce-dtype-follows-param-dtype", told, event)
 
@@ -107,7 +113,7 @@ def _casts_inside(root: Value) -> bool:
 def fp16_without_scaler(trace: Trace) -> Iterator[Hit]:
     if not trace.certain or not trains(trace) or names_in(trace, "Scaler", "scaler", "scale_loss", "loss_scale"):
         return
-    used = [v for e, _ in trace.shards if (v := e.kwargs.get("mp_policy")) is not None]
+    used = _policies_of_trained(trace)
     for event in trace.ops(POLICY):
         if is_dtype(event.arg(0, "param_dtype"), LOW[1:]) and any(event.result in choices(v) for v in used):
             yield trace.hit(

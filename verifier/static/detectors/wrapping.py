@@ -181,7 +181,10 @@ def tied_weights_split_groups(trace: Trace) -> Iterator[Hit]:
 
 @detector("custom-forward-bypass")
 def custom_forward_bypass(trace: Trace) -> Iterator[Hit]:
-    registered = {a.const for e in trace.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2]}
+    names = [one for e in trace.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
+    if any(one.kind != "const" for one in names):
+        return
+    registered = {one.const for one in names}
     for event in trace.methods("forward"):
         around = {event.function.rpartition(".")[2], "forward"} & registered
         if event.on is not None and trace.sharded_by(event.on, event) is not None and not around:
