@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -150,5 +151,13 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _USED = (FSDPModule, DTensor, MixedPrecisionPolicy, get_optimizer_state_dict, set_model_state_dict, set_state_dict)
+    _USED = (
+        checkpoint_wrapper,
+        FSDPModule,
+        DTensor,
+        MixedPrecisionPolicy,
+        get_optimizer_state_dict,
+        set_model_state_dict,
+        set_state_dict,
+    )
     main(Path(sys.argv[1]))

@@ -13,6 +13,8 @@ import pytest
 
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.report import json_report
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.base import SourceRule
 
 TESTS = Path(__file__).parents[1]
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
@@ -153,3 +155,21 @@ def test_verify_at_the_static_tier(capsys: pytest.CaptureFixture[str]) -> None:
     jsonschema.validate(report, SCHEMA)
     assert {f["tier"] for f in report["findings"]} == {"static"}
     assert "optim-before-shard" in {f["rule"] for f in report["findings"] if f["status"] == "pass"}
+
+
+def test_what_the_reference_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    section = text.partition("## The static tier")[2].partition("\n## ")[0]
+    comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
+    source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(source, encoding="utf-8")
+    assert run(capsys, script)[0] == 1
+    lines = [f"{line}  #{comment}" if "fully_shard(GPT()" in line else line for line in source.splitlines()]
+    script.write_text("\n".join(lines), encoding="utf-8")
+    assert run(capsys, script)[0] == 0
+    assert main(["verify", str(script), "--tier", "static"]) == 0
+    told = section.partition("`suppressed at train.py:12: ")[2].partition("`")[0]
+    assert told and f": {told}" in capsys.readouterr().out
+    decided = [name for name, rule in RULES.items() if isinstance(rule, SourceRule) and name != "unused-suppression"]
+    assert all(f"`{name}`" in section for name in decided)

@@ -12,11 +12,13 @@ class CpuOffloadNcclOnly(SourceRule):
     collective on them (the norm for clipping, a checkpoint) stops with "No backend type associated with device type
     cpu", after the model was loaded and the first step was computed.
     Wrong:
-        dist.init_process_group("nccl")
-        fully_shard(model, offload_policy=CPUOffloadPolicy())
+        def build():
+            dist.init_process_group("nccl")
+            return fully_shard(Decoder(), offload_policy=CPUOffloadPolicy())
     Right:
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-        fully_shard(model, offload_policy=CPUOffloadPolicy())
+        def build():
+            dist.init_process_group("cpu:gloo,cuda:nccl")
+            return fully_shard(Decoder(), offload_policy=CPUOffloadPolicy())
     Mend: Give the process group both backends: `init_process_group("cpu:gloo,cuda:nccl")`.
     Source: pytorch#148532, PR#136156; meta-pytorch/torchtune#1977; NVIDIA-NeMo/Automodel PR#3461.
     Torch: read from the sources alone; not run, it needs a GPU.
@@ -32,13 +34,15 @@ class SetDeviceMissing(SourceRule):
     Why: `.cuda()` and `.to("cuda")` mean the current device, and that is GPU 0 in every process until somebody says
     otherwise. All ranks of a node then fill one GPU, or NCCL stops with "Duplicate GPU detected".
     Wrong:
-        dist.init_process_group("nccl")
-        model = Decoder().cuda()
+        def build():
+            dist.init_process_group("nccl")
+            return shard(Decoder().cuda())
     Right:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-        model = Decoder().to(device)
+        def build():
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", device_id=device)
+            return shard(Decoder().to(device))
     Mend: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and give `init_process_group` the
     `device_id`.
     Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531. `init_device_mesh("cuda", ...)`
