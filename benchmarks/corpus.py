@@ -8,7 +8,7 @@ says which right script or folder is edited, and how:
     source: where the fault is known from
     silent: true                         exits 0 and trains
     also: [matches-ddp]                  rules that may fail too, as a consequence
-    tier: simulate                       if a real run at this size would show nothing
+    tier: simulate                       if a real run at this size would show nothing; static, if it needs what is not here
     edits:                               `old` stands exactly once in `file` (the script itself if there is no file)
       - file: model.py
         old: |

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .. import __version__
 from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
-from .output import log
+from .output import Help, log
 
-COMMANDS = ("new", "verify", "spec", "explain", "doctor")
+COMMANDS = ("new", "lint", "verify", "spec", "explain", "doctor")
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or this machine refuses,
 130 interrupted.
@@ -21,6 +21,7 @@ exit codes: 0 pass, 1 a check failed, 2 bad usage or bad spec, 3 our own fault, 
 examples:
   fsdp2 spec check examples/quickstart.yaml     is this spec right?
   fsdp2 new examples/quickstart.yaml my-run     write a training project
+  fsdp2 lint train.py                           what the sources alone show, in milliseconds
   fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 explain optim-before-shard              what a rule says, why, and how to mend it
@@ -69,7 +70,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         prog="fsdp2",
         description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"verified-fsdp2 {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import argparse
+import os
 import sys
 from typing import Any
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as COLUMNS says; argparse itself imports half a dozen modules to ask the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        width = os.environ.get("COLUMNS", "")
+        super().__init__(prog, width=int(width) - 2 if width.isdigit() else 118)
 
 
 def say(text: str) -> None:
@@ -19,4 +28,6 @@ def log(text: str) -> None:
 
 def emit_json(value: Any) -> None:
     """Write one JSON document to stdout."""
+    import json
+
     say(json.dumps(value, indent=2))

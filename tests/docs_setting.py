@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -173,6 +174,7 @@ if __name__ == "__main__":
     _USED = (
         distribute_tensor,
         DistributedSampler,
+        checkpoint_wrapper,
         FSDPModule,
         DTensor,
         MixedPrecisionPolicy,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .finding import Hit
+from .static.suppress import Suppression
 from .trace import Record, Run
 
 
@@ -36,6 +37,7 @@ class Evidence:
     sources: tuple[Path, ...] = ()
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
+    suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
     @property
     def runs(self) -> list[Run]:

@@ -23,11 +23,15 @@ from .rules import RULES
 from .rules.precision import LOW, low_precision
 from .rules.traffic import traffic
 from .static import project_files
+from .static.lint import look
+from .static.suppress import RULE as UNUSED
+from .static.suppress import problems
+from .static.verdict import choose, settled, verdict_on
 from .target import Target
 from .trace import Run, read_run
 
 GRACE = 8.0
-TIERS = ("simulate", "ranks")
+TIERS = ("static", "simulate", "ranks")
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 Progress = Callable[[str], None]
 
@@ -43,6 +47,8 @@ def verify(
 ) -> Verdict:
     """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
     chosen = select(only, skip, tier)
+    if tier == "static":
+        return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
     ranks = max(target.nproc, *target.reshard_to, 1)
     device = "cpu" if tier == "simulate" else target.device
@@ -59,12 +65,15 @@ def verify_with(
     tier: str = "ranks",
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run."""
+    if tier == "static":
+        return verdict_on(target.describe(), target.script, chosen)
     started = time.monotonic()
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
     runner = Runner(launcher, target, work, progress)
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
+    evidence = with_sources(evidence, target.script)
     backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
     environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
@@ -179,6 +188,12 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     return resume_runs(target, runner, evidence, exact, needs)
 
 
+def with_sources(evidence: Evidence, script: Path) -> Evidence:
+    """The evidence with what the static tier sees in the script."""
+    seen = look([script])
+    return replace(evidence, hits=seen.by_rule(), suppressions=tuple(seen.suppressions))
+
+
 def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
     run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
@@ -208,13 +223,17 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
 
     A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
     """
-    findings = []
+    findings: list[Finding] = []
     for name in chosen:
         started = time.monotonic()
         rule = RULES[name]
+        if name == UNUSED:
+            decided = {f.rule for f in findings if f.status in ("pass", "fail")}
+            evidence = replace(evidence, hits={UNUSED: tuple(problems(evidence.suppressions, RULES, decided))})
         found = rule.judge(evidence)
         if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
+        found = settled(found, evidence.suppressions)
         findings.append(replace(found, seconds=time.monotonic() - started))
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [
@@ -225,6 +244,8 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:
     """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
+    if tier == "static":
+        return choose(only, skip)
     families = {rule.family for rule in RULES.values()}
     for name in (*only, *skip):
         if name not in RULES and name not in families:

@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
-from ..output import log, say
+from ..output import log
+from ..reports import wanted_reports, write_reports
 
-TIERS = ("simulate", "ranks")
+TIERS = ("static", "simulate", "ranks")
 EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
 EPILOG = """\
 The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
@@ -66,7 +67,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--tier",
         choices=TIERS,
         default="ranks",
-        help="ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only",
+        help="ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
+        "static: the sources alone",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
     parser.add_argument(
@@ -98,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args")
     flags = {name: getattr(options, name) for name in (*names, "thorough", "timeout", "device")}
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
-    reports = _reports([*options.report, *(["json"] if options.json else [])] or ["text"], set(RENDERERS))
+    reports = wanted_reports(options.report, options.json, RENDERERS)
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
@@ -114,29 +116,8 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda line: log(f"  {line}"),
             tier=options.tier,
         )
-        for name, path in reports:
-            text = RENDERERS[name](verdict)
-            if path is None:
-                say(text.rstrip("\n"))
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-                log(f"report: {path}")
+        write_reports(reports, verdict, RENDERERS)
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
     return EXIT[verdict.verdict]
-
-
-def _reports(wanted: list[str], known: set[str]) -> list[tuple[str, Path | None]]:
-    found = []
-    for text in wanted:
-        name, equals, path = text.partition("=")
-        if name not in known:
-            raise UserError(f"--report {text}: unknown format '{name}'; known: {', '.join(sorted(known))}")
-        if equals and not path:
-            raise UserError(f"--report {text}: a path is missing after '='")
-        found.append((name, Path(path) if path else None))
-    if sum(path is None for _, path in found) > 1:
-        raise UserError("two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH")
-    return found

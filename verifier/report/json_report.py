@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -30,6 +29,8 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
 
 def render(verdict: Verdict) -> str:
     """The report as JSON text."""
+    import json
+
     return json.dumps(as_dict(verdict), indent=2, allow_nan=False) + "\n"
 
 

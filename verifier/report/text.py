@@ -18,14 +18,15 @@ DAMAGE = ("crash", "recovered", "damaged")
 
 def render(verdict: Verdict) -> str:
     """The whole report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [*_failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
+    lines = [*failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
     return f"{text}\n{_last(verdict)}\n"
 
 
-def _failures(verdict: Verdict) -> Iterator[str]:
+def failures(verdict: Verdict) -> Iterator[str]:
+    """What is wrong, each cause with its line, its mend and its page."""
     failed = [f for f in verdict.findings if f.status in ("fail", "error")]
     for finding in (f for f in failed if not f.consequence):
         yield f"FAIL {finding.rule}"

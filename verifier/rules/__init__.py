@@ -5,7 +5,9 @@ from __future__ import annotations
 from . import (
     checkpoint,
     clipping,
+    compiling,
     data,
+    device,
     environment,
     gradients,
     hang,
@@ -14,6 +16,7 @@ from . import (
     optimizer,
     parity,
     precision,
+    source,
     traffic,
     wrapping,
 )
@@ -22,6 +25,8 @@ from .base import Rule
 FAMILIES = (
     environment,
     wrapping,
+    compiling,
+    device,
     init,
     mesh,
     optimizer,
@@ -33,5 +38,6 @@ FAMILIES = (
     traffic,
     hang,
     parity,
+    source,  # last: what is ignored for nothing is known when all others have judged
 )
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

@@ -59,6 +59,7 @@ class SourceRule(Rule):
     """A clause that only the sources can break: its static detector decides."""
 
     needs = frozenset()
+    simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
         hits = evidence.hits.get(self.name, ())

@@ -9,13 +9,14 @@ import torch.distributed as dist
 from base_model import load_base
 from lora import add_adapters, export
 from objective import Terms, better_tokens, terms
-from pairs import PairStream
 from recipe import Recipe, read
 from saving import collect, restore, save
 from sharding import optimizer_for, shard, trainable
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.lr_scheduler import LambdaLR
+
+from pairs import PairStream
 
 
 class Run:

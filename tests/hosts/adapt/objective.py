@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from lora import reference
-from pairs import BETTER, WORSE, Rows
 from recipe import Loss
 from torch import Tensor, nn
+
+from pairs import BETTER, WORSE, Rows
 
 
 class Terms(NamedTuple):

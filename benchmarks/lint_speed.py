@@ -1,0 +1,91 @@
+"""How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with torchfix.
+
+    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script FILE] [--out FILE]
+
+The two programs run in turns, so that a busy machine is as busy for one as for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ZOO = Path(__file__).resolve().parents[1] / "tests" / "zoo"
+PARTS = ("trainer_class.py", "checkpoint_full_state.py", "gradient_accumulation.py", "mixed_precision.py")
+LINES = 500
+
+
+def script_of(lines: int) -> str:
+    """A right FSDP2 script of about this many lines: a trainer, and functions of other right scripts that it could use."""
+    head = (ZOO / PARTS[0]).read_text(encoding="utf-8").splitlines()
+    cut = next(number for number, line in enumerate(head) if line.startswith("def parse_args"))
+    body: list[str] = []
+    for number, name in enumerate(PARTS[1:]):
+        source = (ZOO / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[2]
+        kept = source.partition('if __name__ == "__main__":')[0].replace("def main(", f"def variant_{number}(")
+        body += kept.splitlines()
+    filler = lines - len(head)
+    return "\n".join([*head[:cut], *body[:filler], *head[cut:]]) + "\n"
+
+
+def seconds_of(command: list[str]) -> float:
+    """The wall time of one process."""
+    started = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=False, timeout=120)
+    return time.perf_counter() - started
+
+
+def measure(commands: dict[str, list[str]], runs: int) -> dict[str, list[float]]:
+    """The seconds of each command, run in turns."""
+    for command in commands.values():
+        seconds_of(command)  # byte code and file caches
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(runs):
+        for name, command in commands.items():
+            found[name].append(seconds_of(command))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torchfix", type=Path, help="the torchfix executable; without it only fsdp2 is measured")
+    parser.add_argument("--fsdp2", type=Path, help="the fsdp2 executable (default: this Python with -m)")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--script", type=Path, help="another script than the one of 500 lines that is made")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        script = options.script or Path(folder) / "train.py"
+        if options.script is None:
+            script.write_text(script_of(LINES), encoding="utf-8")
+        own = [str(options.fsdp2)] if options.fsdp2 else [sys.executable, "-m", "verified_fsdp2.skill"]
+        commands = {"python": [sys.executable, "-c", "pass"], "fsdp2 lint": [*own, "lint", str(script)]}
+        if options.torchfix is not None:
+            commands["torchfix"] = [str(options.torchfix), "--select=ALL", str(script)]
+        lines = len(script.read_text(encoding="utf-8").splitlines())
+        found = measure(commands, options.runs)
+    result: dict[str, Any] = {"lines": lines, "runs": options.runs, "platform": platform.platform()}
+    for name, values in found.items():
+        result[name] = {"min": round(min(values), 4), "median": round(statistics.median(values), 4)}
+        print(f"{name:<12} min {min(values) * 1000:6.0f} ms   median {statistics.median(values) * 1000:6.0f} ms")
+    if "torchfix" in found:
+        result["ratio"] = {
+            "min": round(min(found["fsdp2 lint"]) / min(found["torchfix"]), 3),
+            "median": round(statistics.median(found["fsdp2 lint"]) / statistics.median(found["torchfix"]), 3),
+        }
+        print(f"ratio        min {result['ratio']['min']:.2f}        median {result['ratio']['median']:.2f}")
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

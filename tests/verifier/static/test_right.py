@@ -1,0 +1,37 @@
+"""No hit on right code: other people's styles, the zoo, the hosts, and what the scaffold writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corpus import right
+from styles import RIGHT
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.verifier.static.lint import look
+
+ROOT = Path(__file__).parents[3]
+
+
+def told(*scripts: Path) -> list[tuple[str, str, int]]:
+    return [(h.rule, Path(h.location["file"]).name, h.location["line"]) for h in look(scripts).hits]
+
+
+@pytest.mark.parametrize("style", RIGHT)
+def test_styles(tmp_path: Path, style: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RIGHT[style], encoding="utf-8")
+    assert told(script) == []
+
+
+@pytest.mark.parametrize("case", right(), ids=lambda case: case.name)
+def test_right_scripts(case) -> None:
+    assert told(*case.files()) == []
+
+
+@pytest.mark.parametrize("spec", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_generated_projects(tmp_path: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(spec), str(tmp_path / "run")]) == 0
+    assert main(["lint", str(tmp_path / "run")]) == 0
+    assert "0 faults in " in capsys.readouterr().out

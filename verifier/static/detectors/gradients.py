@@ -1,0 +1,43 @@
+"""Gradient accumulation."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ..events import Trace
+from ..looks import is_const, text, trains
+from .registry import detector
+
+
+@detector("accum-never-resynced")
+def never_resynced(trace: Trace) -> Iterator[Hit]:
+    yield from _never_on(trace, "set_requires_gradient_sync", "accum-never-resynced", "gradients are never reduced")
+
+
+@detector("hsdp-all-reduce-left-off")
+def all_reduce_left_off(trace: Trace) -> Iterator[Hit]:
+    yield from _never_on(trace, "set_requires_all_reduce", "hsdp-all-reduce-left-off", "replicas never share gradients")
+
+
+def _never_on(trace: Trace, method: str, rule: str, what: str) -> Iterator[Hit]:
+    """A switch that every call in the project turns off."""
+    if not trains(trace):
+        return
+    calls = trace.methods(method)
+    if not calls:
+        return
+    off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
+    elsewhere = sum(_mentions(m.tree, method) for m in trace.project.modules)
+    if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
+        yield trace.hit(rule, f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0])
+
+
+def _mentions(tree: ast.AST, name: str) -> int:
+    """How often a name or a text stands in a source."""
+    found = 0
+    for node in ast.walk(tree):
+        found += isinstance(node, ast.Attribute) and node.attr == name
+        found += isinstance(node, ast.Constant) and node.value == name
+    return found

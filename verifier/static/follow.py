@@ -1,0 +1,379 @@
+"""Following statements: a script from its first line into the functions that it calls, both branches of every condition."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from .calls import Calls, free
+from .events import ITERATE, Event, Guard, Trace
+from .names import Frame
+from .project import ClassInfo, Module, Project
+from .values import Value, choices, const, either
+
+BUDGET = 150_000  # expressions followed from one entry
+EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
+Block = list[ast.stmt]
+
+
+def follow(project: Project) -> list[Trace]:
+    """The traces of a script: of its first line to its last, and of each function that this does not come to."""
+    module = project.script
+    if module is None:
+        return []
+    follower = Follower(project, True, BUDGET)
+    follower.start(module)
+    traces, met = [follower.trace], follower.met
+    for value in list(follower.entries(module)):
+        if value.node in met:
+            continue
+        again = Follower(project, False, BUDGET // 10)
+        again.entry(module, value)
+        met |= again.met
+        traces.append(again.trace)
+    return traces
+
+
+class Follower(Calls):
+    """One walk through a project."""
+
+    def __init__(self, project: Project, whole: bool, budget: int) -> None:
+        super().__init__(project, whole, budget)
+        self.met: set[ast.AST] = set()
+        self.frame = Frame(project.script, "<module>") if project.script is not None else self.frame
+
+    def start(self, module: Module) -> None:
+        """Follow the script itself."""
+        module.names["__name__"] = const("__main__")
+        module.names["__file__"] = Value("unknown", "__file__")
+        try:
+            self.load(module)
+        except RecursionError:
+            self.trace.partial = True
+
+    def entry(self, module: Module, function: Value) -> None:
+        """Follow one function with parameters that are not known."""
+        self.frame = Frame(module, "<module>")
+        if isinstance(function.const, ClassInfo):
+            holder = Value("object", function.const.name)
+            holder.cls = function.const
+            function = Value("def", function.name, const=holder, node=function.node, home=function.home)
+        try:
+            self.call_function(function, [], {}, function.node or ast.Pass())
+        except RecursionError:
+            self.trace.partial = True
+
+    def entries(self, module: Module) -> list[Value]:
+        """The functions and methods that stand in a module."""
+        found = []
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append(Value("def", node.name, node=node, home=(module, None)))
+            elif isinstance(node, ast.ClassDef):
+                info = ClassInfo(node, module)
+                for name, method in info.methods.items():
+                    if name != "__init__":
+                        found.append(Value("def", f"{node.name}.{name}", const=info, node=method, home=(module, None)))
+        return found
+
+    def load(self, module: Module) -> None:
+        """Follow a module's own lines, once."""
+        if module.state:
+            return
+        module.state = "running"
+        module.names.setdefault("__name__", const(module.path.stem))
+        saved = (self.frame, self.guards, self.loops, self.withs, self.depth)
+        self.frame, self.guards, self.loops, self.depth = Frame(module, "<module>"), (), (), 0
+        self.frame.names = module.names
+        self.run_body(module.tree.body)
+        self.frame, self.guards, self.loops, self.withs, self.depth = saved
+        module.state = "done"
+
+    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+        if value.node is not None:
+            self.met.add(value.node)
+        return super().call_function(value, args, kwargs, node)
+
+    def run_body(self, body: Block) -> bool:
+        """Follow statements; whether they always leave the block that they stand in."""
+        for statement in body:
+            if self.budget < 0:
+                self.trace.partial = True
+                return False
+            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            if method is not None and method(statement):
+                return True
+        return False
+
+    def _do_expr(self, node: ast.Expr) -> bool:
+        before = len(self.trace.events)
+        value = self.eval(node.value)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        for event in self.trace.events[before:]:
+            if event.node is call:
+                event.discarded = True
+        return value.kind == "made" and value.name in EXITS
+
+    def _do_assign(self, node: ast.Assign) -> bool:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.bind(target, value)
+        return False
+
+    def _do_annassign(self, node: ast.AnnAssign) -> bool:
+        if node.value is not None:
+            self.bind(node.target, self.eval(node.value))
+        return False
+
+    def _do_augassign(self, node: ast.AugAssign) -> bool:
+        old, new = self.eval(node.target), self.eval(node.value)
+        value = self._fold(type(node.op), old, new, ast.BinOp(node.target, node.op, node.value))
+        if self.loops and value.kind == "const":
+            value = Value("derived", "count", [old, new])  # it changes from turn to turn
+        event = self.emit("(augmented)", node, type(node.op).__name__, old, [new])
+        event.result = value
+        if isinstance(node.target, ast.Name | ast.Attribute):
+            self.bind(node.target, value)
+        return False
+
+    def bind(self, target: ast.expr, value: Value) -> None:
+        """Give a target its value."""
+        if isinstance(target, ast.Name):
+            if target.id in self.frame.globals:
+                self.frame.module.names[target.id] = value
+            else:
+                self.frame.names[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            self.store(self.eval(target.value), target.attr, value, target)
+        elif isinstance(target, ast.Subscript):
+            self._store_item(target, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = value.kind in ("tuple", "list") and value.name != "many"
+            starred = any(isinstance(t, ast.Starred) for t in target.elts)
+            for position, one in enumerate(target.elts):
+                if known and not starred and position < len(value.parts):
+                    self.bind(one, value.parts[position])
+                else:
+                    inner = one.value if isinstance(one, ast.Starred) else one
+                    self.bind(inner, self.item(value, const(position), one) if not starred else self.element(value))
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+
+    def _store_item(self, target: ast.Subscript, value: Value) -> None:
+        base, key = self.eval(target.value), self.eval(target.slice)
+        self.emit("(store item)", target, on=base, args=[key, value])
+        for one in choices(base):
+            if one.kind == "dict":
+                self.put(one, key, value)
+            elif one.kind in ("list", "tuple"):
+                one.parts.append(value)
+            elif one.kind in ("made", "attr"):
+                one.attrs["*"] = either([one.attrs["*"], value]) if "*" in one.attrs else value
+                for part in choices(value):
+                    if part.owner is None and part.kind in ("made", "object"):
+                        part.owner = one
+
+    def _do_return(self, node: ast.Return) -> bool:
+        if node.value is not None:
+            self.frame.returns.append(self.eval(node.value))
+        return True
+
+    def _do_raise(self, node: ast.Raise) -> bool:
+        self.eval(node.exc)
+        return True
+
+    def _do_continue(self, node: ast.Continue | ast.Break) -> bool:
+        self.emit(f"({type(node).__name__.lower()})", node)
+        return True
+
+    _do_break = _do_continue
+
+    def _do_assert(self, node: ast.Assert) -> bool:
+        self.eval(node.test)
+        return False
+
+    def _do_delete(self, node: ast.Delete) -> bool:
+        return False
+
+    def _do_global(self, node: ast.Global) -> bool:
+        self.frame.globals.update(node.names)
+        return False
+
+    def _do_if(self, node: ast.If) -> bool:
+        test = self.eval(node.test)
+        if test.kind == "const":
+            return self.run_body(node.body if test.const else node.orelse)
+        saved, names = self.guards, dict(self.frame.names)
+        self.guards = (*saved, Guard(node, test, True))
+        body_leaves = self.run_body(node.body)
+        after_body = self.frame.names
+        self._put_names(dict(names))
+        self.guards = (*saved, Guard(node, test, False))
+        other_leaves = self.run_body(node.orelse)
+        after_other = self.frame.names
+        self.guards = saved
+        if body_leaves and other_leaves:
+            return True
+        if body_leaves:
+            self.guards = (*saved, Guard(node, test, False))
+        elif other_leaves:
+            self._put_names(after_body)
+            self.guards = (*saved, Guard(node, test, True))
+        else:
+            self._put_names(self._joined(after_body, after_other, test))
+        return False
+
+    def _put_names(self, names: dict[str, Value]) -> None:
+        if self.frame.names is self.frame.module.names:
+            self.frame.module.names = names
+        self.frame.names = names
+
+    @staticmethod
+    def _joined(one: dict[str, Value], other: dict[str, Value], test: Value) -> dict[str, Value]:
+        joined = dict(other)
+        for name, value in one.items():
+            if name not in other:
+                joined[name] = value
+            elif other[name] is not value:
+                joined[name] = either([value, other[name]])
+                if test.rank and joined[name].kind == "either" and not joined[name].rank:
+                    joined[name].rank = test.rank if all(p.kind == "const" for p in joined[name].parts) else 0
+        return joined
+
+    def _do_for(self, node: ast.For | ast.AsyncFor) -> bool:
+        source = self.eval(node.iter)
+        self.emit(ITERATE, node, args=[source])
+        saved, guards = self.loops, self.guards
+        self.loops = (*saved, node)
+        self.bind(node.target, self.element(source))
+        self.run_body(node.body)
+        self.loops, self.guards = saved, guards
+        self.run_body(node.orelse)
+        return False
+
+    _do_asyncfor = _do_for
+
+    def _do_while(self, node: ast.While) -> bool:
+        self.eval(node.test)
+        saved, guards = self.loops, self.guards
+        self.loops = (*saved, node)
+        self.run_body(node.body)
+        self.loops, self.guards = saved, guards
+        self.run_body(node.orelse)
+        return False
+
+    def _do_with(self, node: ast.With | ast.AsyncWith) -> bool:
+        saved = self.withs
+        for item in node.items:
+            value = self.eval(item.context_expr)
+            self.withs = (*self.withs, value)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value)
+        leaves = self.run_body(node.body)
+        self.withs = saved
+        return leaves
+
+    _do_asyncwith = _do_with
+
+    def _do_try(self, node: ast.Try) -> bool:
+        guards = self.guards
+        self.caught += bool(node.handlers)
+        leaves = self.run_body(node.body)
+        self.caught -= bool(node.handlers)
+        kept = self.guards
+        for handler in node.handlers:
+            self.guards = (*guards, Guard(handler, Value("unknown", "except"), True))
+            self.eval(handler.type)
+            if handler.name:
+                self.frame.names[handler.name] = Value("unknown", "error")
+            self.run_body(handler.body)
+        self.guards = kept
+        if not leaves:
+            leaves = self.run_body(node.orelse)
+        return self.run_body(node.finalbody) or (leaves and not node.handlers)
+
+    _do_trystar = _do_try
+
+    def _do_match(self, node: ast.Match) -> bool:
+        test, saved = self.eval(node.subject), self.guards
+        names = dict(self.frame.names)
+        ends = [names]
+        for case in node.cases:
+            self._put_names(dict(names))
+            self.guards = (*saved, Guard(case, test, True))
+            if not self.run_body(case.body):
+                ends.append(self.frame.names)
+        self.guards = saved
+        joined = ends[0]
+        for end in ends[1:]:
+            joined = self._joined(joined, end, test)
+        self._put_names(joined)
+        return False
+
+    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        outer = self.frame if self.frame.names is not self.frame.module.names else None
+        self.frame.names[node.name] = Value("def", node.name, node=node, home=(self.frame.module, outer))
+        return False
+
+    _do_asyncfunctiondef = _do_functiondef
+
+    def _do_classdef(self, node: ast.ClassDef) -> bool:
+        value = Value("class", node.name, node=node)
+        value.cls = ClassInfo(node, self.frame.module)
+        self.frame.names[node.name] = value
+        return False
+
+    def _do_import(self, node: ast.Import) -> bool:
+        for alias in node.names:
+            module = self.project.find(alias.name, self.frame.module.path)
+            top = alias.name.partition(".")[0]
+            if module is not None:
+                self.load(module)
+                if alias.asname or "." not in alias.name:
+                    self.frame.names[alias.asname or top] = Value("file", alias.name, home=module)
+                else:
+                    self.frame.names[top] = self._package(alias.name, module)
+            elif alias.asname:
+                self.frame.names[alias.asname] = self.name(alias.name)
+            elif top not in self.frame.names or self.frame.names[top].kind != "file":
+                self.frame.names[top] = self.name(top)
+        return False
+
+    def _package(self, dotted: str, module: Module) -> Value:
+        """`import a.b`: the name `a`, through which `a.b` is found."""
+        value = Value("file", dotted, home=module)
+        for part in reversed(dotted.split(".")[1:]):
+            outer = Value("unknown", "package")
+            outer.attrs[part] = value
+            value = outer
+        return value
+
+    def _do_importfrom(self, node: ast.ImportFrom) -> bool:
+        dotted = node.module or ""
+        module = self.project.find(dotted, self.frame.module.path, node.level)
+        if module is not None:
+            self.load(module)
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if module is not None and alias.name == "*":
+                self.frame.names.update({k: v for k, v in module.names.items() if not k.startswith("_")})
+            elif module is not None and alias.name in module.names:
+                self.frame.names[name] = module.names[alias.name]
+            elif (
+                below := self.project.find(f"{dotted}.{alias.name}".strip("."), self.frame.module.path, node.level)
+            ) is not None:
+                self.load(below)
+                self.frame.names[name] = Value("file", alias.name, home=below)
+            elif module is not None:
+                self.frame.names[name] = Value("unknown", alias.name)
+            else:
+                self.frame.names[name] = self.name(f"{dotted}.{alias.name}" if not node.level else f"?.{alias.name}")
+        return False
+
+
+def trace_script(path: Path, parsed: dict[Path, Module | None] | None = None) -> list[Trace]:
+    """The traces of a file."""
+    return follow(Project(path, parsed))
+
+
+__all__ = ["Event", "Follower", "follow", "free", "trace_script"]

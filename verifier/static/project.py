@@ -1,0 +1,141 @@
+"""A script and the modules of its own folder that it imports: each parsed once, its imports resolved to dotted names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+# Old and private paths of what is public today; the longest match counts. Short prefixes are what the detectors compare with.
+_CANONICAL = {
+    "torch.distributed._composable.fsdp": "fsdp",
+    "torch.distributed.fsdp._fully_shard": "fsdp",
+    "torch.distributed.fsdp": "fsdp",
+    "torch.distributed._composable.checkpoint_activation": "ac",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": "ac",
+    "torch.distributed.checkpoint.state_dict": "dsd",
+    "torch.distributed.checkpoint.state_dict_saver": "dcp",
+    "torch.distributed.checkpoint.state_dict_loader": "dcp",
+    "torch.distributed.checkpoint.default_planner": "dcp",
+    "torch.distributed.checkpoint.filesystem": "dcp",
+    "torch.distributed.checkpoint": "dcp",
+    "torch.distributed._tensor": "tensor",
+    "torch.distributed.tensor": "tensor",
+    "torch.distributed.tensor.parallel": "tp",
+    "torch.distributed.device_mesh": "dist",
+    "torch.distributed.distributed_c10d": "dist",
+    "torch.distributed.nn.functional": "dist.nn",
+    "torch.distributed": "dist",
+    "torch.utils.data.distributed": "data",
+    "torch.utils.data.dataloader": "data",
+    "torch.utils.data": "data",
+    "torch.utils.checkpoint": "ac",
+    "torch.nn.functional": "F",
+    "torch.nn.utils.clip_grad": "torch.nn.utils",
+    "torch.nn.parameter": "torch.nn",
+    "torch.nn.modules": "torch.nn",
+    "torch.optim.adam": "torch.optim",
+    "torch.optim.adamw": "torch.optim",
+    "torch.optim.sgd": "torch.optim",
+    "torch.cuda.amp": "torch.amp",
+}
+
+
+def canonical(name: str) -> str:
+    """`torch.distributed._composable.fsdp.fully_shard` -> `fsdp.fully_shard`."""
+    if not name.startswith("torch."):
+        return name
+    head = name
+    while head:
+        if head in _CANONICAL:
+            short = _CANONICAL[head] + name[len(head) :]
+            return "fsdp." + short.rpartition(".")[2] if short.startswith("fsdp.") else short
+        head = head.rpartition(".")[0]
+    return name
+
+
+class ClassInfo:
+    """A class of the project: its own methods, and the names of its bases."""
+
+    __slots__ = ("bases", "fields", "home", "methods", "name", "node")
+
+    def __init__(self, node: ast.ClassDef, home: Module) -> None:
+        self.node, self.home, self.name = node, home, node.name
+        self.bases = node.bases
+        self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {
+            item.name: item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        self.fields = [
+            item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        ]
+
+
+def parse(path: Path) -> Module:
+    """The parsed file. Raises UserError, with the place, if it cannot be read as Python."""
+    try:
+        data = path.read_bytes()
+        tree = ast.parse(data, filename=str(path))
+    except SyntaxError as error:
+        place = f"{path}:{error.lineno or 1}:{error.offset or 1}"
+        raise UserError(f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()[:200]}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{path}:1:1: nested too deeply for Python itself to read") from None
+    except ValueError as error:
+        raise UserError(f"{path}:1:1: this is not Python: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return Module(path, data.decode("utf-8-sig", errors="replace"), tree)
+
+
+class Module:
+    """One parsed file."""
+
+    def __init__(self, path: Path, source: str, tree: ast.Module) -> None:
+        self.path, self.source, self.tree = path, source, tree
+        self.lines = source.splitlines()
+        self.names: dict[str, Any] = {}  # the module's globals, once it has been followed
+        self.state = ""  # "", "running", "done"
+
+    def code(self, line: int) -> str:
+        """The text of a line, stripped."""
+        return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+
+
+class Project:
+    """The files below the folder of a script, parsed when they are needed."""
+
+    def __init__(self, script: Path, parsed: dict[Path, Module | None] | None = None) -> None:
+        self.folder = script.parent
+        self.parsed = {} if parsed is None else parsed
+        self.modules: list[Module] = []
+        self.script = self.module_at(script)
+
+    def module_at(self, path: Path) -> Module | None:
+        """The parsed file, or None if it cannot be read as Python."""
+        if path not in self.parsed:
+            try:
+                self.parsed[path] = parse(path)
+            except UserError:
+                self.parsed[path] = None
+        module = self.parsed[path]
+        if module is not None and module not in self.modules:
+            if len(self.modules) >= 200:
+                return None
+            module.names, module.state = {}, ""
+            self.modules.append(module)
+        return module
+
+    def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
+        """The project's module of that name, as the importer would find it."""
+        if level:
+            bases = [importer.parents[level - 1]] if level <= len(importer.parents) else []
+        else:
+            bases = [self.folder, self.folder.parent] if (self.folder / "__init__.py").is_file() else [self.folder]
+        for base in bases:
+            place = base.joinpath(*dotted.split(".")) if dotted else base
+            for path in (place.with_suffix(".py") if dotted else place / "__init__.py", place / "__init__.py"):
+                if path.is_file():
+                    return self.module_at(path)
+        return None

@@ -1,0 +1,99 @@
+"""`# fsdp2: ignore[rule] reason`: on the line, or on a line of its own above. Without a reason it counts for nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ..finding import Hit
+from .events import hit_at
+from .project import Module
+
+RULE = "unused-suppression"
+_FORM = re.compile(r"#\s*fsdp2:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?P<reason>.*)")
+
+
+class Suppression:
+    """One comment: the rules that it names, the lines that it covers, and whether it was of use."""
+
+    def __init__(self, module: Module, line: int, rules: tuple[str, ...], reason: str, lines: range) -> None:
+        self.module, self.line, self.rules, self.reason, self.lines = module, line, rules, reason, lines
+        self.used: set[str] = set()
+
+    def covers(self, rule: str, location: dict[str, Any] | None) -> bool:
+        """Whether it stands at a place, for a rule, with a reason."""
+        if location is None or not self.reason or rule not in self.rules:
+            return False
+        return location["file"] == str(self.module.path) and location["line"] in self.lines
+
+    def told(self) -> str:
+        """What a finding says that it covers."""
+        return f"suppressed at {self.module.path.name}:{self.line}: {self.reason}"
+
+    def hit(self, told: str) -> Hit:
+        """A hit of the rule on suppressions."""
+        return hit_at(RULE, told, self.module, self.line, "<module>")
+
+
+def read(module: Module) -> Iterator[Suppression]:
+    """The suppressions of a file, in order."""
+    if "fsdp2:" not in module.source:
+        return
+    spans = list(_spans(module.tree))
+    for line, column, comment in _comments(module):
+        match = _FORM.match(comment)
+        if match is None:
+            continue
+        rules = tuple(r.strip() for r in (match["rules"] or "").split(",") if r.strip())
+        at = line if module.lines[line - 1][:column].strip() else _next_code(module, line)
+        inside = [span for span in spans if at in span]
+        covered = min(inside, key=len, default=range(at, at + 1))
+        yield Suppression(module, line, rules, match["reason"].strip(" -:"), covered)
+
+
+def _comments(module: Module) -> Iterator[tuple[int, int, str]]:
+    """(line, column, text) of every comment that may be one of ours."""
+    import io
+    import tokenize
+
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+            if token.type == tokenize.COMMENT and "fsdp2" in token.string:
+                yield token.start[0], token.start[1], token.string
+    except (tokenize.TokenError, IndentationError):
+        return
+
+
+def _next_code(module: Module, line: int) -> int:
+    """The next line that is neither empty nor a comment."""
+    for number in range(line + 1, len(module.lines) + 1):
+        text = module.lines[number - 1].strip()
+        if text and not text.startswith("#"):
+            return number
+    return line
+
+
+def _spans(tree: ast.Module) -> Iterator[range]:
+    """The lines of each statement; of a compound one, its head."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            first = min((d.lineno for d in getattr(node, "decorator_list", [])), default=node.lineno)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            yield range(first, max(last, node.lineno) + 1)
+
+
+def problems(suppressions: Collection[Suppression], known: Collection[str], judged: Collection[str]) -> Iterator[Hit]:
+    """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) nothing to suppress."""
+    for one in suppressions:
+        if not one.rules:
+            yield one.hit("names no rule: `# fsdp2: ignore[rule-name] reason`")
+        for rule in one.rules:
+            if rule not in known:
+                yield one.hit(f"names '{rule}', which is no rule")
+            elif not one.reason:
+                yield one.hit(f"gives no reason for ignoring {rule}, so it is not followed")
+            elif rule in judged and rule not in one.used:
+                yield one.hit(f"ignores {rule}, which is not seen there")
