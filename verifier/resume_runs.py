@@ -78,7 +78,9 @@ def _end_with_save(target: Target, runner: Runner, train: Run | None, after: int
 
     A script that saves after the last compared step too would resume from there, where there is nothing to compare with.
     """
-    if train is None or max(r["after_step"] for r in train.places("checkpoint") if r["op"] in SAVES) < train.steps():
+    saves = [r for r in train.places("checkpoint") if r["op"] in SAVES] if train is not None else []
+    sharded = [r["after_step"] for r in saves if r["op"] != "torch.save"]
+    if train is None or max(sharded or [r["after_step"] for r in saves]) < train.steps():
         return None
     if (reason := _elsewhere(runner, train)) is not None:
         return f"it saves after step {train.steps()} too, and {reason}"

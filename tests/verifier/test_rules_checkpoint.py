@@ -119,6 +119,11 @@ class TestHolds:
         found = judge(self.rule, both, opened=opened(w=tensor()))
         assert (found.status, "1 of them are not in it" in found.evidence) == ("fail", True)
 
+    def test_a_mask_with_infinities_is_no_difference(self) -> None:
+        mask = tensor(sketch=[float("inf"), *[float("nan")] * 4])
+        assert judge(self.rule, train([saving({"m": mask})], []), opened=opened(m=mask)).status == "pass"
+        assert judge(self.rule, train([saving({"m": mask})], []), opened=opened(m=tensor())).status == "fail"
+
     def test_the_last_save_to_a_path_counts(self) -> None:
         twice = train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], [])
         assert judge(self.rule, twice, opened=opened(w=tensor(sketch=B))).status == "pass"

@@ -124,6 +124,8 @@ def _holds(entry: Record | None, options: list[list[float]]) -> bool:
     if entry is None or entry.get("sketch") is None:
         return False
     value: list[Any] = entry["sketch"]
+    if not all(map(math.isfinite, value)):  # a mask with infinities has no sketch to compare
+        return any(not all(map(math.isfinite, other)) for other in options)
     loose = 2.0**-6 if entry["dtype"] in ("bfloat16", "float16") else 1e-9
     return any(
         difference(value, other) <= loose * math.sqrt(max(other[0], 0.0)) + 1e-30 or value == other for other in options
