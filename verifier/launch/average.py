@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .client import Launcher
+if TYPE_CHECKING:  # the rules read the constants here, and lint must not import processes
+    from .client import Launcher
 from .request import Request
 
 RIGHT = ("2.13.0",)
