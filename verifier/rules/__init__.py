@@ -9,17 +9,22 @@ from . import (
     environment,
     gradients,
     hang,
+    hang_named,
     init,
     mesh,
     optimizer,
     parity,
     precision,
+    raised_mesh,
+    raised_mixed,
+    raised_model,
+    raised_numbers,
     traffic,
     wrapping,
 )
 from .base import Rule
 
-FAMILIES = (
+SILENT = (
     environment,
     wrapping,
     init,
@@ -31,7 +36,7 @@ FAMILIES = (
     clipping,
     checkpoint,
     traffic,
-    hang,
-    parity,
 )
+RAISED = (raised_model, raised_mixed, raised_numbers, raised_mesh)
+FAMILIES = (*SILENT, *RAISED, hang_named, hang, parity)
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}
