@@ -1,6 +1,7 @@
 """The small setting in which the code blocks of the documents are run: one rank, gloo, a decoder with two blocks.
 
 `python docs_setting.py FOLDER` runs every block*.py there, each in names of its own, and prints {number: error} as JSON.
+A block with a comment `# raises ErrorName` must raise that error.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -162,10 +164,15 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     failed = {}
     for file in sorted(folder.glob("block*.py")):
+        block = file.read_text(encoding="utf-8")
+        expected = re.search(r"# raises (\w+)", block)
+        told = "ran to its end" if expected else ""
         try:
-            runpy.run_path(str(file), init_globals=setting(folder, file.read_text(encoding="utf-8")))
+            runpy.run_path(str(file), init_globals=setting(folder, block))
         except Exception as error:
-            failed[file.stem.removeprefix("block").lstrip("0") or "0"] = f"{type(error).__name__}: {error}"[:300]
+            told = "" if expected and expected[1] == type(error).__name__ else f"{type(error).__name__}: {error}"[:300]
+        if told:
+            failed[file.stem.removeprefix("block").lstrip("0") or "0"] = told
     dist.destroy_process_group()
     print(json.dumps(failed))
 

@@ -56,9 +56,31 @@ def blame(run: Run) -> Blame:
         suspects.append((victim, at, order, item.rank))
     if not suspects:
         return Blame(0, "the run ended without a reason that can be named", None, "Look at the output of the ranks.")
+    if all(victim for victim, *_ in suspects) and (gone := _left_in_silence(run)) is not None:
+        return gone
     rank = min(suspects)[3]
     end = _fault(run.traces[rank])
     return _explain(run, rank, ended[rank].code, end)
+
+
+def _left_in_silence(run: Run) -> Blame | None:
+    """The rank that came to the end of its script while the others still waited for it."""
+    for trace in run.traces:
+        if trace.end is not None and trace.end["how"] in ("return", "stopped", "sys.exit"):
+            waiting = next(t for t in run.traces if t.end is not None and t.end["how"] == "exception")
+            frames = waiting.end["frames"] if waiting.end is not None else []
+            told = (
+                f"rank {trace.rank} came to its end, and rank {waiting.rank} still waited for it{_stack_text(frames)}"
+            )
+            return Blame(trace.rank, told, frames[0] if frames else None, _TOGETHER)
+    return None
+
+
+def _gist(message: str) -> str:
+    """The first line of a message; of DCP's, which holds whole tracebacks, the first line that names an error."""
+    lines = message.strip().splitlines() or [""]
+    errors = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
+    return errors[0] if lines[0].startswith("CheckpointException") and errors else lines[0]
 
 
 def _fault(trace: Trace) -> dict[str, Any] | None:
@@ -82,13 +104,24 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
     frames = end["frames"]
     line = frames[0] if frames else None
     if end["how"] == "exception":
-        message = str(end["message"]).strip().splitlines()
-        told = f"rank {rank} raised {end['error']}: {(message or [''])[0][:300]}{_stack_text(frames)}"
+        told = f"rank {rank} raised {end['error']}: {_gist(str(end['message']))[:300]}{_stack_text(frames)}"
         mend = "Mend the error at that line; the other ranks only lost their peer."
         return Blame(rank, told, line, mend, f"{end['error']}: {end['message']}", tuple(frames))
     said = f" ({end['message']})" if end.get("message") else ""
     told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
     return Blame(rank, told, line, _TOGETHER)
+
+
+def is_victim(trace: Trace) -> bool:
+    """Whether a rank ended only because another one had gone."""
+    end = _fault(trace)
+    return end is not None and _VICTIM.search(str(end.get("message", ""))) is not None
+
+
+def own_frames(text: str) -> tuple[list[dict[str, Any]], bool]:
+    """The user's frames in a stack dump, innermost first, and whether the rank was waiting in torch."""
+    frames = _frames(text)
+    return [f for f in frames if _is_own(f["file"])], bool(frames) and bool(_WAITS.search(frames[0]["file"]))
 
 
 def _hang(run: Run) -> Blame:

@@ -59,6 +59,9 @@ class Run:
     seconds: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
+    progress: dict[int, list[Record]] = field(
+        default_factory=dict
+    )  # by rank: events {"op", "frames", "value"}, in order
     command: str = ""
     note: str = ""  # what was done to it, or to the checkpoint that it finds
 
@@ -200,13 +203,15 @@ class Run:
 
 def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str) -> Run:
     """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
-    traces, stacks, errors = [], {}, {}
+    traces, stacks, errors, progress = [], {}, {}, {}
     for rank in sorted(e["rank"] for e in answer["ranks"]):
         traces.append(Trace(rank, tuple(_read(folder / f"rank{rank}.jsonl"))))
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
+        progress[rank] = _events(_text(folder / f"rank{rank}.progress", limit=None))
     ended = tuple(Ended(e["rank"], e["code"], e["killed"]) for e in answer["ranks"])
-    return Run(role, world_size, tuple(traces), ended, answer["timed_out"], answer["seconds"], stacks, errors, command)
+    timed_out, seconds = answer["timed_out"], answer["seconds"]
+    return Run(role, world_size, tuple(traces), ended, timed_out, seconds, stacks, errors, progress, command)
 
 
 def difference(a: Sketch, b: Sketch) -> float:
@@ -236,6 +241,19 @@ def _read(path: Path) -> list[Record]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
     lines = _text(path, limit=None).split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def _events(text: str) -> list[Record]:
+    """The events of a progress log (see probe/hooks_progress.py)."""
+    keys: list[Record] = []
+    found = []
+    for line in text.split("\n")[:-1]:
+        if line.startswith("+"):
+            keys.append(json.loads(line[1:]))
+        else:
+            key, _, value = line.partition(" ")
+            found.append({**keys[int(key)], "value": int(value) if value else None})
+    return found
 
 
 def _text(path: Path, limit: int | None = 20_000) -> str:

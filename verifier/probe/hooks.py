@@ -27,6 +27,7 @@ from . import (
     hooks_gradients,
     hooks_optimizer,
     hooks_precision,
+    hooks_progress,
     hooks_traffic,
     hooks_wrapping,
     simulation,
@@ -54,6 +55,7 @@ def install(session: Session) -> None:
         hooks_optimizer,
         hooks_data,
         hooks_wrapping,
+        hooks_progress,  # last: it listens around the others
     ):
         topic.install(session)
     if session.stand_in:

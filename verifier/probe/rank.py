@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import hooks, opener
+from . import hooks, hooks_raised, opener
 from .recorder import Recorder
 from .session import Session, StopRun, trace_path
 
@@ -57,6 +57,7 @@ def _run_script(script: Path, recorder: Recorder) -> int:
         return code
     except BaseException as error:
         name = type(error).__name__
+        hooks_raised.note(recorder, error)
         recorder.write("end", how="exception", error=name, message=str(error), frames=recorder.stack(error))
         traceback.print_exception(error)
         return 1

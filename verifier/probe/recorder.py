@@ -24,7 +24,8 @@ class Recorder:
 
     def __init__(self, path: Path, project: str) -> None:
         self._file = path.open("w", encoding="utf-8")
-        self._project = project
+        self.path = path
+        self.project = project
         self._process = os.getpid()
         self._seq = 0
 
@@ -66,7 +67,7 @@ class Recorder:
             while frame is not None:
                 places.append(_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
                 frame = frame.f_back
-        own = [p for p in places if p["file"].startswith(self._project + os.sep) and "site-packages" not in p["file"]]
+        own = [p for p in places if p["file"].startswith(self.project + os.sep) and "site-packages" not in p["file"]]
         return own or [p for p in places if not _internal(p["file"])]
 
 

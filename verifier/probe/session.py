@@ -60,7 +60,7 @@ class Session:
 
     def on_call(self, module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
         """A module is called while no other is running; `arguments()` are the leaves of what it is given."""
-        if self.in_backward or next(module.parameters(), None) is None:
+        if self.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
         if all(module is not root for _, root in self.roots):
             self.adopt(module)
@@ -140,7 +140,7 @@ class Session:
         policy = options.get("mp_policy")
         reshard = options.get("reshard_after_forward")
         parameters = [
-            {"name": name, "cls": class_name(module), "sketch": sketch(param)}
+            {"name": name, "cls": class_name(module), "dtype": str(param.dtype), "sketch": sketch(param)}
             for module in modules
             for name, param in module.named_parameters()
             if not torchlib.layout(param, 0)["sharded"] and param.device.type != "meta"
@@ -150,6 +150,7 @@ class Session:
             modules=[class_name(module) for module in modules],
             param_dtype=dtype_of(policy, "param_dtype"),
             reduce_dtype=dtype_of(policy, "reduce_dtype"),
+            output_dtype=dtype_of(policy, "output_dtype"),
             reshard_after_forward=reshard if isinstance(reshard, bool | int) else None,
             parameters=parameters,
             at_line=self.recorder.here(),

@@ -8,6 +8,7 @@
 | `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
 | `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
 | `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
+| `utils.data.dataloader._BaseDataLoaderIter` | the batches that a loader has given | 2.13.0 |
 | `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
 | `distributed.checkpoint.state_dict_saver._stateful_to_state_dict` | what a DCP save is about to take | 2.13.0 |
 """
@@ -27,6 +28,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
+__all__ = ["LoaderIterator", "Slot", "box", "groups", "layout", "leaves", "local", "slots"]
 
 
 @dataclass

@@ -11,18 +11,23 @@ from . import (
     environment,
     gradients,
     hang,
+    hang_named,
     init,
     mesh,
     optimizer,
     parity,
     precision,
+    raised_mesh,
+    raised_mixed,
+    raised_model,
+    raised_numbers,
     source,
     traffic,
     wrapping,
 )
 from .base import Rule
 
-FAMILIES = (
+SILENT = (
     environment,
     wrapping,
     compiling,
@@ -36,8 +41,14 @@ FAMILIES = (
     clipping,
     checkpoint,
     traffic,
+)
+RAISED = (raised_model, raised_mixed, raised_numbers, raised_mesh)
+FAMILIES = (
+    *SILENT,
+    *RAISED,
+    hang_named,
     hang,
     parity,
-    source,  # last: what is ignored for nothing is known when all others have judged
-)
+    source,
+)  # source last: what is ignored for nothing is known then
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from ..blame import blame
+from ..blame import Blame, blame
 from ..evidence import Evidence
 from ..finding import Finding
+from ..trace import Record, Run
 
 SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
 
@@ -71,9 +72,11 @@ class SourceRule(Rule):
 class RaisedRule(Rule):
     """A clause that torch itself enforces, with an error that does not say what to do.
 
-    `pattern` is searched in `ErrorName: message` of the error that made a run fail.
+    `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several rules know one text,
+    `fits` decides, by what the run recorded.
     """
 
+    simulated = True
     pattern: ClassVar[str]
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -81,11 +84,22 @@ class RaisedRule(Rule):
             if run is None or run.completed:
                 continue
             cause = blame(run)
-            if (found := re.search(self.pattern, cause.error)) is not None:
-                return self.failed(f"the {run.role} run stopped: {self.told(found, cause.text)}", cause.location)
-        if evidence.train is None or (not evidence.train.completed and evidence.train.steps() == 0):
-            return self.unknown("the train run stopped before its first step, for another reason")
+            found = re.search(self.pattern, cause.error)
+            if found is not None and self.fits(run, cause):
+                return self.failed(
+                    f"the {run.role} run stopped: {self.told(found, cause.text)}", self.place(run, cause)
+                )
+        if evidence.train is None or evidence.train.steps() == 0:
+            return self.unknown("the train run made no step, for another reason")
         return self.passed("no run was stopped by it")
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        """Whether the error is this rule's, beyond its text."""
+        return True
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The user's line that is to be changed."""
+        return cause.location
 
     def told(self, found: re.Match[str], text: str) -> str:
         """What is said of a match; `text` is what `blame` says of the run."""

@@ -10,6 +10,7 @@ from ..finding import Finding
 from ..trace import Run
 from . import groups
 from .base import Rule, count, some
+from .raised_mixed import stopped_on_plain_weights
 
 NOT_USED = "the script never called fully_shard"
 
@@ -153,7 +154,7 @@ class RootNotWrapped(Rule):
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
         apart = [name for name in plain if _gradients_differ(run, name)]
-        crashed = not run.completed and "mixed torch.Tensor and DTensor" in "".join(run.stderr.values())
+        crashed = stopped_on_plain_weights(run)
         if apart or crashed:
             what = "their gradients are not reduced and differ between ranks" if apart else "the run stopped on them"
             return self.failed(

@@ -1,6 +1,6 @@
 """A small GPT that logs the norm of its weights.
 
-rule: run-completes
+rule: rank-conditional-collective
 silent: false
 timeout: 15
 """

@@ -1,0 +1,362 @@
+"""Why ranks wait for one another, told from hand-made logs of what they called: the right rule, and none where none is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from records import micro, model, run, step, stepped
+from verified_fsdp2.verifier import branches
+from verified_fsdp2.verifier.blame import blame
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.meeting import parting
+from verified_fsdp2.verifier.rules import RULES, hang_named
+from verified_fsdp2.verifier.trace import Ended, Run, Trace, read_run
+
+NAMES = [cls.name for cls in hang_named.RULES]
+LOOP = """
+def main():
+    for step, batch in enumerate(batches):
+        loss = model(batch)  # F
+        {between}
+        loss.backward()  # B
+        optimizer.step()  # S
+    dist.all_reduce(total)  # R
+    dist.barrier()  # X
+"""
+TURN = "forward@F backward@B step@S "
+
+
+class Script:
+    """A source whose lines carry marks, and logs that speak of them: `forward@F` is a forward at the line marked `# F`."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.path = folder / "train.py"
+        self.path.write_text(source)
+        self.lines = {
+            line.rpartition("# ")[2].strip(): n for n, line in enumerate(source.splitlines(), 1) if "# " in line
+        }
+
+    def events(self, text: str) -> list[dict[str, Any]]:
+        return [self.event(word) for word in text.split()]
+
+    def event(self, word: str) -> dict[str, Any]:
+        what, _, where = word.partition("@")
+        op, _, value = what.partition("=")
+        frames = [
+            [str(self.path), self.lines[mark.partition(":")[0]], mark.partition(":")[2] or "main"]
+            for mark in where.split("<")
+        ]
+        return {"op": op.replace("_data", " of data"), "frames": frames, "value": int(value) if value else None}
+
+    def hung(self, *logs: str, **more: Any) -> Run:
+        traces = tuple(Trace(rank, ()) for rank in range(len(logs)))
+        ended = tuple(Ended(rank, -9, True) for rank in range(len(logs)))
+        progress = {rank: self.events(log) for rank, log in enumerate(logs)}
+        return Run("train", len(logs), traces, ended, **{"timed_out": True, "progress": progress, **more})
+
+    def named(self, *logs: str, **more: Any) -> Finding | None:
+        evidence = Evidence(train=self.hung(*logs, **more))
+        failed = [f for name in NAMES if (f := RULES[name].judge(evidence)).status == "fail"]
+        assert len(failed) <= 1
+        return failed[0] if failed else None
+
+
+def named(tmp_path: Path, source: str, *logs: str) -> tuple[str, int] | None:
+    found = Script(tmp_path, source).named(*logs)
+    return (found.rule, found.location["line"]) if found is not None and found.location is not None else None
+
+
+def line(source: str, text: str) -> int:
+    return next(n for n, row in enumerate(source.splitlines(), 1) if text in row)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "if rank == 0:",
+        "if dist.get_rank() == 0 and step % 10 == 0:",
+        "if self.is_main_process:",
+        "if chosen:",
+        "if not other:",
+        "while rank < 1:",
+    ],
+)
+def test_a_collective_under_a_condition_on_the_rank(tmp_path: Path, guard: str) -> None:
+    source = f"""
+chosen = dist.get_rank() == 0
+other = RANK != 0
+def main():
+    loss = model(batch)  # F
+    {guard}
+        state = get_model_state_dict(model)  # G
+    loss.backward()  # B
+"""
+    found = named(tmp_path, source, "forward@F get_model_state_dict@G", "forward@F backward@B")
+    assert found == ("rank-conditional-collective", line(source, "# G"))
+
+
+def test_an_early_return_of_the_other_ranks(tmp_path: Path) -> None:
+    source = """
+def save():
+    if dist.get_rank() != 0:
+        return
+    state = get_model_state_dict(model)  # G
+def main():
+    loss = model(batch)  # F
+    save()  # C
+    loss.backward()  # B
+"""
+    found = named(tmp_path, source, "forward@F get_model_state_dict@G:save<C", "forward@F backward@B")
+    assert found == ("rank-conditional-collective", line(source, "# G"))
+
+
+def test_the_condition_may_stand_around_the_caller(tmp_path: Path) -> None:
+    source = """
+def evaluate():
+    return model(batch)  # E
+def main():
+    loss = model(batch)  # F
+    if rank == 0:
+        evaluate()  # C
+    loss.backward()  # B
+"""
+    found = named(tmp_path, source, "forward@F forward@E:evaluate<C", "forward@F backward@B")
+    assert found == ("rank-conditional-collective", line(source, "# C"))
+
+
+def test_two_sides_of_a_broadcast_are_no_parting(tmp_path: Path) -> None:
+    source = """
+def main():
+    if rank == 0:
+        dist.broadcast(x, 0)  # S
+    else:
+        dist.broadcast(y, 0)  # R
+    loss = model(batch)  # F
+    time.sleep(600)
+"""
+    script = Script(tmp_path, source)
+    assert script.named("broadcast@S forward@F", "broadcast@R forward@F") is None
+    assert parting(script.hung("broadcast@S forward@F", "broadcast@R forward@F")) is None
+
+
+@pytest.mark.parametrize(
+    ("between", "logs", "told"),
+    [
+        ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
+        ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
+        ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
+    ],
+)
+def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, logs: tuple[str, str], told: str) -> None:
+    source = LOOP.format(between=between)
+    found = Script(tmp_path, source).named(TURN + logs[0], TURN + logs[1])
+    assert found is not None
+    assert (found.rule, told in found.evidence) == ("rank-local-control-flow", True)
+    assert found.location is not None
+    assert found.location["line"] == line(source, between)
+
+
+def test_a_branch_around_a_collective_and_one_around_a_step(tmp_path: Path) -> None:
+    source = """
+def main():
+    for batch in batches:
+        loss = model(batch)  # F
+        if loss > 0:  # I
+            loss.backward()  # B
+        if norm < limit:  # J
+            optimizer.step()  # S
+"""
+    turn = "forward@F backward@B step@S "
+    want = ("rank-local-control-flow", line(source, "# I"))
+    assert named(tmp_path, source, turn + "forward@F backward@B", turn + "forward@F forward@F") == want
+    want = ("rank-local-control-flow", line(source, "# J"))
+    assert (
+        named(tmp_path, source, turn + "forward@F backward@B step@S", turn + "forward@F backward@B forward@F") == want
+    )
+
+
+def test_a_step_under_a_condition_on_the_rank_is_a_local_decision(tmp_path: Path) -> None:
+    source = """
+def main():
+    for step, batch in enumerate(batches):
+        loss = model(batch)  # F
+        loss.backward()  # B
+        if not (step == 2 and rank == 1):  # J
+            optimizer.step()  # S
+"""
+    found = named(tmp_path, source, TURN, "forward@F backward@B forward@F")
+    assert found == ("rank-local-control-flow", line(source, "# J"))
+
+
+def test_a_handler_that_goes_on(tmp_path: Path) -> None:
+    source = """
+def train_step():
+    try:
+        loss = model(batch)  # F
+        loss.backward()  # B
+    except torch.OutOfMemoryError:  # O
+        return None
+    optimizer.step()  # S
+def main():
+    for batch in batches:
+        train_step()  # C
+        dist.all_reduce(loss)  # R
+"""
+    turn = "forward@F:train_step<C backward@B:train_step<C step@S:train_step<C all_reduce@R "
+    want = ("rank-local-control-flow", line(source, "# O"))
+    assert named(tmp_path, source, turn + "forward@F:train_step<C", turn + "all_reduce@R") == want
+    again = source.replace("return None", "raise")
+    assert named(tmp_path, again, turn + "forward@F:train_step<C", turn + "all_reduce@R") != want
+
+
+def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
+    source = LOOP.format(between="if loss < 1: break")
+    logs = (TURN + "forward@F", TURN + "end_data=1@F all_reduce@R")
+    found = Script(tmp_path, source).named(*logs)
+    assert found is not None
+    assert found.rule == "uneven-batches-hang"
+    assert "ended on rank 1 after 1 batch," in found.evidence
+
+
+def test_a_loader_that_ends_on_all_ranks_explains_nothing(tmp_path: Path) -> None:
+    source = LOOP.format(between="pass")
+    logs = (TURN + "end_data=1@F all_reduce@R", TURN + "end_data=1@F barrier@X")
+    assert named(tmp_path, source, *logs) is None
+
+
+def test_a_plain_loop_that_one_rank_has_left(tmp_path: Path) -> None:
+    source = LOOP.format(between="pass")
+    found = named(tmp_path, source, TURN + TURN, TURN + "all_reduce@R")
+    assert found == ("uneven-batches-hang", line(source, "for step"))
+
+
+def test_a_common_limit_on_steps_is_no_local_branch(tmp_path: Path) -> None:
+    source = LOOP.format(between="if step == args.steps: break")
+    found = named(tmp_path, source, TURN + TURN, TURN + "all_reduce@R")
+    assert found == ("uneven-batches-hang", line(source, "for step"))
+
+
+def test_a_rank_that_sleeps_is_not_explained(tmp_path: Path) -> None:
+    source = LOOP.format(between="time.sleep(600)")
+    assert named(tmp_path, source, TURN + "forward@F backward@B", TURN + "forward@F") is None
+
+
+def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
+    script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
+    end = {"kind": "end", "how": "exception", "error": "ValueError", "message": "bad", "frames": [], "at": 1.0}
+    traces = (Trace(0, ()), Trace(1, (end,)))
+    ended = (Ended(1, 1, False), Ended(0, -9, True))
+    assert script.named(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False) is None
+    run = script.hung(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False)
+    assert parting(Run("train", 2, traces, ended, progress=run.progress)) is None
+
+
+def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
+    script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
+    lost = {
+        "kind": "end",
+        "how": "exception",
+        "error": "RuntimeError",
+        "message": "Connection closed by peer [127.0.0.1]:1",
+        "frames": [{"file": "train.py", "line": 4, "function": "main", "code": ""}],
+        "at": 2.0,
+    }
+    traces = (Trace(0, (lost,)), Trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
+    logs = script.hung(TURN + "forward@F", TURN)
+    left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
+    assert "rank 1 came to its end, and rank 0 still waited for it" in blame(left).text
+    found = [n for n in NAMES if RULES[n].judge(Evidence(train=left)).status == "fail"]
+    assert found == ["rank-local-control-flow"]
+
+
+def test_an_implicit_collective_is_read_from_the_stack(tmp_path: Path) -> None:
+    source = """
+def main():
+    loss = model(batch)  # F
+    if rank == 0:
+        print(model.head.weight.norm().item())  # N
+    loss.backward()  # B
+"""
+    script = Script(tmp_path, source)
+    dump = f"""Current thread 0x1 (most recent call first):
+  File "/x/torch/distributed/_functional_collectives.py", line 9 in wait
+  File "{script.path}", line {line(source, "# N")} in main
+"""
+    found = script.named("forward@F", "forward@F backward@B", stacks={0: dump, 1: ""})
+    assert found is not None
+    assert found.location is not None
+    assert (found.rule, found.location["line"]) == ("rank-conditional-collective", line(source, "# N"))
+
+
+class TestLengthsForeseen:
+    SOURCE = """
+def main():
+    for batch in {loader}:  # D
+        loss = model(batch)  # F
+        {inside}
+    for batch in other:
+        use(batch)
+"""
+
+    def judge(self, tmp_path: Path, logs: tuple[str, str], loader: str = "loader", inside: str = "pass") -> Finding:
+        script = Script(tmp_path, self.SOURCE.format(loader=loader, inside=inside))
+        rank = [model(), micro(), step(), stepped()]
+        done = run(rank, rank, progress={r: script.events(log) for r, log in enumerate(logs)})
+        return RULES["uneven-batches-hang"].judge(Evidence(train=done))
+
+    def test_lengths_that_differ_fail_where_the_loop_takes_all(self, tmp_path: Path) -> None:
+        found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")
+        assert (found.status, "has 8, 6 batches" in found.evidence) == ("fail", True)
+        assert found.location is not None
+        assert found.location["line"] == 3
+
+    @pytest.mark.parametrize(
+        ("loader", "inside"),
+        [("loader", "if step > 9: break"), ("islice(loader, 5)", "pass"), ("zip(loader, range(5))", "pass")],
+    )
+    def test_a_loop_that_may_end_sooner_passes_with_a_word(self, tmp_path: Path, loader: str, inside: str) -> None:
+        found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader, inside)
+        assert (found.status, "has 8, 6 batches" in found.evidence) == ("pass", True)
+
+    @pytest.mark.parametrize(
+        "logs",
+        [
+            ("data=8@D forward@F", "data=8@D forward@F"),
+            ("data=8@D", "data@D"),
+            ("forward@F", "forward@F"),
+        ],
+    )
+    def test_equal_or_unknown_lengths_pass(self, tmp_path: Path, logs: tuple[str, str]) -> None:
+        found = self.judge(tmp_path, logs)
+        assert (found.status, found.evidence) == ("pass", "no run was stopped by it")
+
+    def test_a_loop_without_the_model_passes(self, tmp_path: Path) -> None:
+        assert self.judge(tmp_path, ("data=8@D", "data=6@D")).status == "pass"
+
+
+def test_a_source_that_is_gone_explains_nothing() -> None:
+    assert branches.rank_guard("/nowhere.py", 3) is None
+    assert branches.skipping_branch("/nowhere.py", 1, 3) is None
+    assert branches.loop_is_plain("/nowhere.py", 3) is None
+
+
+def test_a_progress_log_is_read(tmp_path: Path) -> None:
+    text = '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames": []}\n1\n1\n0 8\n1'
+    (tmp_path / "rank0.progress").write_text(text)
+    done = read_run(
+        tmp_path,
+        "train",
+        {"ranks": [{"rank": 0, "code": 0, "killed": False}], "timed_out": False, "seconds": 1.0},
+        1,
+        "",
+    )
+    assert [(e["op"], e["value"]) for e in done.progress[0]] == [
+        ("data", 8),
+        ("forward", None),
+        ("forward", None),
+        ("data", 8),
+    ]

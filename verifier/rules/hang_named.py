@@ -1,0 +1,219 @@
+"""Rules that name why ranks wait for one another, from the logs of what each rank has called."""
+
+from __future__ import annotations
+
+from ..branches import Branch, leaving_branch, loop_is_plain, loop_of, rank_guard, skipping_branch
+from ..evidence import Evidence
+from ..finding import Finding
+from ..meeting import Parting, fork, location, parting, place
+from ..trace import Record, Run
+from .base import Rule, count
+
+Named = tuple[str, str, Record]  # rule, what is told, the user's line
+
+
+def named(part: Parting) -> Named | None:
+    """The rule that explains a parting, if one does."""
+    return _by_rank(part) or _by_data(part) or _by_branch(part) or _by_loop(part)
+
+
+def _by_rank(part: Parting) -> Named | None:
+    """A rank is in a collective that stands under a condition on the rank."""
+    for rank, event in part.events.items():
+        for frame in event["frames"] if event is not None and event["op"] != "step" else ():
+            guard = rank_guard(frame[0], frame[1])
+            if event is not None and guard is not None:
+                what = f"rank {rank} is in {event['op']} under `{guard.text}` (line {guard.line}): {part.told()}"
+                return "rank-conditional-collective", what, location(frame)
+    return None
+
+
+def _by_data(part: Parting) -> Named | None:
+    """Some rank's loader has come to its end, and another's has not."""
+    ends = {rank: [n for n in notes if n["op"] == "end of data"] for rank, notes in part.notes.items()}
+    done = {rank: notes[0] for rank, notes in ends.items() if notes}
+    if not done or len(done) == len(ends):
+        return None
+    rank, end = next(iter(done.items()))
+    if not end["frames"]:
+        return None
+    what = f"the loader at {place(end)} ended on rank {rank} after {count(end['value'], 'batch').replace('batchs', 'batches')}, "
+    return "uneven-batches-hang", f"{what}while other ranks have more: {part.told()}", location(end["frames"][0])
+
+
+def _by_branch(part: Parting) -> Named | None:
+    """Between the last common event and the parting stands a branch that some ranks took."""
+    for missed in part.events.values():
+        for other in part.events.values():
+            if missed is other or missed is None or part.before is None:
+                continue
+            for file, before, line, function in _ways(part.before, missed):
+                branch = skipping_branch(file, before, line)
+                if branch is not None:
+                    return _took(branch, part, (file, branch.line, function))
+    return None
+
+
+def _ways(before: Record, missed: Record) -> list[tuple[str, int | None, int, str]]:
+    """(file, line before, line missed, function): where the two events part, and in every function entered after that."""
+    at = fork(before, missed)
+    if at is None:
+        return []
+    (file, line, _), (_, target, function) = at
+    inner = [tuple(f) for f in missed["frames"]]
+    inner = inner[: inner.index((file, target, function))]
+    return [(file, line, target, function), *((f[0], None, f[1], f[2]) for f in reversed(inner))]
+
+
+def _by_loop(part: Parting) -> Named | None:
+    """A rank has left a loop in which another one goes on."""
+    for rank, inside in part.events.items():
+        for frame in inside["frames"] if inside is not None else ():
+            file, line, function = frame
+            loop = loop_of(file, line)
+            gone = [
+                r
+                for r, e in part.events.items()
+                if r != rank and loop is not None and not _inside(e, file, loop, part, r)
+            ]
+            if loop is None or not gone:
+                continue
+            if (branch := leaving_branch(file, line)) is not None:
+                return _took(branch, part, (file, branch.line, function))
+            what = f"rank {gone[0]} has left the loop at line {loop[0]}, and rank {rank} goes on: {part.told()}"
+            return "uneven-batches-hang", what, location((file, loop[0], function))
+    return None
+
+
+def _inside(event: Record | None, file: str, loop: tuple[int, int], part: Parting, rank: int) -> bool:
+    """Whether a rank is still in a loop: by the lines of its event, or because nothing says that it has left."""
+    if event is None:
+        return rank not in part.left
+    return any(f[0] == file and loop[0] <= f[1] <= loop[1] for f in event["frames"])
+
+
+def _took(branch: Branch, part: Parting, frame: tuple[str, int, str]) -> Named:
+    told = f"some ranks took the branch `{branch.text}` (line {branch.line}) and others did not: {part.told()}"
+    return "rank-local-control-flow", told, location(frame)
+
+
+class HangRule(Rule):
+    """One of the reasons why ranks wait for one another."""
+
+    def judge(self, evidence: Evidence) -> Finding:
+        for run in (evidence.train, evidence.resume):
+            part = parting(run)
+            if run is None or part is None:
+                continue
+            answer = named(part)
+            if answer is not None and answer[0] == self.name:
+                return self.failed(f"the {run.role} run stopped: {answer[1]}", answer[2])
+        if evidence.train is None or evidence.train.steps() == 0:
+            return self.unknown("the train run made no step, for another reason")
+        return self.foreseen(evidence.train)
+
+    def foreseen(self, run: Run) -> Finding:
+        """What can be said of a run that was not stopped by it."""
+        return self.passed("no run was stopped by it")
+
+
+class RankConditionalCollective(HangRule):
+    """Every rank makes every collective call; what only one rank does with the result comes after.
+
+    Why: `full_tensor`, state dicts, `dcp.save`, a forward of a sharded model and a barrier wait for all ranks. Under
+    `if rank == 0:`, or after an early `return` of the others, one rank waits for ever, or meets the next collective of
+    the others and takes wrong numbers or aborts.
+    Wrong:
+        if dist.get_rank() == 0:
+            print(model.head.weight.full_tensor().norm())  # a collective
+    Right:
+        norm = model.head.weight.full_tensor().norm()
+        if dist.get_rank() == 0:
+            print(norm)
+    Mend: Move the call above the condition on the rank, so that all ranks make it; keep only the use of its result
+    (print, write) below.
+    Source: huggingface/transformers PR#35234; pytorch#143536; pytorch#134095; axolotl#3476.
+    Torch: run on 2.13.0.
+    """
+
+    name = "rank-conditional-collective"
+    family = "hang"
+
+
+class UnevenBatchesHang(HangRule):
+    """Every rank runs the same number of forwards and backwards.
+
+    Why: each forward and backward of a sharded model gathers and reduces over all ranks. A rank with a batch more than
+    the others waits in it for ever: a data set that the ranks do not divide, packing, `drop_last=False`.
+    Wrong:
+        shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()]
+        for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):
+            loss_of(model, batch).backward()
+    Right:
+        count = len(dataset) // dist.get_world_size()
+        shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()][:count]
+        for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):
+            loss_of(model, batch).backward()
+    Mend: Give all ranks the same number of batches: a DistributedSampler, or cut each rank's share to the smallest
+    (all-reduce the length with MIN), or feed empty-weight batches to the end.
+    Source: PrimeIntellect-ai/prime-rl#2515; verl-project/verl#6176; huggingface/transformers PR#33483.
+    Torch: run on 2.13.0.
+    """
+
+    name = "uneven-batches-hang"
+    family = "hang"
+
+    def foreseen(self, run: Run) -> Finding:
+        """Loaders of different lengths whose loop takes all of them: the end of the epoch would hang."""
+        loaders = {rank: [e for e in events if e["op"] == "data"] for rank, events in run.progress.items()}
+        for made in zip(*loaders.values(), strict=False):
+            lengths = [e["value"] for e in made]
+            if None in lengths or len(set(lengths)) == 1 or any(e["frames"] != made[0]["frames"] for e in made):
+                continue
+            told = f"the loader at {place(made[0])} has {', '.join(map(str, lengths[:8]))} batches on the ranks"
+            frame = made[0]["frames"][0] if made[0]["frames"] else None
+            loop = loop_is_plain(frame[0], frame[1]) if frame is not None else None
+            if frame is not None and loop is not None and _meets_in(run, frame[0], loop):
+                end = "and its loop runs the model for every one: some ranks will wait for the others at its end"
+                return self.failed(f"{told}, {end}", location(frame))
+            return self.passed(
+                f"no run was stopped by it; but {told}: nothing here may run the model to the loader's end"
+            )
+        return self.passed("no run was stopped by it")
+
+
+def _meets_in(run: Run, file: str, loop: tuple[int, int]) -> bool:
+    """Whether a model is run within the lines of a loop."""
+    return any(
+        event["op"] in ("forward", "backward")
+        and any(f[0] == file and loop[0] < f[1] <= loop[1] for f in event["frames"])
+        for events in run.progress.values()
+        for event in events
+    )
+
+
+class RankLocalControlFlow(HangRule):
+    """A decision to skip, repeat or stop is taken by all ranks together.
+
+    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If it skips its backward or
+    leaves the loop alone, the others wait for it in theirs.
+    Wrong:
+        loss = loss_of(model, batch)
+        if torch.isfinite(loss):
+            loss.backward()
+    Right:
+        loss = loss_of(model, batch)
+        good = torch.isfinite(loss).float()
+        dist.all_reduce(good, op=dist.ReduceOp.MIN)
+        if good:
+            loss.backward()
+    Mend: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
+    Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
+    Torch: run on 2.13.0.
+    """
+
+    name = "rank-local-control-flow"
+    family = "hang"
+
+
+RULES = (RankConditionalCollective, UnevenBatchesHang, RankLocalControlFlow)
