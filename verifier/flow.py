@@ -16,6 +16,7 @@ from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
 from .launch.client import Launcher
 from .launch.request import Request
+from .modules import root
 from .rules import RULES
 from .rules.precision import LOW
 from .rules.traffic import traffic
@@ -43,7 +44,7 @@ def verify(
     work.mkdir(parents=True, exist_ok=True)
     ranks = max(target.nproc, *target.reshard_to, 1)
     device = "cpu" if tier == "simulate" else target.device
-    with Launcher(python, work / "launcher.log", device, ranks) as launcher:
+    with Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe) as launcher:
         return verify_with(launcher, target, work, chosen, progress, tier)
 
 
@@ -95,21 +96,26 @@ class Runner:
         shared = role in ("train", "resume", "continued", "reshard")
         checkpoint = self.checkpoint if shared else folder / "scratch"
         checkpoint.mkdir(exist_ok=True)
+        target = self.target
         argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
         planned = Request(
             folder=str(folder),
-            script=str(self.target.script),
-            cwd=str(self.target.cwd),
+            script=str(target.script),
+            cwd=str(target.cwd),
             world_size=world,
             argv=argv,
-            timeout=self.target.timeout,
-            grace=min(GRACE, self.target.timeout),
-            steps=steps or self.target.steps,
+            module=target.module,
+            project=str(root(target.script, target.module)),
+            launcher=target.launcher,
+            timeout=target.timeout,
+            grace=min(GRACE, target.timeout),
+            steps=steps or target.steps,
             starting_point=str(self.work / "starting_point"),
         )
         request = replace(planned, **options)
         answer = self.launcher.run(request)
-        run = read_run(folder, role, answer, world, " ".join([self.target.script.name, *argv]))
+        words = ["-m", target.module] if target.module else [target.script.name]
+        run = read_run(folder, role, answer, world, " ".join([*words, *argv]))
         ranks = "1 rank" if world == 1 else f"{world} ranks"
         self.progress(
             f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}"
@@ -129,7 +135,7 @@ class Runner:
 def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     """The runs of a target in the roles that are needed. A role that cannot be run is missing, with its reason."""
     missing: dict[str, str] = {}
-    sources = project_files(target.script)
+    sources = sources_of(target)
     train = runner.run("train", target.nproc, target.save_args, stress=True, leave_starting_point=True)
     evidence = Evidence(train=train, missing=missing, sources=sources)
     if not train.completed or train.steps() == 0:
@@ -163,7 +169,12 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
 def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
     run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
-    return Evidence(train=run, sources=project_files(target.script))
+    return Evidence(train=run, sources=sources_of(target))
+
+
+def sources_of(target: Target) -> tuple[Path, ...]:
+    """The files of the target's own code."""
+    return project_files(target.script, root(target.script, target.module) if target.module else None)
 
 
 def _resume(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:
