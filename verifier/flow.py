@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from . import settings
+from .errors import MachineRefuses, UserError
 from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
+from .launch import sharing
 from .launch.client import Launcher
 from .launch.request import Request
+from .launch.trial import shares_a_gpu
 from .modules import root
 from .rules import RULES
 from .rules.precision import LOW
@@ -61,8 +66,8 @@ def verify_with(
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
     runner = Runner(launcher, target, work, progress)
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
-    backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
-    environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
+    environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
+    environment |= {"launcher": target.launcher, "notes": runner.notes()}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
     return Verdict(
         verdict=verdict_of(findings),
@@ -85,11 +90,44 @@ class Runner:
         self.work = work
         self.progress = progress
         self.made = 0
+        self.going: list[Pending] = []
         self.checkpoint = work / "checkpoint"
         self.saved = work / "checkpoint.saved"
+        self.sharing = self._sharing()
+
+    def _sharing(self) -> str:
+        ranks, devices = max(self.target.nproc, *self.target.reshard_to, 1), self.launcher.versions["devices"]
+
+        def works(backend: str) -> bool:
+            return shares_a_gpu(self.launcher, backend, self.work / f"trial-{backend}")
+
+        found = sharing.decide(ranks, devices, self.target.oversubscribe, works)
+        if found == "none":
+            raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
+        return found
+
+    def backend(self, tier: str) -> str:
+        """What carries the collectives, as it stands in the report."""
+        devices = self.launcher.versions["devices"]
+        if self.sharing:
+            return sharing.told(self.sharing, self.target.nproc, devices)
+        return "fake" if tier == "simulate" else "nccl" if devices else "gloo"
+
+    def notes(self) -> list[str]:
+        """What a reader must know of how the runs were made."""
+        told = settings.note(self.target.script) if self.target.launcher == "fork" else ""
+        return [told] if told else []
 
     def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
-        """One launch in a role. `options` are further fields of the Request."""
+        """One launch in a role, to its end. `options` are further fields of the Request."""
+        return self.start(role, world, extra, steps, **options).run
+
+    def start(
+        self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any
+    ) -> Pending:
+        """Begin a launch beside those that go on, as far as there is a core (or device) for each rank; else after them."""
+        while self.going and sum(other.world for other in self.going) + world > self.room:
+            _ = self.going[0].run
         self.made += 1
         folder = self.work / f"{self.made:02}-{role}-{world}"
         folder.mkdir(parents=True)
@@ -107,20 +145,22 @@ class Runner:
             module=target.module,
             project=str(root(target.script, target.module)),
             launcher=target.launcher,
+            backend=self.sharing,
             timeout=target.timeout,
             grace=min(GRACE, target.timeout),
             steps=steps or target.steps,
             starting_point=str(self.work / "starting_point"),
         )
         request = replace(planned, **options)
-        answer = self.launcher.run(request)
         words = ["-m", target.module] if target.module else [target.script.name]
-        run = read_run(folder, role, answer, world, " ".join([*words, *argv]))
-        ranks = "1 rank" if world == 1 else f"{world} ranks"
-        self.progress(
-            f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}"
-        )
-        return run
+        pending = Pending(self, role, request, " ".join([*words, *argv]), self.launcher.start(request))
+        self.going.append(pending)
+        return pending
+
+    @cached_property
+    def room(self) -> int:
+        """How many ranks may go on at a time."""
+        return int(self.launcher.versions["devices"]) or len(os.sched_getaffinity(0))
 
     def keep_checkpoint(self) -> None:
         """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
@@ -130,6 +170,29 @@ class Runner:
         """Bring the checkpoint back as the train run left it."""
         shutil.rmtree(self.checkpoint)
         shutil.copytree(self.saved, self.checkpoint)
+
+
+class Pending:
+    """A run that has begun; `run` waits for its end."""
+
+    def __init__(self, runner: Runner, role: str, request: Request, command: str, number: int) -> None:
+        self._runner = runner
+        self._role = role
+        self._request = request
+        self._command = command
+        self._number = number
+        self.world = request.world_size
+
+    @cached_property
+    def run(self) -> Run:
+        """What the run left behind."""
+        answer = self._runner.launcher.finish(self._number)
+        self._runner.going.remove(self)
+        run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
+        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        ending = "" if run.completed else "  did not complete"
+        self._runner.progress(f"{self._role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
+        return run
 
 
 def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
@@ -148,20 +211,29 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
         return evidence
     exact = _needs_exact(train)
 
-    def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
-        return runner.run(role, world, extra, exact=exact, **options) if role in needs else None
+    def start(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Pending | None:
+        return runner.start(role, world, extra, exact=exact, **options) if role in needs else None
 
-    twin = run("exact", target.nproc) if exact else train
-    reference = run("reference", target.nproc, mode="ddp")
+    def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
+        return ended(start(role, world, extra, **options))
+
+    def ended(pending: Pending | None) -> Run | None:
+        return pending.run if pending is not None else None
+
+    twin = start("exact", target.nproc) if exact else None
+    first = start("reference", target.nproc, mode="ddp")
+    single = start("single", 1, target.single_args, mode="ddp")
+    reference = ended(first)
     by_hand = reference is not None and not reference.completed
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
+    envelope = start("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
     evidence = replace(
         evidence,
-        exact=twin,
+        exact=ended(twin) if exact else train,
         reference=reference,
-        envelope=run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand),
-        single=run("single", 1, target.single_args, mode="ddp"),
+        single=ended(single),
+        envelope=ended(envelope),
     )
     return _resume(target, runner, evidence, exact, needs)
 

@@ -43,6 +43,7 @@ class Ended:
     rank: int
     code: int
     killed: bool
+    at: float = math.inf  # on the clock of the records
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, c
         traces.append(Trace(rank, tuple(_read(folder / f"rank{rank}.jsonl"))))
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
-    ended = tuple(Ended(e["rank"], e["code"], e["killed"]) for e in answer["ranks"])
+    ended = tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"])
     return Run(role, world_size, tuple(traces), ended, answer["timed_out"], answer["seconds"], stacks, errors, command)
 
 

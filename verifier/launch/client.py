@@ -90,8 +90,8 @@ class Launcher:
         answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
             raise MachineRefuses(
-                f"this environment refuses sockets, so ranks cannot meet: {answer['message']}. What needs no socket still "
-                "works: `fsdp2 verify --tier simulate` (one process, structure and traffic)"
+                f"this environment refuses sockets, so ranks cannot meet: {answer['message']}; "
+                "the static tier (`fsdp2 lint`) and the simulated one (`fsdp2 verify --tier simulate`) need none and still work"
             )
         if "fault" in answer:
             raise RuntimeError(answer["fault"])
@@ -117,7 +117,7 @@ class Launcher:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(_END_SECONDS if self._made else 0.0)
         except subprocess.TimeoutExpired:
             processes.end_tree(self._process.pid)
             self._process.wait()

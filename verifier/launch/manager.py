@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import elastic, processes
+from . import elastic, processes, sharing
 from .capture import Captures
 
 FREE_PORT = 0
@@ -70,9 +70,9 @@ def run(request: dict[str, Any], private: int) -> dict[str, Any]:
 
 
 def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]:
-    """What torchrun puts into the environment of a rank; several ranks that share GPUs are told to be one node each."""
+    """What torchrun puts into the environment of a rank."""
     world = str(request["world_size"])
-    return {
+    names = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
@@ -93,6 +93,13 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
+    if not request["backend"]:
+        return names
+    import torch
+
+    devices = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {**names, **sharing.environment(rank, request["world_size"], devices, visible)}
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:

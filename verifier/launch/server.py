@@ -36,7 +36,7 @@ def serve(device: str, ranks: int) -> int:
     _answer(answers, versions)
     _Server(answers).loop()
     processes.end_below()
-    processes.leave(0)  # to finalise an interpreter with torch takes long, and somebody waits
+    return processes.leave(0)  # to finalise an interpreter with torch takes long, and somebody waits
 
 
 def _import_torch() -> dict[str, Any]:

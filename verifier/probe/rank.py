@@ -75,6 +75,10 @@ class _Probe:
         path = Path(request["folder"], f"rank{rank}.jsonl")
         self._recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent))
         self._recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
+        if request["backend"] == "gloo":
+            from . import gloo_for_nccl
+
+            gloo_for_nccl.install()
         hooks.install(Session(request, rank, self._recorder))
 
 

@@ -16,6 +16,8 @@ LIMIT = 9_000  # characters; what agents read of one command's output
 def render(verdict: Verdict) -> str:
     """The whole report as plain text of at most about 10,000 characters, the verdict last."""
     lines = [*_failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
+    for told in verdict.environment.get("notes", ()):
+        lines += ["", *_wrapped("", told, first="note ")]
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
