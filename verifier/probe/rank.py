@@ -17,12 +17,10 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .recorder import Recorder
 from .stop import StopRun
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 
@@ -47,39 +45,28 @@ def run(request: dict[str, Any], rank: int) -> int:
 
 
 class _Probe:
-    """The recorder and the hooks. They need torch, so they come with it."""
+    """The recorder, and the hooks, which come with torch."""
 
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
-        self._recorder: Recorder | None = None
-
-    @property
-    def recorder(self) -> Recorder:
-        """The recorder; imports torch if the script has not."""
-        self.start()
-        assert self._recorder is not None
-        return self._recorder
+        path = Path(request["folder"], f"rank{rank}.jsonl")
+        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent))
 
     def start(self) -> None:
         """Listen from now on."""
-        if self._recorder is not None:
-            return
         import torch
 
         from . import hooks
-        from .recorder import Recorder
         from .session import Session
 
         request, rank = self._request, self._rank
-        path = Path(request["folder"], f"rank{rank}.jsonl")
-        self._recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent))
-        self._recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
+        self.recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
         if request["backend"] == "gloo":
             from . import gloo_for_nccl
 
             gloo_for_nccl.install()
-        hooks.install(Session(request, rank, self._recorder))
+        hooks.install(Session(request, rank, self.recorder))
 
 
 def _after_torch(call: Callable[[], None]) -> None:
