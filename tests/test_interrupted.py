@@ -58,7 +58,7 @@ def test_too_few_devices_are_no_fault_of_the_script(tmp_path: Path, capsys: pyte
 def test_refused_sockets_are_no_fault_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = [{"devices": 0}, {"fault": "no sockets", "message": "Operation not permitted"}]
+    answers = [{"devices": 0}, {"number": 1, "fault": "no sockets", "message": "Operation not permitted"}]
     monkeypatch.setattr(Launcher, "_read", lambda self, seconds: answers.pop(0))
     script = tmp_path / "script.py"
     script.write_text("")

@@ -1,4 +1,7 @@
-"""`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run."""
+"""`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run.
+
+`python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
+"""
 
 import sys
 
@@ -17,6 +20,10 @@ if not __package__:
     __package__ = "verified_fsdp2.verifier"
 
 if __name__ == "__main__":
+    if sys.argv[1] == "rank":
+        from .launch.elastic import guard
+
+        guard(sys.argv[2])
     from .launch.server import serve
 
     sys.exit(serve(sys.argv[1], int(sys.argv[2])))

@@ -51,7 +51,7 @@ def blame(run: Run) -> Blame:
             continue
         if end is None and item.code == 0 and trace.end is not None:
             continue
-        at = end["at"] if end is not None else float("inf")
+        at = end["at"] if end is not None else item.at
         victim = bool(end is not None and _VICTIM.search(str(end.get("message", ""))))
         suspects.append((victim, at, order, item.rank))
     if not suspects:

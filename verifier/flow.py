@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,22 @@ from .evidence import Evidence
 from .finding import Finding, Verdict, verdict_of
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
-from .launch.request import Request
-from .resume_runs import SHARED, open_saves, resume_runs
+from .modules import root
+from .resume_runs import open_saves, resume_runs
 from .rules import RULES
 from .rules.precision import LOW, low_precision
 from .rules.traffic import traffic
+from .runner import Pending, Progress, Runner
 from .static import project_files
 from .static.lint import look
 from .static.suppress import RULE as UNUSED
 from .static.suppress import problems
 from .static.verdict import choose, settled, verdict_on
 from .target import Target
-from .trace import Run, read_run
+from .trace import Run
 
-GRACE = 8.0
 TIERS = ("static", "simulate", "ranks")
 SIMULATED_STEPS = 2  # the first step of a run also initialises
-Progress = Callable[[str], None]
 
 
 def verify(
@@ -52,7 +50,7 @@ def verify(
     work.mkdir(parents=True, exist_ok=True)
     ranks = max(target.nproc, *target.reshard_to, 1)
     device = "cpu" if tier == "simulate" else target.device
-    with Launcher(python, work / "launcher.log", device, ranks) as launcher:
+    with Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe) as launcher:
         return verify_with(launcher, target, work, chosen, progress, tier)
 
 
@@ -74,8 +72,8 @@ def verify_with(
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     evidence = with_sources(evidence, target.script)
-    backend = "fake" if tier == "simulate" else "nccl" if launcher.versions["devices"] else "gloo"
-    environment = {**launcher.versions, "platform": platform.platform(), "backend": backend}
+    environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
+    environment |= {"launcher": target.launcher, "notes": runner.notes()}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
     return Verdict(
         verdict=verdict_of(findings),
@@ -89,66 +87,10 @@ def verify_with(
     )
 
 
-class Runner:
-    """Makes the runs of one target, each in a folder of its own."""
-
-    def __init__(self, launcher: Launcher, target: Target, work: Path, progress: Progress) -> None:
-        self.launcher = launcher
-        self.target = target
-        self.work = work
-        self.progress = progress
-        self.made = 0
-        self.checkpoint = work / "checkpoint"
-        self.saved = work / "checkpoint.saved"
-
-    def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
-        """One launch in a role. `options` are further fields of the Request."""
-        self.made += 1
-        folder = self.work / f"{self.made:02}-{role}-{world}"
-        folder.mkdir(parents=True)
-        shared = role in SHARED
-        checkpoint = self.checkpoint if shared else folder / "scratch"
-        checkpoint.mkdir(exist_ok=True)
-        argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
-        planned = Request(
-            folder=str(folder),
-            script=str(self.target.script),
-            cwd=str(self.target.cwd),
-            world_size=world,
-            argv=argv,
-            timeout=self.target.timeout,
-            grace=min(GRACE, self.target.timeout),
-            steps=steps or self.target.steps,
-            starting_point=str(self.work / "starting_point"),
-        )
-        request = replace(planned, **options)
-        answer = self.launcher.run(request)
-        run = read_run(folder, role, answer, world, " ".join([self.target.script.name, *argv]))
-        ranks = "1 rank" if world == 1 else f"{world} ranks"
-        self.progress(
-            f"{role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{'' if run.completed else '  did not complete'}"
-        )
-        return run
-
-    def empty_checkpoint(self) -> None:
-        """Give the next run the shared folder as it was before the train run."""
-        shutil.rmtree(self.checkpoint)
-        self.checkpoint.mkdir()
-
-    def keep_checkpoint(self) -> None:
-        """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
-        shutil.copytree(self.checkpoint, self.saved)
-
-    def restore_checkpoint(self) -> None:
-        """Bring the checkpoint back as the train run left it."""
-        shutil.rmtree(self.checkpoint)
-        shutil.copytree(self.saved, self.checkpoint)
-
-
 def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     """The runs of a target in the roles that are needed. A role that cannot be run is missing, with its reason."""
     missing: dict[str, str] = {}
-    sources = project_files(target.script)
+    sources = sources_of(target)
     train = runner.run(
         "train", target.nproc, target.save_args, stress=True, leave_starting_point=True, watch_saves=True
     )
@@ -163,26 +105,39 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
         return evidence
     exact = _needs_exact(train)
 
-    def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
-        return runner.run(role, world, extra, exact=exact, **options) if role in needs else None
+    def start(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Pending | None:
+        return runner.start(role, world, extra, exact=exact, **options) if role in needs else None
 
-    twin = run("exact", target.nproc) if exact else train
+    def run(role: str, world: int, extra: tuple[str, ...] = (), **options: Any) -> Run | None:
+        return ended(start(role, world, extra, **options))
+
+    def ended(pending: Pending | None) -> Run | None:
+        return pending.run if pending is not None else None
+
+    twin = start("exact", target.nproc) if exact else None
+    first = start("reference", target.nproc, mode="ddp")
+    alone = start("single", 1, target.single_args, mode="ddp")
     plain, rounded = _in_low_precision(target, runner, train, needs)
-    reference = run("reference", target.nproc, mode="ddp")
+    reference = ended(first)
     by_hand = reference is not None and not reference.completed and "AttributeError" not in blame(reference).error
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
-    single = run("single", 1, target.single_args, mode="ddp")
-    alone = "ddp"
+    single, mode = ended(alone), "ddp"
     if single is not None and not single.completed:  # what DDP cannot stand in for, fully_shard on one rank may
-        alone = "fsdp"
-        single = run("single", 1, target.single_args, mode=alone)
+        mode = "fsdp"
+        single = run("single", 1, target.single_args, mode=mode)
     if reference is not None and not reference.completed:  # then the noise of one process is the measure
-        envelope = run("envelope", 1, target.single_args, mode=alone, nudge=True)
+        envelope = run("envelope", 1, target.single_args, mode=mode, nudge=True)
     else:
         envelope = run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
     evidence = replace(
-        evidence, exact=twin, plain=plain, rounded=rounded, reference=reference, envelope=envelope, single=single
+        evidence,
+        exact=ended(twin) if exact else train,
+        plain=plain,
+        rounded=rounded,
+        reference=reference,
+        envelope=envelope,
+        single=single,
     )
     evidence = replace(evidence, opened=open_saves(runner, train) if "opened" in needs else None)
     return resume_runs(target, runner, evidence, exact, needs)
@@ -197,7 +152,12 @@ def with_sources(evidence: Evidence, script: Path) -> Evidence:
 def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
     run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
-    return Evidence(train=run, sources=project_files(target.script))
+    return Evidence(train=run, sources=sources_of(target))
+
+
+def sources_of(target: Target) -> tuple[Path, ...]:
+    """The files of the target's own code."""
+    return project_files(target.script, root(target.script, target.module) if target.module else None)
 
 
 def _in_low_precision(

@@ -14,7 +14,7 @@ from .target import Target
 from .trace import Run
 
 if TYPE_CHECKING:
-    from .flow import Runner
+    from .runner import Runner
 
 SHARED = ("train", "resume", "continued", "reshard", "crash", "recovered", "damaged")
 _GRACE = 3.0

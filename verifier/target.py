@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .modules import find
 
 CONFIG = "verify.yaml"
 DEVICES = ("auto", "cpu", "cuda")
+LAUNCHERS = ("fork", "torchrun")
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,14 @@ class Target:
     """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the resumed runs, scratch for the others."""
 
     script: Path
+    module: str = ""  # as in `python -m`; `script` is its file
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
     steps: int = 5
     timeout: float = 300.0
     device: str = "auto"
+    launcher: str = "fork"
+    oversubscribe: bool = False
     args: tuple[str, ...] = ()
     save_args: tuple[str, ...] = ()
     resume_args: tuple[str, ...] = ()
@@ -42,37 +47,52 @@ class Target:
         return {
             "command": shlex.join(self.command),
             "script": str(self.script),
+            "module": self.module,
+            "cwd": str(self.cwd),
             "nproc": self.nproc,
             "reshard_to": list(self.reshard_to),
             "steps": self.steps,
             "device": self.device,
+            "launcher": self.launcher,
+            "oversubscribe": self.oversubscribe,
             **{name: shlex.join(getattr(self, name)) for name in lists},
         }
 
 
-def resolve(path: Path, flags: Mapping[str, Any], config: Path | None = None) -> Target:
-    """The target at `path` (a script, or a folder that holds `verify.yaml` or `train.py`). `flags` win over the file.
+def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = None) -> Target:
+    """The target at `path`: a script, or a folder (None: the current one) with `verify.yaml` or `train.py`, or the flag `module`.
 
-    Raises UserError if there is no such thing or a value is wrong.
+    `flags` win over the file. Raises UserError if there is no such thing or a value is wrong.
     """
+    given = path
+    path = path or Path()
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
+    if not path.is_dir() and not path.is_file():
+        raise UserError(f"{path}: neither a file nor a folder")
     folder = path if path.is_dir() else path.parent
     if config is None and path.is_dir() and (folder / CONFIG).is_file():
         config = folder / CONFIG
     values = _read(config) if config is not None else {}
     named = values.pop("script", None)
-    if path.is_dir():
-        base = config.parent if config is not None else folder
+    values |= {key: value for key, value in flags.items() if value is not None}
+    module = str(values.get("module", ""))
+    base = config.parent if config is not None and path.is_dir() else folder
+    if module and not path.is_dir():
+        raise UserError(f"-m {module}: give a module or a script, not both")
+    if module and named and "module" not in flags:
+        raise UserError(f"{config}: give `module` or `script`, not both")
+    if module:
+        script = find(module, base)
+    elif path.is_dir():
         script = base / (named or "train.py")
         if not script.is_file():
             raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
     else:
         script = path
     _must_be_python(script)
-    values |= {key: value for key, value in flags.items() if value is not None}
-    cwd = script.parent if path.is_dir() else Path.cwd()
-    return replace(_build(script.resolve(), values, cwd.resolve()), command=_command(path, flags, config))
+    cwd = base if module else script.parent if path.is_dir() else Path.cwd()
+    return replace(_build(script.resolve(), values, cwd.resolve()), command=_command(given, flags, config))
 
 
 def _must_be_python(script: Path) -> None:
@@ -86,15 +106,16 @@ def _must_be_python(script: Path) -> None:
         raise UserError(f"{script}: cannot be read as Python: {error}") from None
 
 
-def _command(path: Path, flags: Mapping[str, Any], config: Path | None) -> tuple[str, ...]:
+def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None) -> tuple[str, ...]:
     """The command line that verifies this target again."""
-    words = ["fsdp2", "verify", str(path)]
-    if config is not None and not path.is_dir():
+    words = ["fsdp2", "verify", *([str(path)] if path is not None else [])]
+    if config is not None and config != (path or Path()) / CONFIG:
         words += ["--config", str(config)]
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
     for key, value in given.items():
-        words += ["--" + key.replace("_", "-"), *([] if value is True else [str(value)])]
+        option = "-m" if key == "module" else "--" + key.replace("_", "-")
+        words += [option, *([] if value is True else [str(value)])]
     return (*words, *(["--", *_words("args", own)] if own else []))
 
 
@@ -105,10 +126,15 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
             ready[key] = _whole(key, values[key], 1 if key == "nproc" else 2)
     if "timeout" in values:
         ready["timeout"] = _positive("timeout", values["timeout"])
-    if "device" in values:
-        ready["device"] = values["device"]
-        if ready["device"] not in DEVICES:
-            raise UserError(f"device: expected one of {', '.join(DEVICES)}, found {ready['device']!r}")
+    for key, known in (("device", DEVICES), ("launcher", LAUNCHERS)):
+        if key in values:
+            ready[key] = values[key]
+            if ready[key] not in known:
+                raise UserError(f"{key}: expected one of {', '.join(known)}, found {ready[key]!r}")
+    if "oversubscribe" in values:
+        ready["oversubscribe"] = values["oversubscribe"] is True or str(values["oversubscribe"]).lower() == "true"
+    if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
+        raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
     for key in ("args", "save_args", "resume_args", "single_args", "reshard_args"):
         if key in values:
             ready[key] = _words(key, values[key])
@@ -122,7 +148,7 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
     elif ready.get("resume_args"):
         ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
-    return Target(script=script, cwd=cwd, **ready)
+    return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)
 
 
 def _whole(key: str, value: Any, least: int) -> int:
@@ -173,11 +199,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}:1:1: expected `key: value` lines")
     known = (
         "script",
+        "module",
         "nproc",
         "reshard_to",
         "steps",
         "timeout",
         "device",
+        "launcher",
+        "oversubscribe",
         "args",
         "save_args",
         "resume_args",

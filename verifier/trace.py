@@ -43,6 +43,7 @@ class Ended:
     rank: int
     code: int
     killed: bool
+    at: float = math.inf  # on the clock of the records
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, c
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
         progress[rank] = _events(_text(folder / f"rank{rank}.progress", limit=None))
-    ended = tuple(Ended(e["rank"], e["code"], e["killed"]) for e in answer["ranks"])
+    ended = tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"])
     timed_out, seconds = answer["timed_out"], answer["seconds"]
     return Run(role, world_size, tuple(traces), ended, timed_out, seconds, stacks, errors, progress, command)
 

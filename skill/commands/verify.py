@@ -25,6 +25,7 @@ examples:
   fsdp2 verify my-run                                       a scaffold: how to run it stands in its verify.yaml
   fsdp2 verify train.py --nproc 4 -- --config small.yaml    a script, with arguments of its own
   fsdp2 verify train.py --save-args "--save-every 3 --out {checkpoint}" --resume-args "--resume {checkpoint}"
+  fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
   fsdp2 verify my-run --report json=report.json --report text
 
@@ -37,13 +38,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "verify",
         help="run a training script on N ranks and prove it right",
-        usage="fsdp2 verify TARGET [options] [-- SCRIPT ARGS]",
+        usage="fsdp2 verify [TARGET | -m MODULE] [options] [-- SCRIPT ARGS]",
         description="Run a training script, generated or your own, and check sharding, mathematics and checkpoints.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", metavar="TARGET", type=Path, help="a script, or a folder with verify.yaml or train.py"
+        "target", metavar="TARGET", type=Path, nargs="?", help="a script, or a folder with verify.yaml or train.py"
+    )
+    parser.add_argument(
+        "-m", "--module", metavar="MODULE", help="run a module as `python -m` does, from the current folder (or TARGET)"
     )
     parser.add_argument("--nproc", metavar="N", help="ranks (default 2)")
     parser.add_argument("--steps", metavar="K", help="optimizer steps to compare (default 5)")
@@ -62,6 +66,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
     parser.add_argument(
         "--device", metavar="WHERE", help="auto (GPUs if there is one for each rank, else CPU), cpu, cuda"
+    )
+    parser.add_argument(
+        "--oversubscribe",
+        action="store_const",
+        const=True,
+        help="with --device cuda: let several ranks share a GPU where there are too few",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="HOW",
+        help="fork (default): warm ranks, forked from a process that has torch; torchrun: the real one, slower",
     )
     parser.add_argument(
         "--tier",
@@ -97,8 +112,24 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.report import RENDERERS
     from ...verifier.target import resolve
 
-    names = ("nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args")
-    flags = {name: getattr(options, name) for name in (*names, "thorough", "timeout", "device")}
+    names = (
+        "module",
+        "nproc",
+        "steps",
+        "reshard_to",
+        "save_args",
+        "resume_args",
+        "single_args",
+        "reshard_args",
+        "thorough",
+        "timeout",
+        "device",
+        "launcher",
+        "oversubscribe",
+    )
+    flags = {name: getattr(options, name) for name in names}
+    if options.target is None and options.module is None:
+        raise UserError("nothing to verify: give a script, a folder, or -m MODULE")
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
     reports = wanted_reports(options.report, options.json, RENDERERS)
     select(options.only, options.skip, options.tier)

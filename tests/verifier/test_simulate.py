@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from corpus import TESTS
-from verified_fsdp2.verifier.flow import Runner, select, simulate, verify_with
+from verified_fsdp2.verifier.flow import select, simulate, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.runner import Runner
 from verified_fsdp2.verifier.target import resolve
 
 pytestmark = pytest.mark.launch

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,25 +18,35 @@ from .request import Request
 
 _START_SECONDS = 120.0
 _SLACK_SECONDS = 30.0
+_END_SECONDS = 6.0
 
 
 class Launcher:
     """A context manager around one launcher process; `versions` tells what torch it has.
 
-    `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda".
+    `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda". With `share` there may be fewer.
     """
 
     def __init__(
-        self, python: str = sys.executable, log: Path | None = None, device: str = "auto", ranks: int = 2
+        self,
+        python: str = sys.executable,
+        log: Path | None = None,
+        device: str = "auto",
+        ranks: int = 2,
+        share: bool = False,
     ) -> None:
         folder = str(Path(__file__).resolve().parents[1])
         command = [python, "-u", folder, device, str(ranks)]
-        self._wanted = ranks if device == "cuda" else 0
+        self._wanted = (1 if share else ranks) if device == "cuda" else 0
         self._log = log.open("wb") if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, bufsize=0
         )
         self.versions: dict[str, Any] = {}
+        self._heard = b""
+        self._made = 0
+        self._limits: dict[int, float] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> Launcher:
         try:
@@ -56,34 +68,59 @@ class Launcher:
 
     def run(self, request: Request) -> dict[str, Any]:
         """Run the ranks of one request to their end. Raises MachineRefuses where no socket or process can be had."""
+        return self.finish(self.start(request))
+
+    def start(self, request: Request) -> int:
+        """Begin a run; the number is for `finish`."""
         assert self._process.stdin is not None
+        self._made += 1
         try:
-            self._process.stdin.write(json.dumps(request.as_dict()).encode() + b"\n")
-            self._process.stdin.flush()
+            self._process.stdin.write(json.dumps({**request.as_dict(), "number": self._made}).encode() + b"\n")
         except BrokenPipeError:
             raise RuntimeError("the launcher process has died") from None
-        answer = self._read(request.timeout + request.grace + _SLACK_SECONDS)
+        self._limits[self._made] = time.monotonic() + request.timeout + request.grace + _SLACK_SECONDS
+        return self._made
+
+    def finish(self, number: int) -> dict[str, Any]:
+        """Wait for the end of a run: how each of its ranks ended."""
+        limit = self._limits.pop(number)
+        while number not in self._answers:
+            heard = self._read(max(limit - time.monotonic(), 0.1))
+            self._answers[heard.pop("number")] = heard
+        answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
-            raise MachineRefuses(f"this environment refuses sockets, so ranks cannot meet: {answer['message']}")
+            raise MachineRefuses(
+                f"this environment refuses sockets, so ranks cannot meet: {answer['message']}; "
+                "the static tier (`fsdp2 lint`) and the simulated one (`fsdp2 verify --tier simulate`) need none and still work"
+            )
+        if "fault" in answer:
+            raise RuntimeError(answer["fault"])
         return answer
 
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise RuntimeError(f"the launcher process did not answer within {seconds:.0f} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the launcher process ended without an answer")
+        until = time.monotonic() + seconds
+        while b"\n" not in self._heard:
+            if not select.select([self._process.stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
+                raise RuntimeError(f"the launcher process did not answer within {seconds:.0f} s")
+            data = os.read(self._process.stdout.fileno(), 65536)
+            if not data:
+                raise RuntimeError("the launcher process ended without an answer")
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _end(self) -> None:
-        tree = processes.descendants(self._process.pid)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        processes.end_all([*reversed(tree), self._process.pid], grace=0.0, reap=False)
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        """The launcher ends all that it has started when its input ends; if it does not, it is ended with all below it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS if self._made else 0.0)
+        except subprocess.TimeoutExpired:
+            processes.end_tree(self._process.pid)
+            self._process.wait()
+        self._process.stdout.close()
         if not isinstance(self._log, int):
             self._log.close()

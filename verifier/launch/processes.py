@@ -7,12 +7,13 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE = 5.0
 # The functions that really end a process, kept before the probe listens to `os._exit`.
 _leave = os._exit
 
@@ -47,19 +48,43 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end_all(pids: Sequence[int], grace: float, reap: bool = True) -> None:
-    """SIGTERM `pids` and all below them, wait up to `grace` seconds, then SIGKILL; reap direct children if `reap`."""
-    everyone = [*pids, *(child for pid in pids for child in descendants(pid))]
+def end_below(
+    grace: float = 0.0, spare: Sequence[int] = (), wait: Callable[[float], object] = time.sleep, reap: bool = True
+) -> None:
+    """End every process below this one, which has adopted all orphans, but `spare` and what is below them.
+
+    First SIGTERM, if there is a `grace`; after at most that many seconds SIGKILL, again and again until none is left, since
+    a process may start others while it is being ended. `wait` is called in between.
+    """
+
+    def left() -> list[int]:
+        kept = {*spare, *(child for pid in spare for child in descendants(pid))}
+        return [pid for pid in descendants(os.getpid()) if pid not in kept]
+
     if grace > 0:
-        _signal(everyone, signal.SIGTERM)
+        _signal(left(), signal.SIGTERM)
         until = time.monotonic() + grace
-        while time.monotonic() < until and any(runs(pid) for pid in everyone):
-            time.sleep(0.02)
-    _signal(everyone, signal.SIGKILL)
-    if reap:
-        for pid in everyone:
+        while time.monotonic() < until and any(runs(pid) for pid in left()):
+            wait(0.02)
+    until = time.monotonic() + _PATIENCE
+    while (found := left()) and time.monotonic() < until:
+        _signal(found, signal.SIGKILL)
+        if not reap and not any(runs(pid) for pid in found):
+            return
+        for pid in found if reap else ():
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        wait(0.002)
+
+
+def end_tree(pid: int) -> None:
+    """SIGKILL a process and all below it, until none of them runs."""
+    tree = [pid, *descendants(pid)]
+    until = time.monotonic() + _PATIENCE
+    while any(runs(member) for member in tree) and time.monotonic() < until:
+        _signal(tree, signal.SIGKILL)
+        time.sleep(0.002)
+        tree = [*tree, *(child for member in tree for child in descendants(member) if child not in tree)]
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -71,7 +96,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
 def runs(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
         return False
 

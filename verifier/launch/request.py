@@ -15,6 +15,10 @@ class Request:
     cwd: str
     world_size: int
     argv: list[str] = field(default_factory=list)
+    module: str = ""  # run `script` as `python -m module` would
+    project: str = ""  # the user's own code lies below this folder; "" for that of the script
+    launcher: str = "fork"  # "torchrun": start the ranks with the real one
+    backend: str = ""  # how GPUs are shared: "" not at all, "nccl" or "gloo"
     timeout: float = 60.0
     grace: float = 5.0  # what other ranks get after the first has failed
     mode: str = "fsdp"  # "ddp": DDP stands in for fully_shard; "simulate": one process with a fake process group

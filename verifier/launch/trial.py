@@ -1,4 +1,4 @@
-"""A first launch, to see whether ranks can run at all on this machine."""
+"""A first launch, to see whether ranks can run at all on this machine, and on which backend."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ total = torch.ones(1)
 dist.all_reduce(total)
 assert total.item() == dist.get_world_size()
 """
+ON_SHARED_GPU = """\
+import torch
+import torch.distributed as dist
+
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+world = dist.get_world_size()
+mine = torch.ones(1, device="cuda")
+all_of_them = torch.empty(world, device="cuda")
+dist.all_gather_into_tensor(all_of_them, mine)
+dist.reduce_scatter_tensor(mine, all_of_them)
+assert mine.item() == world
+"""
 
 
 def two_ranks_meet(python: str) -> tuple[dict[str, Any], float]:
@@ -29,7 +42,19 @@ def two_ranks_meet(python: str) -> tuple[dict[str, Any], float]:
         script.write_text(SCRIPT, encoding="utf-8")
         with Launcher(python, folder / "launcher.log") as launcher:
             answer = launcher.run(Request(str(folder), str(script), str(folder), world_size=2))
-            if any(rank["code"] != 0 for rank in answer["ranks"]) or answer["timed_out"]:
+            if not _good(answer):
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))
                 raise MachineRefuses(f"two ranks could not meet: {output.strip()[-500:] or 'no output'}")
             return launcher.versions, float(answer["seconds"])
+
+
+def shares_a_gpu(launcher: Launcher, backend: str, folder: Path) -> bool:
+    """Whether two ranks on the first GPU can gather and reduce through this backend, as FSDP2 does."""
+    folder.mkdir(parents=True)
+    script = folder / "trial.py"
+    script.write_text(ON_SHARED_GPU, encoding="utf-8")
+    return _good(launcher.run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend)))
+
+
+def _good(answer: dict[str, Any]) -> bool:
+    return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"])

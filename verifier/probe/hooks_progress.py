@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from . import torchlib
-from .session import Session, trace_path
+from .session import Session
 
 _DEPTH = 8
 _KEYS = 2000
@@ -42,7 +42,7 @@ class Progress:
     """The log of one rank."""
 
     def __init__(self, session: Session) -> None:
-        path = trace_path(session.recorder.path.parent, session.rank).with_suffix(".progress")
+        path = session.recorder.path.with_suffix(".progress")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._project = session.recorder.project + os.sep
         self._process = os.getpid()

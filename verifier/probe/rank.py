@@ -1,10 +1,11 @@
-"""One rank's life: environment, hooks, the script, and an honest record of how it ended."""
+"""One rank's life: environment, hooks, the script, and an honest record of how it ended. Imports torch only when it must."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import faulthandler
+import importlib.util
 import os
 import random
 import runpy
@@ -12,60 +13,120 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import torch
-
-from . import hooks, hooks_raised, opener
 from .recorder import Recorder
-from .session import Session, StopRun, trace_path
+from .stop import StopRun
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 
 
 def run(request: dict[str, Any], rank: int) -> int:
     """Run the script of `request` as rank `rank`; returns the exit code. Never returns to code of the launcher."""
-    folder = Path(request["folder"])
-    _redirect(folder / f"rank{rank}.out", folder / f"rank{rank}.err")
-    stacks = (folder / f"rank{rank}.stacks").open("w")
+    _no_input()
+    stacks = Path(request["folder"], f"rank{rank}.stacks").open("w")  # noqa: SIM115 (open as long as the process is there)
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
-    script = Path(request["script"])
-    recorder = Recorder(trace_path(folder, rank), str(script.parent))
-    recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
+    probe = _Probe(request, rank)
     if request["open"]:
-        return opener.open_all(request["open"], recorder)
-    _seed_as_a_new_process()
-    hooks.install(Session(request, rank, recorder))
+        import torch  # noqa: F401
+
+        from . import opener
+
+        return opener.open_all(request["open"], probe.recorder)
+    if "torch" in sys.modules:
+        _seed_as_a_new_process()
+        probe.start()
+    else:
+        _after_torch(probe.start)
     os.chdir(request["cwd"])
-    sys.path[0] = str(script.parent)
-    sys.argv = [str(script), *request["argv"]]
-    code = _run_script(script, recorder)
-    return _wind_down(code, recorder)
+    sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
+    sys.argv = [request["script"], *request["argv"]]
+    code = _run_script(request, probe)
+    return _wind_down(code, probe.recorder)
 
 
-def _run_script(script: Path, recorder: Recorder) -> int:
+class _Probe:
+    """The recorder, and the hooks, which come with torch."""
+
+    def __init__(self, request: dict[str, Any], rank: int) -> None:
+        self._request = request
+        self._rank = rank
+        path = Path(request["folder"], f"rank{rank}.jsonl")
+        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent))
+
+    def start(self) -> None:
+        """Listen from now on."""
+        import torch
+
+        from . import hooks
+        from .session import Session
+
+        request, rank = self._request, self._rank
+        self.recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
+        if request["backend"] == "gloo":
+            from . import gloo_for_nccl
+
+            gloo_for_nccl.install()
+        hooks.install(Session(request, rank, self.recorder))
+
+
+def _after_torch(call: Callable[[], None]) -> None:
+    """Let `call` be made when the script has imported torch."""
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+            if name != "torch":
+                return None
+            sys.meta_path.remove(Finder)
+            spec = importlib.util.find_spec("torch")
+            if spec is None or spec.loader is None:
+                return None
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                call()
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
+def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if request["module"]:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(request["script"], run_name="__main__")
     except StopRun:
         return 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""
-        recorder.write("end", how="sys.exit", code=code, message=message, frames=recorder.stack(error))
+        frames = probe.recorder.stack(error)
+        probe.recorder.write("end", how="sys.exit", code=code, message=message, frames=frames)
         return code
     except BaseException as error:
         name = type(error).__name__
-        hooks_raised.note(recorder, error)
-        recorder.write("end", how="exception", error=name, message=str(error), frames=recorder.stack(error))
+        if "torch" in sys.modules:
+            from . import hooks_raised
+
+            hooks_raised.note(probe.recorder, error)
+        probe.recorder.write("end", how="exception", error=name, message=str(error), frames=probe.recorder.stack(error))
         traceback.print_exception(error)
         return 1
     else:
-        recorder.write("end", how="return", code=0)
+        probe.recorder.write("end", how="return", code=0)
         return 0
     finally:
-        recorder.sync()
+        probe.recorder.sync()
 
 
 def _wind_down(code: int, recorder: Recorder) -> int:
@@ -91,11 +152,7 @@ def _seed_as_a_new_process() -> None:
         numpy.random.seed()
 
 
-def _redirect(out: Path, err: Path) -> None:
-    for path, stream in ((out, 1), (err, 2)):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(handle, stream)
-        os.close(handle)
+def _no_input() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

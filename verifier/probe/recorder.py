@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import linecache
 import os
@@ -12,9 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
-_TORCH = str(Path(torch.__file__).parent)
+_SPEC = importlib.util.find_spec("torch")  # torch itself is not imported here: the script may want to do it
+_TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "no torch"
 _OURS = str(Path(__file__).resolve().parents[2])
 _STDLIB = str(Path(os.__file__).parent)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +17,9 @@ from . import starting_point, torchlib
 from .measures import class_name, dtype_of, movement, optimizer_state, products, random_state, repeated_blocks
 from .recorder import Recorder
 from .sketch import row_hashes, sketch
+from .stop import StopRun
 
 STRESS = 1.0e6
-
-
-class StopRun(BaseException):
-    """Raised inside the script at the optimizer step after the last one asked for."""
 
 
 class Session:
@@ -332,8 +328,3 @@ class Session:
 
 _PATIENCE = 256  # backwards without a step after the last step: the script skips steps with huge gradients
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def trace_path(run: Path, rank: int) -> Path:
-    """Where rank `rank` of the run in folder `run` writes its trace."""
-    return run / f"rank{rank}.jsonl"

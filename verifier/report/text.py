@@ -19,6 +19,8 @@ DAMAGE = ("crash", "recovered", "damaged")
 def render(verdict: Verdict) -> str:
     """The whole report as plain text of at most about 10,000 characters, the verdict last."""
     lines = [*failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
+    for told in verdict.environment.get("notes", ()):
+        lines += ["", *_wrapped("", told, first="note ")]
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"

@@ -10,12 +10,18 @@ from typing import Any
 _LIMIT = 200
 
 
-def project_files(script: Path) -> tuple[Path, ...]:
-    """The script and the files of its own folder that it imports, directly or through one another; at most 200."""
-    found, queue = [script], [script]
+def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
+    """The script and the files of its own folder that it imports, directly or through one another; at most 200.
+
+    `root` is where absolute imports are looked up, where that is not the script's folder (a script run as a module).
+    """
+    found = [script]
+    if root is not None:
+        packages = [folder / "__init__.py" for folder in script.parents if folder.is_relative_to(root)]
+        found += [file for file in packages if file.is_file() and file != script]
+    queue = list(found)
     while queue and len(found) < _LIMIT:
-        for name in _imported(queue.pop()):
-            base = script.parent.joinpath(*name.split("."))
+        for base in _imported(queue.pop(), root or script.parent):
             for path in (base.with_suffix(".py"), base / "__init__.py"):
                 if path.is_file() and path not in found:
                     found.append(path)
@@ -23,13 +29,23 @@ def project_files(script: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _imported(path: Path, root: Path) -> Iterator[Path]:
+    """What the imports of a file could mean, without suffix; for `from a import b` both a and a/b."""
     for node in ast.walk(_tree(path)[1]):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                yield from _steps(root, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else root
+            places = _steps(base, node.module) if node.module else []
+            yield from places
+            yield from ((places or [base])[-1] / alias.name for alias in node.names if alias.name != "*")
+
+
+def _steps(base: Path, name: str) -> list[Path]:
+    """`a/b` and `a` for `a.b`: an import runs the packages on its way, too."""
+    parts = name.split(".")
+    return [base.joinpath(*parts[: number + 1]) for number in range(len(parts))]
 
 
 def _tree(path: Path) -> tuple[str, ast.Module]:

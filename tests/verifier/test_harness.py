@@ -1,0 +1,266 @@
+"""How ranks are started: as a module, by fork or by torchrun, beside one another, several on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verified_fsdp2.skill import cli
+from verified_fsdp2.verifier import settings
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.launch import sharing
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.modules import find, root
+from verified_fsdp2.verifier.static import project_files
+from verified_fsdp2.verifier.target import resolve
+
+TRAIN = """\
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from .model import build
+from pkg.data import batch
+import common
+
+assert __name__ == "__main__" and __package__ == "pkg", (__name__, __package__)
+assert sys.path[0] == os.getcwd() and sys.argv[0] == __file__, (sys.path[0], sys.argv)
+assert sys.argv[1:] == ["--lr", "0.1"]
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = build()
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+    for step in range(10):
+        model(batch(step, dist.get_rank(), dist.get_world_size())).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    main()
+"""
+DATA = """\
+import torch
+def batch(step, rank, world):
+    torch.manual_seed(step)
+    return torch.randn(8, 8).chunk(world)[rank]
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": TRAIN,
+        "pkg/model.py": "import torch\ndef build():\n    return torch.nn.Linear(8, 8)\n",
+        "pkg/data.py": DATA,
+        "pkg/other.py": "x = 1\n",
+        "common.py": "y = 1\n",
+        "single.py": "print(1)\n",
+        "run/__main__.py": "print(2)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_module_is_found_from_the_current_folder(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package)
+    target = resolve(None, {"module": "pkg.train", "nproc": "2", "args": ["--lr", "0.1"]})
+    assert (target.script, target.cwd, target.module) == (package / "pkg" / "train.py", package, "pkg.train")
+    assert target.command == ("fsdp2", "verify", "-m", "pkg.train", "--nproc", "2", "--", "--lr", "0.1")
+    assert target.describe()["module"] == "pkg.train"
+    files = [file.relative_to(package).as_posix() for file in project_files(target.script, package)]
+    assert sorted(files) == ["common.py", "pkg/__init__.py", "pkg/data.py", "pkg/model.py", "pkg/train.py"]
+    assert root(target.script, target.module) == package
+    assert root(find("run", package), "run") == package
+    assert find("single", package) == package / "single.py"
+    assert find("json.tool", package).name == "tool.py"
+
+
+def test_a_module_named_in_verify_yaml(package: Path) -> None:
+    (package / "verify.yaml").write_text("module: pkg.train\nargs: --lr 0.1\n")
+    target = resolve(package, {})
+    assert (target.module, target.cwd, target.args) == ("pkg.train", package, ("--lr", "0.1"))
+    assert target.command == ("fsdp2", "verify", str(package))
+    (package / "verify.yaml").write_text("module: pkg.train\nscript: single.py\n")
+    with pytest.raises(UserError, match="give `module` or `script`, not both"):
+        resolve(package, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pkg.trian", "-m pkg.trian: no such module in "),
+        ("pkg/train.py", "-m pkg/train.py: not a module name; did you mean pkg.train?"),
+        ("pkg.train.py", "no such module; did you mean -m pkg.train?"),
+        ("pkg..train", "not a module name"),
+        ("pkg", "a package without __main__ cannot be run"),
+        ("sys", "is not Python source"),
+        ("", "nothing to verify"),
+    ],
+)
+def test_wrong_modules(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    monkeypatch.chdir(package)
+    assert cli.main(["verify", *(["-m", name] if name else [])]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert len(told.strip().splitlines()) == 1
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["fork", "torchrun"])
+def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp_path: Path, how: str) -> None:
+    flags = {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None}
+    target = resolve(package, flags)
+    chosen = ("run-completes", *(("matches-ddp",) if how == "fork" else ()))  # with torchrun each run takes seconds
+    verdict = verify_with(launcher, target, tmp_path / "work", select(chosen, ()))
+    assert [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"] == []
+    assert verdict.environment["launcher"] == how
+    assert verdict.runs[0]["command"] == "-m pkg.train --lr 0.1"
+    shard = next(record for record in _records(tmp_path / "work" / "01-train-2") if record["kind"] == "shard")
+    assert (Path(shard["at_line"]["file"]).name, shard["at_line"]["function"]) == ("train.py", "main")
+
+
+FAULTY = "optim_before_shard.py"
+
+
+@pytest.mark.launch
+def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "faults" / FAULTY
+    chosen = ("optim-before-shard", "run-completes")
+    found = []
+    for how in ("fork", "torchrun"):
+        target = resolve(script, {"launcher": how})
+        verdict = verify_with(launcher, target, tmp_path / how, select(chosen, ()))
+        found.append([(f.rule, f.status, f.evidence, f.location, f.measured) for f in verdict.findings])
+    assert found[0] == found[1]
+    assert found[0][0][1] == "fail"
+
+
+ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.environ['RANK']).write_text(json.dumps(dict(os.environ)))\n"
+
+
+@pytest.mark.launch
+def test_a_forked_rank_has_the_environment_of_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs: names of files, the port, the run's id, and the store's address, which we give as a number."""
+    script = tmp_path / "script.py"
+    script.write_text(ENVIRONMENT)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("INTO", str(tmp_path / "ours"))
+    with Launcher() as launcher:
+        launcher.run(Request(str(tmp_path), str(script), str(tmp_path), world_size=2))
+    monkeypatch.setenv("INTO", str(tmp_path / "real"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    for rank in range(2):
+        ours = json.loads((tmp_path / f"ours{rank}").read_text())
+        real = json.loads((tmp_path / f"real{rank}").read_text())
+        assert set(ours) - {"TORCHINDUCTOR_CACHE_DIR"} == set(real)  # torch sets it itself when it imports its compiler
+        differ = {key for key in real if ours[key] != real[key]}
+        assert differ <= {"INTO", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+
+
+EARLY = """\
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+os.environ.setdefault("TORCH_SHOW_CPP_STACKTRACES", "0")
+os.environ["MY_OWN"] = "1"
+import torch
+os.environ["MKL_NUM_THREADS"] = "2"
+assert torch.get_num_threads() == 2, torch.get_num_threads()
+"""
+
+
+def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EARLY)
+    assert settings.before_torch(script) == [(2, "OMP_NUM_THREADS"), (3, "TORCH_SHOW_CPP_STACKTRACES")]
+    assert "script.py:2 sets OMP_NUM_THREADS, TORCH_SHOW_CPP_STACKTRACES before it imports torch" in settings.note(
+        script
+    )
+    script.write_text(EARLY.replace("import os\n", "import os\nimport torch\n"))
+    assert settings.note(script) == ""
+
+
+@pytest.mark.launch
+def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EARLY)
+    request: dict[str, Any] = {"script": str(script), "cwd": str(tmp_path), "world_size": 1, "timeout": 240.0}
+    codes = {}
+    for how in ("fork", "torchrun"):
+        (tmp_path / how).mkdir()
+        answer = launcher.run(Request(folder=str(tmp_path / how), launcher=how, **request))
+        codes[how] = [rank["code"] for rank in answer["ranks"]]
+    assert codes == {"fork": [1], "torchrun": [0]}
+
+
+@pytest.mark.launch
+def test_runs_beside_one_another_give_the_same(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(__file__).parents[1] / "zoo" / "minimal.py"
+    found = []
+    for room in (2, 8):
+        monkeypatch.setattr("verified_fsdp2.verifier.flow.Runner.room", room)
+        work = tmp_path / str(room)
+        verdict = verify_with(launcher, resolve(script, {}), work, select(("parity",), ()))
+        found.append([(f.rule, f.status, f.evidence) for f in verdict.findings])
+        starts = [_ends(folder) for folder in sorted(work.glob("0*"))]
+        assert any(a[0] < b[1] and b[0] < a[1] for a in starts for b in starts if a is not b) == (room == 8)
+    assert found[0] == found[1]
+
+
+def _ends(folder: Path) -> tuple[float, float]:
+    times = [record["at"] for record in _records(folder)]
+    return times[0], times[-1]
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "devices", "asked", "working", "answer"),
+    [
+        (4, 1, False, ("nccl",), ""),
+        (2, 2, True, ("nccl",), ""),
+        (4, 0, True, ("nccl",), ""),
+        (4, 1, True, ("nccl", "gloo"), "nccl"),
+        (4, 1, True, ("gloo",), "gloo"),
+        (4, 2, True, (), "none"),
+    ],
+)
+def test_how_ranks_share_gpus(ranks: int, devices: int, asked: bool, working: tuple[str, ...], answer: str) -> None:
+    assert sharing.decide(ranks, devices, asked, lambda backend: backend in working) == answer
+
+
+def test_ranks_that_share_a_gpu_are_nodes_of_their_own() -> None:
+    given = [sharing.environment(rank, 3, 2, "4,6") for rank in range(3)]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in given] == ["4", "6", "4"]
+    assert len({env["NCCL_HOSTID"] for env in given}) == 3
+    assert {env["LOCAL_RANK"] for env in given} == {"0"}
+    assert sharing.told("gloo", 3, 1) == "gloo with CUDA tensors in the place of nccl: 3 ranks on 1 CUDA device"
+
+
+@pytest.mark.launch
+def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["verify", str(script), "--oversubscribe"]) == 2
+    assert "need `--device cuda`" in capsys.readouterr().err
+    assert cli.main(["verify", str(script), "--device", "cuda", "--oversubscribe"]) == 4
+    assert "CUDA device" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""One run with the real torchrun. Each of its workers is a guard that starts the rank, waits for it and notes how it ended.
+
+torchrun always exits 1 and can name the victim as the first failure; the guards know each rank's exit status and its time.
+The guard imports no torch, and the rank gets its probe when the script imports torch: so settings of the environment that a
+script makes before that have their effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import processes
+from .capture import Captures
+
+_POLL = 0.1
+_REQUEST = "request.json"
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request: how each rank ended."""
+    started = time.monotonic()
+    folder = Path(request["folder"])
+    (folder / _REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    captures = Captures()
+    own = captures.add(request["folder"], "torchrun")
+    pid = os.fork()
+    if pid == 0:
+        _be_torchrun(request, captures, own)
+    for capture in own:
+        capture.let_go()
+    try:
+        timed_out = _watch(pid, request, started, captures.wait)
+    finally:
+        processes.end_below(wait=captures.wait)
+        captures.close()
+    told = [_read(folder / f"rank{rank}.exit") for rank in range(request["world_size"])]
+    ended = [
+        said or {"rank": r, "code": -int(signal.SIGKILL), "at": time.monotonic(), "killed": True}
+        for r, said in enumerate(told)
+    ]
+    return {
+        "ranks": sorted(ended, key=lambda item: float(item["at"])),
+        "timed_out": timed_out,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _be_torchrun(request: dict[str, Any], captures: Captures, own: Any) -> NoReturn:
+    try:
+        processes.die_with_parent()
+        captures.leave_to_parent(own)
+        os.chdir(request["cwd"])
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]
+        os.execv(sys.executable, [*command, str(Path(request["folder"], _REQUEST))])
+    finally:
+        processes.leave(70)
+
+
+def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]) -> bool:
+    """Wait for torchrun; whether the time was over before any rank had failed."""
+    from .manager import KILL_GRACE, ask_for_stacks
+
+    folder = Path(request["folder"])
+    deadline = started + request["timeout"]
+    failed = False
+    while processes.runs(torchrun):
+        wait(_POLL)
+        _reap(torchrun)
+        if not failed and any(said["code"] != 0 and not said["killed"] for said in _exits(folder)):
+            failed = True
+            deadline = min(deadline, time.monotonic() + request["grace"])
+        if time.monotonic() > deadline:
+            ask_for_stacks([int(file.read_text()) for file in folder.glob("rank*.pid")], wait)
+            processes.end_below(KILL_GRACE, wait=wait, reap=False)
+            return not failed
+    return False
+
+
+def _reap(but: int) -> None:
+    """Take the exit status of orphans that have ended; that of torchrun is left, so that its number stays its own."""
+    for pid in processes.descendants(os.getpid()):
+        if pid != but and not processes.runs(pid):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _exits(folder: Path) -> list[dict[str, Any]]:
+    return [said for file in folder.glob("rank*.exit") if (said := _read(file))]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return said
+
+
+def guard(path: str) -> NoReturn:
+    """What torchrun starts: forks the rank, waits for it, notes its end, and ends in the same way."""
+    processes.die_with_parent()
+    request = json.loads(Path(path).read_text(encoding="utf-8"))
+    folder, rank = Path(request["folder"]), int(os.environ["RANK"])
+    captures = Captures()
+    own = captures.add(request["folder"], f"rank{rank}")
+    pid = os.fork()
+    if pid == 0:
+        _be_rank(request, rank, captures, own)
+    for capture in own:
+        capture.let_go()
+    asked: list[int] = []
+
+    def told(number: int, frame: object) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in _ASKED_TO_END:
+        signal.signal(number, told)
+    _place(folder / f"rank{rank}.pid", str(pid))
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while not ended:
+        captures.wait(60.0)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    code = os.waitstatus_to_exitcode(status)
+    said = {"rank": rank, "code": code, "at": time.monotonic(), "killed": bool(asked)}
+    captures.close()
+    _place(folder / f"rank{rank}.exit", json.dumps(said))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    processes.leave(code if code >= 0 else 1)
+
+
+def _be_rank(request: dict[str, Any], rank: int, captures: Captures, own: Any) -> NoReturn:
+    code = 70
+    try:
+        processes.die_with_parent()
+        captures.leave_to_parent(own)
+        from ..probe.rank import run as live
+
+        code = live(request, rank)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        processes.leave(code)
+
+
+def _place(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.rename(path)

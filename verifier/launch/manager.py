@@ -1,0 +1,190 @@
+"""One run, in a process of its own: forks the rendezvous store and the ranks, waits for them, and ends all that they started.
+
+The ranks get the environment that torchrun gives. Waiting for them ourselves gives the exact exit status of each, in the order
+in which they ended; torchrun tells neither. For the real torchrun see elastic.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import elastic, processes, sharing
+from .capture import Captures
+
+FREE_PORT = 0
+KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+_NEVER = 3600.0
+
+
+def be_manager(request: dict[str, Any], pipe: int) -> NoReturn:
+    """Make the run, write its answer as one line into `pipe`, end this process."""
+    processes.adopt_orphans()
+    code = 1
+    try:
+        answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe)
+        with os.fdopen(pipe, "w") as stream:
+            stream.write(json.dumps(answer) + "\n")
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        processes.end_below()
+        processes.leave(code)
+
+
+def run(request: dict[str, Any], private: int) -> dict[str, Any]:
+    """The answer to a request: how each rank ended. `private` is a file descriptor that the ranks must not have."""
+    started = time.monotonic()
+    alone = request["mode"] == "simulate"
+    try:
+        port = 0 if alone else _fork_store()
+    except OSError as error:
+        return {"fault": "no sockets", "message": str(error)}
+    captures = Captures()
+    ranks: dict[int, int] = {}
+    for rank in range(1 if alone else request["world_size"]):
+        own = captures.add(request["folder"], f"rank{rank}")
+        pid = os.fork()
+        if pid == 0:
+            os.close(private)
+            captures.leave_to_parent(own)
+            _be_rank(request, rank, port)
+        ranks[pid] = rank
+        for capture in own:
+            capture.let_go()
+    try:
+        ended, timed_out = _watch(ranks, request, started, captures.wait)
+    finally:
+        processes.end_below(wait=captures.wait)
+        captures.close()
+    return {"ranks": ended, "timed_out": timed_out, "seconds": time.monotonic() - started}
+
+
+def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]:
+    """What torchrun puts into the environment of a rank."""
+    world = str(request["world_size"])
+    names = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_ERROR_FILE": str(Path(request["folder"], f"rank{rank}.error.json")),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if not request["backend"]:
+        return names
+    import torch
+
+    devices = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {**names, **sharing.environment(rank, request["world_size"], devices, visible)}
+
+
+def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:
+    code = 70
+    try:
+        processes.die_with_parent()
+        os.setsid()
+        os.environ.update(environment(request, rank, port))
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        from ..probe.rank import run
+
+        code = run(request, rank)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        processes.leave(code)
+
+
+def _fork_store() -> int:
+    """The port of the rendezvous store, which a process of its own holds."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        processes.die_with_parent()
+        os.close(reader)
+        try:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            store = TCPStore("127.0.0.1", FREE_PORT, is_master=True, wait_for_workers=False)
+            os.write(writer, str(store.port).encode())
+            os.close(writer)
+            signal.pause()
+        except BaseException as error:
+            os.write(writer, f"!{error}".encode())
+        finally:
+            processes.leave(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    if not text.isdigit():
+        raise OSError(text.removeprefix("!") or "the store process died")
+    return int(text)
+
+
+def _watch(
+    ranks: dict[int, int], request: dict[str, Any], started: float, wait: Callable[[float], object]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Wait for every rank. After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks."""
+    alive = dict(ranks)
+    ended: list[dict[str, Any]] = []
+    deadline = started + request["timeout"]
+    killed = failed = False
+    while alive:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid in alive:
+            code = os.waitstatus_to_exitcode(status)
+            ended.append({"rank": alive.pop(pid), "code": code, "at": time.monotonic(), "killed": killed})
+            if code != 0 and not killed:
+                failed = True
+                deadline = min(deadline, time.monotonic() + request["grace"])
+        elif pid == 0 and killed:
+            wait(0.1)
+        elif pid == 0 and time.monotonic() <= deadline:
+            wait(min(deadline - time.monotonic(), _NEVER))
+        elif pid == 0:
+            killed = True
+            ask_for_stacks(list(alive), wait)
+            processes.end_below(KILL_GRACE, wait=wait, reap=False)
+    return ended, killed and not failed
+
+
+def ask_for_stacks(pids: list[int], wait: Callable[[float], object]) -> None:
+    """Let these processes write where each of their threads is."""
+    from ..probe.rank import STACKS_SIGNAL
+
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS_SIGNAL)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        wait(until - time.monotonic())

@@ -1,0 +1,144 @@
+"""Making the runs of one target: folders, arguments, launches side by side where there are cores for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from . import settings
+from .errors import MachineRefuses
+from .launch import sharing
+from .launch.client import Launcher
+from .launch.request import Request
+from .launch.trial import shares_a_gpu
+from .modules import root
+from .resume_runs import SHARED
+from .target import Target
+from .trace import Run, read_run
+
+GRACE = 8.0
+Progress = Callable[[str], None]
+
+
+class Runner:
+    """Makes the runs of one target, each in a folder of its own."""
+
+    def __init__(self, launcher: Launcher, target: Target, work: Path, progress: Progress) -> None:
+        self.launcher = launcher
+        self.target = target
+        self.work = work
+        self.progress = progress
+        self.made = 0
+        self.going: list[Pending] = []
+        self.checkpoint = work / "checkpoint"
+        self.saved = work / "checkpoint.saved"
+        self.sharing = self._sharing()
+
+    def _sharing(self) -> str:
+        ranks, devices = max(self.target.nproc, *self.target.reshard_to, 1), self.launcher.versions["devices"]
+
+        def works(backend: str) -> bool:
+            return shares_a_gpu(self.launcher, backend, self.work / f"trial-{backend}")
+
+        found = sharing.decide(ranks, devices, self.target.oversubscribe, works)
+        if found == "none":
+            raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
+        return found
+
+    def backend(self, tier: str) -> str:
+        """What carries the collectives, as it stands in the report."""
+        devices = self.launcher.versions["devices"]
+        if self.sharing:
+            return sharing.told(self.sharing, self.target.nproc, devices)
+        return "fake" if tier == "simulate" else "nccl" if devices else "gloo"
+
+    def notes(self) -> list[str]:
+        """What a reader must know of how the runs were made."""
+        told = settings.note(self.target.script) if self.target.launcher == "fork" else ""
+        return [told] if told else []
+
+    def run(self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any) -> Run:
+        """One launch in a role, to its end. `options` are further fields of the Request."""
+        return self.start(role, world, extra, steps, **options).run
+
+    def start(
+        self, role: str, world: int, extra: tuple[str, ...] = (), steps: int | None = None, **options: Any
+    ) -> Pending:
+        """Begin a launch beside those that go on, as far as there is a core (or device) for each rank; else after them."""
+        while self.going and sum(other.world for other in self.going) + world > self.room:
+            _ = self.going[0].run
+        self.made += 1
+        folder = self.work / f"{self.made:02}-{role}-{world}"
+        folder.mkdir(parents=True)
+        shared = role in SHARED
+        checkpoint = self.checkpoint if shared else folder / "scratch"
+        checkpoint.mkdir(exist_ok=True)
+        target = self.target
+        argv = [word.replace("{checkpoint}", str(checkpoint)) for word in (*self.target.args, *extra)]
+        planned = Request(
+            folder=str(folder),
+            script=str(target.script),
+            cwd=str(target.cwd),
+            world_size=world,
+            argv=argv,
+            module=target.module,
+            project=str(root(target.script, target.module)),
+            launcher=target.launcher,
+            backend=self.sharing,
+            timeout=target.timeout,
+            grace=min(GRACE, target.timeout),
+            steps=steps or target.steps,
+            starting_point=str(self.work / "starting_point"),
+        )
+        request = replace(planned, **options)
+        words = ["-m", target.module] if target.module else [target.script.name]
+        pending = Pending(self, role, request, " ".join([*words, *argv]), self.launcher.start(request))
+        self.going.append(pending)
+        return pending
+
+    @cached_property
+    def room(self) -> int:
+        """How many ranks may go on at a time."""
+        return int(self.launcher.versions["devices"]) or len(os.sched_getaffinity(0))
+
+    def empty_checkpoint(self) -> None:
+        """Give the next run the shared folder as it was before the train run."""
+        shutil.rmtree(self.checkpoint)
+        self.checkpoint.mkdir()
+
+    def keep_checkpoint(self) -> None:
+        """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
+        shutil.copytree(self.checkpoint, self.saved)
+
+    def restore_checkpoint(self) -> None:
+        """Bring the checkpoint back as the train run left it."""
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(self.saved, self.checkpoint)
+
+
+class Pending:
+    """A run that has begun; `run` waits for its end."""
+
+    def __init__(self, runner: Runner, role: str, request: Request, command: str, number: int) -> None:
+        self._runner = runner
+        self._role = role
+        self._request = request
+        self._command = command
+        self._number = number
+        self.world = request.world_size
+
+    @cached_property
+    def run(self) -> Run:
+        """What the run left behind."""
+        answer = self._runner.launcher.finish(self._number)
+        self._runner.going.remove(self)
+        run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
+        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        ending = "" if run.completed else "  did not complete"
+        self._runner.progress(f"{self._role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
+        return run

@@ -1,0 +1,67 @@
+"""What a script sets in the environment before it imports torch. Reads the source, runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+# Read when torch is imported, so without effect in a rank that is forked from a process that has it already.
+_READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_")
+
+
+def before_torch(script: Path) -> list[tuple[int, str]]:
+    """(line, variable) of what the module-level code sets, before its first import of torch, for torch's import to read."""
+    found: list[tuple[int, str]] = []
+    for statement in ast.parse(script.read_bytes()).body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "torch" for alias in node.names):
+                return found
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+                return found
+        found += [
+            (statement.lineno, name)
+            for node in ast.walk(statement)
+            for name in _set(node)
+            if _READ_AT_IMPORT.match(name)
+        ]
+    return []  # torch comes from another module, of which this does not know when
+
+
+def _set(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                yield from _text(target.slice)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "putenv" or (node.func.attr == "setdefault" and _is_environ(node.func.value)):
+            yield from (name for argument in node.args[:1] for name in _text(argument))
+        elif node.func.attr == "update" and _is_environ(node.func.value):
+            keys = [key for argument in node.args if isinstance(argument, ast.Dict) for key in argument.keys]
+            yield from (name for key in keys if key is not None for name in _text(key))
+            yield from (word.arg for word in node.keywords if word.arg)
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
+
+
+def _text(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
+def note(script: Path) -> str:
+    """What a reader must know of a forked run of this script; "" if nothing."""
+    found = before_torch(script)
+    if not found:
+        return ""
+    line, _ = found[0]
+    names = ", ".join(dict.fromkeys(name for _, name in found))
+    return (
+        f"{script.name}:{line} sets {names} before it imports torch, which forked ranks have already: no effect in these "
+        "runs. `--launcher torchrun` starts ranks in which it has."
+    )
