@@ -116,6 +116,8 @@ class Calls(Expressions):
             if inner is not None and inner.kind == "def" and callee.name not in LAUNCHERS:
                 return self.call_function(inner, args, kwargs, node)
         if callee.kind == "name":
+            if callee.name in ("dcp.save", "dcp.load", "dcp.async_save"):
+                self._ask_stateful(args[0] if args else kwargs.get("state_dict"), node)
             event = self._event(callee.name, node, args, kwargs, is_open)
             return self._external(event)
         if callee.kind == "attr" and callee.owner is not None:
@@ -132,6 +134,17 @@ class Calls(Expressions):
         event.result = derived("forward", args, node)
         event.result.local, event.result.rank, event.result.event = True, 0, event
         return event.result
+
+    def _ask_stateful(self, state: Value | None, node: ast.AST) -> None:
+        """What the objects in a state dict give when a checkpoint asks them for theirs."""
+        for one in (c for part in (state.parts if state is not None else []) for c in choices(part)):
+            method = (
+                self.class_attribute(one, "state_dict", node)
+                if one.kind == "object" and not self.is_module(one)
+                else None
+            )
+            if method is not None and method.kind == "def":
+                one.parts.append(self.call_function(method, [], {}, node))
 
     def _event(self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool) -> Event:
         event = self.emit(op, node, args=args)

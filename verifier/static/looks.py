@@ -134,6 +134,15 @@ def names_in(trace: Trace, *wanted: str) -> bool:
     return any(word in module.source for module in trace.project.modules for word in wanted)
 
 
+def identifiers(trace: Trace) -> set[str]:
+    """Every name and attribute in the sources of the project."""
+    found: set[str] = set()
+    for module in trace.project.modules:
+        for node in ast.walk(module.tree):
+            found.add(getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") or "")
+    return {word for word in found if isinstance(word, str)}
+
+
 def stores_on(trace: Trace, value: Value) -> list[Event]:
     """Assignments to attributes of a value, outside of its class."""
     found = trace.ops(STORE)

@@ -665,4 +665,83 @@ dcp.save({"m": m, "o": o, "s": schedule.state_dict()}, checkpoint_id="c")
         + "model = Net()\nfor i, b in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(checkpoint_wrapper(b))\n"
         "    fully_shard(model.blocks[i])\nfully_shard(model)\nfit(model)",
     ),
+    (
+        "optim-before-shard",
+        HEAD + "model = Net()\ndecay = [p for p in model.parameters() if p.ndim > 1]\nshard(model)\n"
+        "train(model, torch.optim.AdamW(decay), batches())",
+        HEAD + "model = Net()\ndecay = (p for p in model.parameters() if p.ndim > 1)\nshard(model)\n"
+        "train(model, torch.optim.AdamW(decay), batches())",
+    ),
+    (
+        "root-not-wrapped",
+        HEAD
+        + "model = Net()\nfor m in model.modules():\n    if isinstance(m, (Block,)):\n        fully_shard(m)\nfit(model)",
+        HEAD
+        + "model = Net()\nfor m in model.modules():\n    if isinstance(m, (Block, Net)):\n        fully_shard(m)\nfit(model)",
+    ),
+    (
+        "tied-weights-split-groups",
+        HEAD
+        + "model = Net()\nmodel.head.weight = model.embed.weight\nfor m in (model.embed, *model.blocks, model):\n    fully_shard(m)\nfit(model)",
+        HEAD
+        + "model = Net()\nmodel.head.weight = model.embed.weight\nfor m in (*model.blocks, model):\n    fully_shard(m)\nfit(model)",
+    ),
+    (
+        "local-shard-export",
+        MODEL
+        + "state = get_model_state_dict(model)\nif dist.get_rank() == 0:\n    torch.save({k: v.to_local() for k, v in state.items()}, 'm.pt')",
+        MODEL + "state = get_model_state_dict(model)\ntorch.save(state, f'm{dist.get_rank()}.pt')",
+    ),
+    (
+        "local-shard-export",
+        MODEL + "torch.save(model.state_dict(), os.path.join('out', 'm.pt'))",
+        MODEL + "torch.save(Net().state_dict(), os.path.join('out', 'm.pt'))",
+    ),
+    (
+        "full-sd-into-dtensor",
+        HEAD
+        + "other = Net()\nmodel = shard(Net())\nmodel.load_state_dict({k: v.clone() for k, v in other.state_dict().items()})\nfit(model)",
+        HEAD
+        + "other = shard(Net())\nmodel = shard(Net())\nmodel.load_state_dict({k: v.clone() for k, v in other.state_dict().items()})\nfit(model)",
+    ),
+    (
+        "rank-local-control-flow",
+        MODEL
+        + "for b in batches():\n    loss = model(b).sum()\n    loss.backward()\n    optimizer.step()\n    if loss.item() < 0.1:\n        break",
+        MODEL
+        + "for n, b in enumerate(batches()):\n    loss = model(b).sum()\n    loss.backward()\n    optimizer.step()\n"
+        "    if loss.item() < 0.1:\n        print('low')\n    if n > 3:\n        break",
+    ),
+    (
+        "optim-template-empty",
+        """
+class State:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state):
+        self.optimizer.load_state_dict(state["optimizer"])
+
+"""
+        + MODEL
+        + "dcp.load({'all': State(model, optimizer)}, checkpoint_id='c')\ntrain(model, optimizer, batches())",
+        """
+class State:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state):
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+"""
+        + MODEL
+        + "dcp.load({'all': State(model, optimizer)}, checkpoint_id='c')\ntrain(model, optimizer, batches())",
+    ),
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...finding import Hit
 from ..events import Event, Trace, covers
-from ..looks import is_const, made_by, names_in, shared, steps_of, text
+from ..looks import is_const, is_known, made_by, names_in, shared, steps_of, text
 from ..values import GLOBAL, Value, choices, reach
 from .registry import detector
 
@@ -115,19 +115,37 @@ def lenient_load(trace: Trace) -> Iterator[Hit]:
 @detector("local-shard-export")
 def local_shard_export(trace: Trace) -> Iterator[Hit]:
     for event in trace.ops("torch.save"):
-        if not event.args or not event.on_some_ranks or trace.partial:
+        path = event.arg(1, "f")
+        if not event.args or trace.partial or shared(event.args[0]):
+            continue
+        everywhere = trace.whole and path is not None and not any(p.rank or p.kind == "free" for p in reach(path))
+        if not event.on_some_ranks and (not everywhere or any(g.test.rank for g in event.guards)):
             continue
         for part in reach(event.args[0]):
-            made = part.event if part.kind == "made" and part.name == "state_dict" else None
-            model = made.on if made is not None else None
-            if model is None or made is None or trace.managed_by(model, made) is None:
-                continue
-            if not shared(event.args[0]):
-                told = (
-                    f"{text(event.node)} on one rank writes that rank's shards only: {text(made.node)} holds DTensors"
+            made = _shards(trace, part)
+            if made is not None:
+                who = (
+                    "one rank writes that rank's shards only"
+                    if event.on_some_ranks
+                    else "every rank writes its shards into one file"
                 )
-                yield trace.hit("local-shard-export", told, event)
+                yield trace.hit(
+                    "local-shard-export", f"{text(event.node)}: {who} ({text(made.node)} holds DTensors)", event
+                )
                 break
+
+
+def _shards(trace: Trace, part: Value) -> Event | None:
+    """The call that made a state dict of shards."""
+    event: Event | None = part.event if part.kind == "made" else None
+    if event is None:
+        return None
+    if part.name in ("dsd.get_model_state_dict", "dsd.get_state_dict"):
+        plain = "options" not in event.kwargs and not event.open and bool(event.args)
+        return event if plain and trace.managed_by(event.args[0], event) is not None else None
+    if part.name == "state_dict" and event.on is not None and trace.managed_by(event.on, event) is not None:
+        return event
+    return None
 
 
 _RANDOM = (
@@ -219,11 +237,20 @@ def full_into_dtensor(trace: Trace) -> Iterator[Hit]:
         model, state = event.on, event.arg(0, "state_dict")
         if model is None or state is None or trace.sharded_by(model, event) is None or _saved_sharded(trace):
             continue
+        if event.open or "assign" in event.kwargs:
+            continue
         read = [p for p in reach(state) if p.kind == "made" and p.name in ("torch.load", "safetensors.torch.load_file")]
+        read += [p for p in reach(state) if _of_plain_model(trace, p)]
         split = any(p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict") for p in reach(state))
         if read and not any(p.rank for p in reach(state)) and not split:
             told = f"{text(event.node)} puts whole tensors into parameters that are shards"
             yield trace.hit("full-sd-into-dtensor", told, event)
+
+
+def _of_plain_model(trace: Trace, part: Value) -> bool:
+    """Whether a value is the state dict of a known model that nobody shards."""
+    model = part.event.on if part.kind == "made" and part.name == "state_dict" and part.event is not None else None
+    return model is not None and is_known(trace, model) and id(model) not in trace.roots
 
 
 def _saved_sharded(trace: Trace) -> bool:
@@ -288,9 +315,10 @@ def saved_before_first_step(trace: Trace) -> Iterator[Hit]:
     steps = steps_of(trace)
     for event in trace.ops(*GETTERS[1:]):
         adam = [o for o, _ in trace.optimizers if o.result in event.args and o.op.startswith("torch.optim.Ada")]
-        if not adam or not steps or event.index > steps[0].index or any(g for g in event.guards) or event.loops:
+        loaded = any(covers(e, event) for e in trace.ops("dcp.load", "torch.load", *SETTERS))
+        if not adam or not steps or event.index > steps[0].index or event.on_some_ranks or event.loops or loaded:
             continue
         saved = [e for e in trace.ops(*SAVES, "torch.save") if e.args and event.result in reach(e.args[0])]
-        if any(covers(event, e) and e.index < steps[0].index and not e.guards for e in saved):
+        if any(covers(event, e) and e.index < steps[0].index for e in saved):
             told = f"{text(event.node)} before the first step makes the optimizer count one"
             yield trace.hit("step0-save-advances-adam", told, event)

@@ -89,11 +89,11 @@ _FINITE = ("isnan", "isfinite", "isinf")
 
 @detector("rank-local-control-flow")
 def rank_local_control_flow(trace: Trace) -> Iterator[Hit]:
-    """A step left out by the ranks whose own loss is not finite."""
+    """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
     for leave in trace.ops("(continue)", "(break)"):
         for guard in leave.guards:
             test = guard.test
-            asks = any(part.name.rpartition(".")[2] in _FINITE for part in reach(test))
+            asks = any(part.name.rpartition(".")[2] in (*_FINITE, "Lt", "LtE", "Gt", "GtE") for part in reach(test))
             synced = any(part.synced for part in reach(test))
             inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
             if asks and test.local and not synced and inside and _from_forward(trace, test) and _skips(trace, leave):
@@ -112,7 +112,6 @@ def _from_forward(trace: Trace, test: Value) -> bool:
 
 
 def _skips(trace: Trace, leave: Event) -> bool:
-    """Whether a backward stands behind, in the same loop, or other turns do."""
-    loop = leave.loops[-1]
-    after = [e for e in trace.methods("backward") if loop in e.loops and e.index > leave.index]
-    return bool(after) or leave.op == "(break)"
+    """Whether a backward stands behind, in the same loop, or in the turns that are left out."""
+    inside = [e for e in trace.methods("backward") if leave.loops[-1] in e.loops]
+    return any(e.index > leave.index for e in inside) or (bool(inside) and leave.op == "(break)")

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from ...finding import Hit
-from ..events import NEW, Event, Trace, covers, exclusive, hit_at
-from ..looks import is_const, text
+from ..events import ITERATE, NEW, Event, Trace, covers, exclusive, hit_at
+from ..looks import inner, is_const, text
 from ..project import Module
-from ..values import const, holders
+from ..values import Value, const, holders, reach
 from .registry import detector
 
 
@@ -24,6 +24,38 @@ def optim_before_shard(trace: Trace) -> Iterator[Hit]:
             told = f"the optimizer is built in line {event.line}, before fully_shard replaces the parameters in line {later[-1].line}"
             yield trace.hit("optim-before-shard", told, event)
             break
+
+
+@detector("optim-before-shard")
+def groups_before_shard(trace: Trace) -> Iterator[Hit]:
+    """Parameters put into lists before the sharding, and given to an optimizer after it."""
+    for event, models in trace.optimizers:
+        for model in models:
+            shard = trace.sharded_by(model, event)
+            if shard is None or _regrouped(trace, event):
+                continue
+            given = [part for one in event.given() for part in reach(one)]
+            taken = [e for e in _taken(trace, model) if e.args[0].attrs.get("*") is not None]
+            held = [e for e in taken if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))]
+            if held and all(covers(e, shard) for e in held) and not any(e.index > shard.index for e in taken):
+                told = f"its parameters were listed in line {held[0].line}, before fully_shard replaced them in line {shard.line}"
+                yield trace.hit("optim-before-shard", told, event)
+                break
+
+
+def _taken(trace: Trace, model: Value) -> list[Event]:
+    """Where the parameters of a model are gone through at once; a generator waits."""
+    found = [*trace.ops(ITERATE), *trace.ops("builtins.list"), *trace.ops("builtins.sorted")]
+    kinds = ("parameters", "named_parameters")
+    return [
+        e
+        for e in found
+        if e.args
+        and e.args[0].kind == "made"
+        and e.args[0].name in kinds
+        and e.args[0].event.on is model
+        and not isinstance(e.node, ast.GeneratorExp)
+    ]
 
 
 def _regrouped(trace: Trace, event: Event) -> bool:

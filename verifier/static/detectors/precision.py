@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from ...finding import Hit
 from ..events import Event, Trace, covers
-from ..looks import FULL, LOW, is_const, is_dtype, is_known, made_by, names_in, text, trains
+from ..looks import FULL, LOW, identifiers, is_const, is_dtype, is_known, made_by, text, trains
 from ..values import Value, choices, holders, root_of
 from .registry import detector
 
 POLICY = "fsdp.MixedPrecisionPolicy"
+_SCALES = ("loss_scale", "scale_loss", "scale")
 _CASTS = {"bfloat16": True, "half": True, "float": False, "double": False}
 
 
@@ -111,11 +112,12 @@ def _casts_inside(root: Value) -> bool:
 
 @detector("fp16-without-scaler")
 def fp16_without_scaler(trace: Trace) -> Iterator[Hit]:
-    if not trace.certain or not trains(trace) or names_in(trace, "Scaler", "scaler", "scale_loss", "loss_scale"):
+    if not trace.certain or not trains(trace):
         return
     used = _policies_of_trained(trace)
     for event in trace.ops(POLICY):
-        if is_dtype(event.arg(0, "param_dtype"), LOW[1:]) and any(event.result in choices(v) for v in used):
+        low = is_dtype(event.arg(0, "param_dtype"), LOW[1:]) and any(event.result in choices(v) for v in used)
+        if low and not any("scaler" in word.lower() or word in _SCALES for word in identifiers(trace)):
             yield trace.hit(
                 "fp16-without-scaler", f"{text(event.node)}, and no GradScaler: small gradients become 0", event
             )

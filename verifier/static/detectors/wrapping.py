@@ -19,15 +19,35 @@ def root_not_wrapped(trace: Trace) -> Iterator[Hit]:
         return
     for root in trace.roots.values():
         events = [(e, m) for e, m in trace.shards if root_of(m) is root]
-        if not is_known(trace, root) or any(m is root or m.kind == "item" for _, m in events):
+        if not is_known(trace, root) or any(m is root for _, m in events):
+            continue
+        chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
+        if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
             continue
         if not trace.forwards(root) or id(root) not in trace.trained or trace.escapes(root) or _reduced_by_hand(trace):
             continue
         managed = {id(m) for _, m in events}
+        managed |= {id(part) for _, part in parts_of(root) for one in _elements(part) if one.name in chosen}
         plain = [n for n, part in parts_of(root) if not _inside(part, managed) and has_parameters(trace, part)]
         if plain and not any(e.open for e, _ in events):
             told = f"only parts of the model are sharded; {', '.join(dict.fromkeys(plain))} of {root.name} stay plain tensors"
             yield trace.hit("root-not-wrapped", told, events[-1][0])
+
+
+def _classes_of(event: Event, module: Value) -> list[Value]:
+    """The project classes that a module taken from `modules()` is tested for before it is sharded; none if not certain."""
+    for guard in event.guards:
+        test = made_by(guard.test, "builtins.isinstance")
+        if test is not None and guard.branch and len(test.args) == 2 and test.args[0] is module:
+            found = inner(test.args[1])
+            return found if all(one.kind == "class" for one in found) else []
+    return []
+
+
+def _elements(part: Value) -> list[Value]:
+    """A module, or the modules of a container."""
+    container = part.kind == "made" and part.name in ("torch.nn.ModuleList", "torch.nn.Sequential")
+    return [one for given in part.event.args for one in inner(given)] if container else [part]
 
 
 def _inside(part: Value, managed: set[int]) -> bool:
@@ -163,7 +183,9 @@ def _is_sharded_later(trace: Trace, event: Event) -> bool:
 
 @detector("tied-weights-split-groups")
 def tied_weights_split_groups(trace: Trace) -> Iterator[Hit]:
-    together = [{id(x) for x in inner(e.args[0])} for e, _ in trace.shards if e.args]
+    together = [
+        {id(x) for x in inner(e.args[0])} for e, _ in trace.shards if e.args and e.args[0].kind in ("list", "tuple")
+    ]
     for event in trace.ops(STORE):
         value = event.args[0]
         if event.method != "weight" or value.kind != "attr" or value.name != "weight" or event.on is None:
