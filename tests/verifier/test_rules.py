@@ -10,8 +10,7 @@ from records import entropy, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.rules.base import SourceRule
-from verified_fsdp2.verifier.rules.base import SECTIONS
+from verified_fsdp2.verifier.rules.base import SECTIONS, SourceRule
 
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **runs: Any) -> Finding:
