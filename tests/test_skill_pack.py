@@ -31,7 +31,8 @@ def test_size() -> None:
 
 def test_every_link_of_the_skill_leads_to_a_file() -> None:
     for document in [ROOT / "SKILL.md", ROOT / "README.md", *(ROOT / "references").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
             assert (document.parent / link).is_file(), f"{document.name}: {link}"
 
 

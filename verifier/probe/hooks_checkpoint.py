@@ -138,7 +138,7 @@ class Listener:
 
 
 def _by_pickle(args: tuple[Any, ...]) -> bool:
-    """Whether `torch.save` or `torch.load` is pickle's way to a storage, as in `all_gather_object` of a tensor."""
+    """Whether `torch.save` or `torch.load` is only the way in which Python writes a storage, as in `all_gather_object` of a tensor."""
     stored = bool(args) and isinstance(args[0], torch.UntypedStorage | torch.TypedStorage)
     return stored or sys._getframe(2).f_code.co_name == "_load_from_bytes"
 

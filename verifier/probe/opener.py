@@ -1,6 +1,6 @@
 """Opens checkpoints in one process and records what is in them, in the form in which `saving.py` records what was given.
 
-The files are the ones that the run under test has just written. DCP's `.metadata` is a pickle; objects in the data files are
+The files are the ones that the run under test has just written. DCP's `.metadata` runs code when it is read; objects in the data files are
 read only as far as `weights_only=True` reads them.
 """
 

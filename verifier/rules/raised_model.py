@@ -160,7 +160,7 @@ class DeepcopyOfFsdpModel(RaisedRule):
 class PickledFsdpModel(RaisedRule):
     """A sharded model is saved by its state dict, never as an object.
 
-    Why: `fully_shard` gives the module a class made on the fly, which pickle cannot find again.
+    Why: `fully_shard` gives the module a class made on the fly, which Python cannot find again by its name.
     Wrong:
         import io
 
@@ -174,7 +174,7 @@ class PickledFsdpModel(RaisedRule):
 
     name = "pickled-fsdp-model"
     family = "checkpoint"
-    pattern = r"Can't pickle <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
+    pattern = r"Can't p\w+ <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
 
 
 class MetaNotMaterialized(RaisedRule):

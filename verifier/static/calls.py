@@ -71,12 +71,12 @@ class Calls(Expressions):
         raise NotImplementedError
 
     def call(self, node: ast.Call) -> Value:
-        callee = self.eval(node.func)
+        callee = self.evaluate(node.func)
         args: list[Value] = []
         kwargs: dict[str, Value] = {}
         is_open = False
         for arg in node.args:
-            value = self.eval(arg)
+            value = self.evaluate(arg)
             if not isinstance(arg, ast.Starred):
                 args.append(value)
             elif value.kind in ("list", "tuple") and value.name != "many":
@@ -84,7 +84,7 @@ class Calls(Expressions):
             else:
                 is_open = True
         for keyword in node.keywords:
-            value = self.eval(keyword.value)
+            value = self.evaluate(keyword.value)
             if keyword.arg is not None:
                 kwargs[keyword.arg] = value
             elif value.kind == "dict" and value.name != "open":
@@ -337,7 +337,7 @@ class Calls(Expressions):
 
     def _default(self, info: ClassInfo, node: ast.expr) -> Value:
         saved, self.frame = self.frame, Frame(info.home, info.name)
-        value = self.eval(node)
+        value = self.evaluate(node)
         self.frame = saved
         return value
 
@@ -356,7 +356,7 @@ class Calls(Expressions):
         self.stack.append(function)
         try:
             if isinstance(function, ast.Lambda):
-                return self.eval(function.body)
+                return self.evaluate(function.body)
             self.run_body(function.body)
             if frame.yields:
                 return Value("list", "many", [either(frame.yields)])
@@ -379,7 +379,7 @@ class Calls(Expressions):
                 value = args[position]
             elif one.arg in defaults:
                 self.frame = self_frame
-                value = self.eval(defaults[one.arg])
+                value = self.evaluate(defaults[one.arg])
                 self.frame = outer
             else:
                 value = free(one.arg)

@@ -34,7 +34,7 @@ class Expressions(Names):
     def call(self, node: ast.Call) -> Value:
         raise NotImplementedError
 
-    def eval(self, node: ast.expr | None) -> Value:
+    def evaluate(self, node: ast.expr | None) -> Value:
         """The value of an expression."""
         if node is None:
             return const(None)
@@ -50,7 +50,7 @@ class Expressions(Names):
             self.depth -= 1
 
     def _parts(self, node: ast.expr) -> Value:
-        found = [self.eval(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        found = [self.evaluate(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return derived(type(node).__name__, found, node)
 
     def _constant(self, node: ast.Constant) -> Value:
@@ -60,14 +60,14 @@ class Expressions(Names):
         return self.lookup(node.id)
 
     def _attribute(self, node: ast.Attribute) -> Value:
-        return self.attribute(self.eval(node.value), node.attr, node)
+        return self.attribute(self.evaluate(node.value), node.attr, node)
 
     def _subscript(self, node: ast.Subscript) -> Value:
-        base, key = self.eval(node.value), self.eval(node.slice)
+        base, key = self.evaluate(node.value), self.evaluate(node.slice)
         return self.item(base, key, node)
 
     def _binop(self, node: ast.BinOp) -> Value:
-        left, right = self.eval(node.left), self.eval(node.right)
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
         return self._fold(type(node.op), left, right, node)
 
     def _fold(self, kind: type, left: Value, right: Value, node: ast.AST) -> Value:
@@ -89,7 +89,7 @@ class Expressions(Names):
         return value
 
     def _compare(self, node: ast.Compare) -> Value:
-        left, rights = self.eval(node.left), [self.eval(c) for c in node.comparators]
+        left, rights = self.evaluate(node.left), [self.evaluate(c) for c in node.comparators]
         if len(rights) == 1:
             kind = type(node.ops[0])
             if kind in (ast.Is, ast.IsNot) and rights[0].kind == "const" and rights[0].const is None:
@@ -100,7 +100,7 @@ class Expressions(Names):
         return derived("compare", [left, *rights], node)
 
     def _unaryop(self, node: ast.UnaryOp) -> Value:
-        value = self.eval(node.operand)
+        value = self.evaluate(node.operand)
         if value.kind == "const" and isinstance(node.op, ast.Not):
             return const(not value.const)
         if value.kind == "const" and isinstance(node.op, ast.USub) and isinstance(value.const, int | float):
@@ -108,7 +108,7 @@ class Expressions(Names):
         return derived(type(node.op).__name__, [value], node)
 
     def _boolop(self, node: ast.BoolOp) -> Value:
-        values = [self.eval(v) for v in node.values]
+        values = [self.evaluate(v) for v in node.values]
         decides = isinstance(node.op, ast.Or)
         for value in values:
             if value.kind == "const" and bool(value.const) == decides:
@@ -120,14 +120,14 @@ class Expressions(Names):
         return derived("bool", values, node)
 
     def _ifexp(self, node: ast.IfExp) -> Value:
-        test = self.eval(node.test)
+        test = self.evaluate(node.test)
         if test.kind == "const":
-            return self.eval(node.body if test.const else node.orelse)
+            return self.evaluate(node.body if test.const else node.orelse)
         saved = self.guards
         self.guards = (*saved, Guard(node, test, True))
-        body = self.eval(node.body)
+        body = self.evaluate(node.body)
         self.guards = (*saved, Guard(node, test, False))
-        other = self.eval(node.orelse)
+        other = self.evaluate(node.orelse)
         self.guards = saved
         value = either([body, other])
         if test.rank and value.kind == "either":
@@ -137,7 +137,7 @@ class Expressions(Names):
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
         parts: list[Value] = []
         for item in node.elts:
-            value = self.eval(item.value if isinstance(item, ast.Starred) else item)
+            value = self.evaluate(item.value if isinstance(item, ast.Starred) else item)
             if isinstance(item, ast.Starred):
                 parts += value.parts if value.kind in ("list", "tuple") else [self.element(value)]
             else:
@@ -151,13 +151,13 @@ class Expressions(Names):
     def _dict(self, node: ast.Dict) -> Value:
         value = Value("dict", node=node)
         for key_node, item_node in zip(node.keys, node.values, strict=True):
-            item = self.eval(item_node)
+            item = self.evaluate(item_node)
             if key_node is None:
                 value.parts += item.parts if item.kind == "dict" else [item]
                 value.attrs.update(item.attrs if item.kind == "dict" else {})
                 value.name = value.name if item.kind == "dict" else "open"
                 continue
-            self.put(value, self.eval(key_node), item)
+            self.put(value, self.evaluate(key_node), item)
         return value
 
     def put(self, base: Value, key: Value, item: Value) -> None:
@@ -170,7 +170,7 @@ class Expressions(Names):
             base.name = "open"
 
     def _joinedstr(self, node: ast.JoinedStr) -> Value:
-        parts = [self.eval(v.value) for v in node.values if isinstance(v, ast.FormattedValue)]
+        parts = [self.evaluate(v.value) for v in node.values if isinstance(v, ast.FormattedValue)]
         return derived("text", parts, node)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
@@ -179,15 +179,15 @@ class Expressions(Names):
         saved, loops = self.guards, self.loops
         self.loops = (*loops, node)
         for clause in node.generators:
-            source = self.eval(clause.iter)
+            source = self.evaluate(clause.iter)
             self.emit(ITERATE, node, args=[source])
             self.bind(clause.target, self.element(source))
             for test in clause.ifs:
-                self.guards = (*self.guards, Guard(test, self.eval(test), True))
+                self.guards = (*self.guards, Guard(test, self.evaluate(test), True))
         if isinstance(node, ast.DictComp):
-            value = Value("dict", "open", [derived("entry", [self.eval(node.key), self.eval(node.value)])], node=node)
+            value = Value("dict", "open", [derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])], node=node)
         else:
-            value = Value("list", "many", [self.eval(node.elt)], node=node)
+            value = Value("list", "many", [self.evaluate(node.elt)], node=node)
         self.frame, self.guards, self.loops = outer, saved, loops
         value.local = value.parts[0].local
         return value
@@ -201,21 +201,21 @@ class Expressions(Names):
         return Value("def", "<lambda>", node=node, home=(self.frame.module, self.frame))
 
     def _await(self, node: ast.Await) -> Value:
-        return self.eval(node.value)
+        return self.evaluate(node.value)
 
     def _starred(self, node: ast.Starred) -> Value:
-        return self.eval(node.value)
+        return self.evaluate(node.value)
 
     def _yield(self, node: ast.Yield) -> Value:
-        self.frame.yields.append(self.eval(node.value))
+        self.frame.yields.append(self.evaluate(node.value))
         return Value("unknown")
 
     def _yieldfrom(self, node: ast.YieldFrom) -> Value:
-        self.frame.yields.append(self.element(self.eval(node.value)))
+        self.frame.yields.append(self.element(self.evaluate(node.value)))
         return Value("unknown")
 
     def _namedexpr(self, node: ast.NamedExpr) -> Value:
-        value = self.eval(node.value)
+        value = self.evaluate(node.value)
         self.bind(node.target, value)
         return value
 

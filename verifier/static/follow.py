@@ -107,7 +107,7 @@ class Follower(Calls):
 
     def _do_expr(self, node: ast.Expr) -> bool:
         before = len(self.trace.events)
-        value = self.eval(node.value)
+        value = self.evaluate(node.value)
         call = node.value.value if isinstance(node.value, ast.Await) else node.value
         for event in self.trace.events[before:]:
             if event.node is call:
@@ -115,18 +115,18 @@ class Follower(Calls):
         return value.kind == "made" and value.name in EXITS
 
     def _do_assign(self, node: ast.Assign) -> bool:
-        value = self.eval(node.value)
+        value = self.evaluate(node.value)
         for target in node.targets:
             self.bind(target, value)
         return False
 
     def _do_annassign(self, node: ast.AnnAssign) -> bool:
         if node.value is not None:
-            self.bind(node.target, self.eval(node.value))
+            self.bind(node.target, self.evaluate(node.value))
         return False
 
     def _do_augassign(self, node: ast.AugAssign) -> bool:
-        old, new = self.eval(node.target), self.eval(node.value)
+        old, new = self.evaluate(node.target), self.evaluate(node.value)
         value = self._fold(type(node.op), old, new, ast.BinOp(node.target, node.op, node.value))
         if self.loops and value.kind == "const":
             value = Value("derived", "count", [old, new])  # it changes from turn to turn
@@ -144,7 +144,7 @@ class Follower(Calls):
             else:
                 self.frame.names[target.id] = value
         elif isinstance(target, ast.Attribute):
-            self.store(self.eval(target.value), target.attr, value, target)
+            self.store(self.evaluate(target.value), target.attr, value, target)
         elif isinstance(target, ast.Subscript):
             self._store_item(target, value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -160,7 +160,7 @@ class Follower(Calls):
             self.bind(target.value, value)
 
     def _store_item(self, target: ast.Subscript, value: Value) -> None:
-        base, key = self.eval(target.value), self.eval(target.slice)
+        base, key = self.evaluate(target.value), self.evaluate(target.slice)
         self.emit("(store item)", target, on=base, args=[key, value])
         for one in choices(base):
             if one.kind == "dict":
@@ -175,11 +175,11 @@ class Follower(Calls):
 
     def _do_return(self, node: ast.Return) -> bool:
         if node.value is not None:
-            self.frame.returns.append(self.eval(node.value))
+            self.frame.returns.append(self.evaluate(node.value))
         return True
 
     def _do_raise(self, node: ast.Raise) -> bool:
-        self.eval(node.exc)
+        self.evaluate(node.exc)
         return True
 
     def _do_continue(self, node: ast.Continue | ast.Break) -> bool:
@@ -189,7 +189,7 @@ class Follower(Calls):
     _do_break = _do_continue
 
     def _do_assert(self, node: ast.Assert) -> bool:
-        self.eval(node.test)
+        self.evaluate(node.test)
         return False
 
     def _do_delete(self, node: ast.Delete) -> bool:
@@ -200,7 +200,7 @@ class Follower(Calls):
         return False
 
     def _do_if(self, node: ast.If) -> bool:
-        test = self.eval(node.test)
+        test = self.evaluate(node.test)
         if test.kind == "const":
             return self.run_body(node.body if test.const else node.orelse)
         saved, names = self.guards, dict(self.frame.names)
@@ -241,7 +241,7 @@ class Follower(Calls):
         return joined
 
     def _do_for(self, node: ast.For | ast.AsyncFor) -> bool:
-        source = self.eval(node.iter)
+        source = self.evaluate(node.iter)
         self.emit(ITERATE, node, args=[source])
         saved, guards = self.loops, self.guards
         self.loops = (*saved, node)
@@ -254,7 +254,7 @@ class Follower(Calls):
     _do_asyncfor = _do_for
 
     def _do_while(self, node: ast.While) -> bool:
-        self.eval(node.test)
+        self.evaluate(node.test)
         saved, guards = self.loops, self.guards
         self.loops = (*saved, node)
         self.run_body(node.body)
@@ -265,7 +265,7 @@ class Follower(Calls):
     def _do_with(self, node: ast.With | ast.AsyncWith) -> bool:
         saved = self.withs
         for item in node.items:
-            value = self.eval(item.context_expr)
+            value = self.evaluate(item.context_expr)
             self.withs = (*self.withs, value)
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value)
@@ -283,7 +283,7 @@ class Follower(Calls):
         kept = self.guards
         for handler in node.handlers:
             self.guards = (*guards, Guard(handler, Value("unknown", "except"), True))
-            self.eval(handler.type)
+            self.evaluate(handler.type)
             if handler.name:
                 self.frame.names[handler.name] = Value("unknown", "error")
             self.run_body(handler.body)
@@ -295,7 +295,7 @@ class Follower(Calls):
     _do_trystar = _do_try
 
     def _do_match(self, node: ast.Match) -> bool:
-        test, saved = self.eval(node.subject), self.guards
+        test, saved = self.evaluate(node.subject), self.guards
         names = dict(self.frame.names)
         ends = [names]
         for case in node.cases:

@@ -59,7 +59,7 @@ class Names:
         self.trace.add(event)
         return event
 
-    def eval(self, node: ast.expr | None) -> Value:
+    def evaluate(self, node: ast.expr | None) -> Value:
         raise NotImplementedError
 
     def name(self, dotted: str) -> Value:
@@ -121,9 +121,9 @@ class Names:
                 return value
             for item in info.node.body:
                 if isinstance(item, ast.Assign) and any(isinstance(t, ast.Name) and t.id == attr for t in item.targets):
-                    return self.eval(item.value)
+                    return self.evaluate(item.value)
                 if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id == attr:
-                    return self.eval(item.value) if item.value is not None else None
+                    return self.evaluate(item.value) if item.value is not None else None
         return None
 
     def ancestry(self, info: ClassInfo) -> list[ClassInfo]:
