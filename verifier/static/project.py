@@ -36,6 +36,7 @@ _CANONICAL = {
     "torch.nn.utils.clip_grad": "torch.nn.utils",
     "torch.nn.parameter": "torch.nn",
     "torch.nn.modules": "torch.nn",
+    "torch.nn.parallel.distributed": "torch.nn.parallel",
     "torch.optim.adam": "torch.optim",
     "torch.optim.adamw": "torch.optim",
     "torch.optim.sgd": "torch.optim",

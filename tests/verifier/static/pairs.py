@@ -744,4 +744,51 @@ class State:
         + MODEL
         + "dcp.load({'all': State(model, optimizer)}, checkpoint_id='c')\ntrain(model, optimizer, batches())",
     ),
+    (
+        "ddp-around-fsdp",
+        MODEL + "from torch.nn.parallel import DistributedDataParallel as DDP\ntrain(DDP(model), optimizer, batches())",
+        MODEL
+        + "from torch.nn.parallel import DistributedDataParallel as DDP\nother = DDP(Net())\ntrain(model, optimizer, batches())",
+    ),
+    (
+        "sharded-twice",
+        HEAD + "model = shard(Net())\nfully_shard(model)\nfit(model)",
+        HEAD
+        + "model = Net()\nif len(os.sys.argv) > 1:\n    shard(model)\nelse:\n    shard(model, reshard_after_forward=False)\nfit(model)",
+    ),
+    (
+        "pickled-fsdp-model",
+        MODEL
+        + "train(model, optimizer, batches())\nif dist.get_rank() == 0:\n    torch.save({'model': model}, 'm.pt')",
+        HEAD + "model = Net()\ntorch.save(model, 'm.pt')\nfit(shard(model))",
+    ),
+    (
+        "fsdp1-idiom",
+        MODEL
+        + "for b in batches():\n    model(b).sum().backward()\n    model.clip_grad_norm_(1.0)\n    optimizer.step()",
+        MODEL
+        + "for b in batches():\n    model(b).sum().backward()\n    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()",
+    ),
+    (
+        "lowbit-or-unsupported-optimizer",
+        HEAD + "model = shard(Net())\ntrain(model, torch.optim.Adafactor(model.parameters()), batches())",
+        HEAD + "model = Net()\ntrain(model, torch.optim.Adafactor(model.parameters()), batches())",
+    ),
+    (
+        "parameter-replaced-after-shard",
+        HEAD + "model = shard(Net())\nmodel.head.weight = nn.Parameter(torch.zeros(16, 8))\nfit(model)",
+        HEAD + "model = Net()\nmodel.head.weight = nn.Parameter(torch.zeros(16, 8))\nfit(shard(model))",
+    ),
+    (
+        "parameter-replaced-after-shard",
+        HEAD
+        + "model = shard(Net())\nmodel.load_state_dict(torch.load('m.pt', weights_only=True), assign=True)\nfit(model)",
+        HEAD
+        + "model = Net()\nmodel.load_state_dict(torch.load('m.pt', weights_only=True), assign=True)\nfit(shard(model))",
+    ),
+    (
+        "submodule-forward-before-root",
+        HEAD + "model = shard(Net())\nmodel.blocks[0](torch.zeros(1, 8))\nfit(model)",
+        HEAD + "model = Net()\nmodel.blocks[0](torch.zeros(1, 8))\nfit(shard(model))",
+    ),
 ]
