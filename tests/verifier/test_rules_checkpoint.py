@@ -313,6 +313,13 @@ class TestCrash:
         alone = run([model(), saving({}, after=3)], [model(), saving({}, after=3), {"kind": "killed"}], role="crash")
         assert self.statuses(replace(alone, note="killed"), recovered(fresh, fresh)) == ("pass", "pass")
 
+    def test_a_resume_that_never_brings_all_back_is_not_a_new_beginning(self) -> None:
+        fresh = {"w": C, "v": C}
+        evidence = self.evidence(crashed(), recovered(fresh, fresh))
+        other = [model(), step(weights={"w": B}), stepped()]
+        found = RULES["incomplete-checkpoint-chosen"].judge(replace(evidence, resume=run(other, other)))
+        assert found.status == "pass"
+
     def test_a_frozen_tensor_is_of_every_save(self) -> None:
         def rank(w: list[float]) -> dict[str, Any]:
             return {"w": w, "frozen": C}

@@ -80,7 +80,7 @@ class IncompleteCheckpointChosen(Rule):
                     f"{crash.note}; the save after step {apart[-1].after} was complete, but the resume does not start: {cause.text}",
                     cause.location or load_line(evidence),
                 )
-            elif outcome.fresh and apart:
+            elif outcome.fresh and apart and _not_exact(evidence) is None:
                 return self.failed(
                     f"{crash.note}; the save after step {apart[-1].after} was complete, but the resume starts from the beginning",
                     load_line(evidence),
