@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,8 +172,6 @@ def _without_ddp(
         return reference, "ddp"
     missing["ddp"] = blame(reference).text
     return alone, "alone"
-
-
 
 
 def _in_low_precision(
