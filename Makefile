@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation zoo references clean
+.PHONY: demo test lint types unit detection mutation libraries zoo references clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -24,6 +24,10 @@ types: $(VENV)/installed-test
 
 unit: $(VENV)/installed-test
 	$(BIN)/python -m pytest
+
+# Real packages in pinned versions, published faults and their mends; FOLDER takes the environments (network, gigabytes).
+libraries: $(VENV)/installed-test
+	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
 detection: $(VENV)/installed-test

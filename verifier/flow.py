@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     by_hand = reference is not None and not reference.completed and "AttributeError" not in blame(reference).error
     if by_hand:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
         reference = run("reference", target.nproc, mode="ddp", by_hand=True)
+    reference, way = _without_ddp(run, target.nproc, reference, missing)
     single, mode = ended(alone), "ddp"
     if single is not None and not single.completed:  # what DDP cannot stand in for, fully_shard on one rank may
         mode = "fsdp"
@@ -129,7 +130,7 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     if reference is not None and not reference.completed:  # then the noise of one process is the measure
         envelope = run("envelope", 1, target.single_args, mode=mode, nudge=True)
     else:
-        envelope = run("envelope", target.nproc, mode="ddp", nudge=True, by_hand=by_hand)
+        envelope = run("envelope", target.nproc, mode=way, nudge=True, by_hand=by_hand)
     evidence = replace(
         evidence,
         exact=ended(twin) if exact else train,
@@ -158,6 +159,19 @@ def simulate(target: Target, runner: Runner) -> Evidence:
 def sources_of(target: Target) -> tuple[Path, ...]:
     """The files of the target's own code."""
     return project_files(target.script, root(target.script, target.module) if target.module else None)
+
+
+def _without_ddp(
+    run: Callable[..., Run | None], world: int, reference: Run | None, missing: dict[str, str]
+) -> tuple[Run | None, str]:
+    """The reference and its mode: where plain tensors cannot answer what the script asks, each rank shards over itself."""
+    if reference is None or reference.completed:
+        return reference, "ddp"
+    alone = run("reference", world, mode="alone")
+    if alone is None or not alone.completed:
+        return reference, "ddp"
+    missing["ddp"] = blame(reference).text
+    return alone, "alone"
 
 
 def _in_low_precision(

@@ -21,7 +21,9 @@ class Request:
     backend: str = ""  # how GPUs are shared: "" not at all, "nccl" or "gloo"
     timeout: float = 60.0
     grace: float = 5.0  # what other ranks get after the first has failed
-    mode: str = "fsdp"  # "ddp": DDP stands in for fully_shard; "simulate": one process with a fake process group
+    mode: str = (
+        "fsdp"  # "ddp": DDP stands in for fully_shard; "alone": each rank shards over itself; "simulate": a fake group
+    )
     steps: int = 1
     stress: bool = False  # huge gradients in the step after the last
     exact: bool = False  # no mixed precision, autocast or dropout

@@ -22,12 +22,15 @@ from torch.optim.optimizer import (
 )
 
 from . import (
+    alone,
     hooks_checkpoint,
     hooks_data,
     hooks_gradients,
+    hooks_libraries,
     hooks_optimizer,
     hooks_precision,
     hooks_progress,
+    hooks_recompute,
     hooks_traffic,
     hooks_wrapping,
     simulation,
@@ -55,6 +58,8 @@ def install(session: Session) -> None:
         hooks_optimizer,
         hooks_data,
         hooks_wrapping,
+        hooks_libraries,
+        hooks_recompute,
         hooks_progress,  # last: it listens around the others
     ):
         topic.install(session)
@@ -93,7 +98,7 @@ def _listen_to_calls(session: Session) -> None:
 
 def _listen_to_sharding(session: Session) -> None:
     real = fsdp.fully_shard
-    shard: Callable[..., Any] = standin.mark if session.stand_in else real
+    shard = standin.mark if session.stand_in else alone.sharder(real) if session.alone else real
 
     @functools.wraps(real)
     def sharded(module: Any, **options: Any) -> Any:
@@ -136,14 +141,14 @@ def _listen_to_sharding(session: Session) -> None:
         session.on_sync_flag(bool(requires_gradient_sync))
         set_sync(module, requires_gradient_sync, *args, **kwargs)
 
-    divide = FSDPModule.set_gradient_divide_factor
+    divide = getattr(FSDPModule, torchlib.DIVIDE)
 
     @functools.wraps(divide)
     def divided(module: FSDPModule, factor: float) -> None:
         session.on_divide_factor(factor)
-        divide(module, factor)
+        divide(module, alone.factor(factor) if session.alone else factor)
 
-    FSDPModule.set_gradient_divide_factor = divided  # type: ignore[method-assign, assignment]
+    setattr(FSDPModule, torchlib.DIVIDE, divided)
     FSDPModule.set_requires_gradient_sync = synced  # type: ignore[method-assign, assignment]
 
 
@@ -158,6 +163,8 @@ def _listen_to_backward(session: Session) -> None:
         session.in_backward = True
         try:
             backward(tensors, *args, **kwargs)
+            if session.alone:
+                alone.after_backward()
             standin.after_backward(session)
         finally:
             session.in_backward = False
@@ -248,10 +255,25 @@ def _listen_to_optimizers(session: Session) -> None:
         if depth == 0:
             session.on_optimizer(self)
 
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _by_state_dict_helper():
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if _by_state_dict_helper():
+            return None
+        closure = kwargs.get("closure", next(iter(args[1:]), None))
+        with torch.no_grad():
+            session.on_step(optimizer, closure=callable(closure))
+        if not callable(closure):
+            return None
+
+        @functools.wraps(closure)
+        def closed(*given: Any, **named: Any) -> Any:
+            value = closure(*given, **named)
             with torch.no_grad():
-                session.on_step(optimizer, closure=callable(kwargs.get("closure", next(iter(args[1:]), None))))
+                session.on_closed()
+            return value
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closed}
+        return (args[0], closed, *args[2:]), kwargs
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _by_state_dict_helper():

@@ -31,6 +31,7 @@ class Session:
         self.recorder = recorder
         self.steps: int = request["steps"]
         self.stand_in: bool = request["mode"] == "ddp"
+        self.alone: bool = request["mode"] == "alone"
         self.depth = 0
         self.in_backward = False
         self.in_step = False
@@ -216,8 +217,6 @@ class Session:
             at_line=self.recorder.here(),
         )
         self.rows, self.criteria, self.random_state = [], [], None
-        if self.in_step:
-            self._record_step()
 
     def _stress(self, slots: list[torchlib.Slot]) -> None:
         """In the step after the last: make the gradients huge, so that any clipping there is comes into force."""
@@ -260,10 +259,10 @@ class Session:
     def on_step(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer is about to step. Stops the run if it has made all its steps.
 
-        With a closure, what the step finds is known after the closure's backward, and is recorded then.
+        With a closure, what the step finds is known when the closure has ended, and is recorded then.
         """
         number, count = self.optimizers.setdefault(id(optimizer), (len(self.optimizers), 0))
-        if count >= self.steps:
+        if count >= self.steps and not closure:
             self._stop()
         self.optimizers[id(optimizer)] = (number, count + 1)
         self.in_step = True
@@ -271,6 +270,12 @@ class Session:
         self.waiting = optimizer
         if not closure:
             self._record_step()
+
+    def on_closed(self) -> None:
+        """The closure of the step that is being made has ended: it ran backward, and may have clipped."""
+        if self.step_number() > self.steps:
+            self._stop()
+        self._record_step()
 
     def _record_step(self) -> None:
         """What the optimizer that steps finds, before it changes anything."""

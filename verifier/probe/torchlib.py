@@ -7,6 +7,8 @@
 | `FSDPParam._unsharded_param`, `.unsharded_accumulated_grad` | unsynced gradients | 2.13.0 |
 | `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
 | `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
+| all of these | in one script each (`tests/zoo/minimal.py`) | 2.7.1 |
+| `FSDPModule.set_reduce_scatter_divide_factor` | what `set_gradient_divide_factor` is called there | 2.7.1 |
 | `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
 | `utils.data.dataloader._BaseDataLoaderIter` | the batches that a loader has given | 2.13.0 |
 | `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
@@ -30,7 +32,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-__all__ = ["LoaderIterator", "Slot", "box", "groups", "layout", "leaves", "local", "slots"]
+__all__ = ["DIVIDE", "LoaderIterator", "Slot", "box", "groups", "layout", "leaves", "local", "slots"]
+
+DIVIDE = "set_gradient_divide_factor"  # its name since some version after 2.7.1
+if not hasattr(FSDPModule, DIVIDE):
+    DIVIDE = "set_reduce_scatter_divide_factor"
 
 
 @dataclass

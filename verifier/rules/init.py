@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..evidence import LOADS, Evidence
 from ..finding import Finding
-from ..trace import Run, difference
+from ..trace import Record, Run, Sketch, difference
 from .base import Rule, count, some
 
 
@@ -165,6 +165,8 @@ class RankDependentInitNoBroadcast(Rule):
         loaded = [r for r in run.places("checkpoint") if r["op"] in LOADS and last_shard < r["seq"] < first_model]
         if loaded:
             return self.passed(f"ranks differ before sharding, and {loaded[0]['op']} sets all weights after it")
+        if (giver := _rank_that_gave_all(run, per_rank)) is not None:
+            return self.passed(f"ranks differ before sharding, and the weights of rank {giver} are set on all after it")
         return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
 
 
@@ -286,14 +288,30 @@ def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:
 def _as_one_process(run: Run, single: Run) -> bool:
     """Whether one process, initialising by itself, comes to the same weights."""
     alone = {name: entries[0]["sketch"] for name, entries in single.parameters.items()}
-    sharded = {
+    sharded = _whole(run)
+    return all(name in alone and _near(sharded[name], alone[name]) for name in sharded)
+
+
+def _rank_that_gave_all(run: Run, per_rank: list[list[Record]]) -> int | None:
+    """The rank whose weights from before sharding are, all of them, the model's at the first forward."""
+    now = list(_whole(run).values())
+    for rank, records in enumerate(per_rank):
+        before = [entry["sketch"] for record in records for entry in record["parameters"]]
+        if all(any(_near(value, kept) for value in now) for kept in before):
+            return rank
+    return None
+
+
+def _whole(run: Run) -> dict[str, Sketch]:
+    """The sketch of each whole parameter at the first forward."""
+    return {
         name: [sum(column) for column in zip(*(e["sketch"] for e in entries if e["copy"] == 0), strict=True)]
         for name, entries in run.parameters.items()
     }
-    near = (
-        name in alone and difference(sharded[name], alone[name]) <= 1e-9 * (1.0 + alone[name][0]) for name in sharded
-    )
-    return all(near)
+
+
+def _near(a: Sketch, b: Sketch) -> bool:
+    return difference(a, b) <= 1e-9 * (1.0 + b[0])
 
 
 def _first_replica(run: Run) -> list[int]:

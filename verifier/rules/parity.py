@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..blame import blame
 from ..comparison import Comparison, compare, gradient_apart, incomparable, limits
@@ -44,6 +45,12 @@ class MatchesDdp(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         found = _judge(self, evidence, evidence.reference, "reference", "DDP")
+        if (prevented := evidence.missing.get("ddp")) is not None:
+            told = found.evidence.replace("as DDP", "as each rank with the whole model and gradients averaged", 1)
+            told = told.replace(
+                "not what DDP computes", "not what ranks with the whole model and averaged gradients compute", 1
+            )
+            return replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
         shard_code = evidence.line_of(evidence.reference, "local")
         if found.status != "fail" or shard_code is None:
             return found

@@ -1,0 +1,140 @@
+"""FSDP2 applied by libraries: adapters, the reference where DDP cannot stand in, random numbers of recomputes, committed rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from records import micro, model, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.probe import hooks_libraries
+from verified_fsdp2.verifier.rules.gradients import RecomputeDrawsAnew
+from verified_fsdp2.verifier.rules.parity import MatchesDdp
+from verified_fsdp2.verifier.trace import Run
+
+ROOT = Path(__file__).parents[2]
+
+STATE = """
+class DistributedType:
+    MULTI_CPU, MULTI_GPU = "cpu", "gpu"
+
+class PartialState:
+    _shared_state = {}
+    def __init__(self, cpu=False, **kwargs):
+        self._shared_state.update(distributed_type=DistributedType.MULTI_CPU, cpu=cpu)
+
+class AcceleratorState:
+    _shared_state = {}
+    def __init__(self, mixed_precision=None, cpu=False, **kwargs):
+        if not PartialState._shared_state:
+            PartialState(cpu)
+        self._shared_state.update(PartialState._shared_state, **kwargs)
+"""
+
+
+class Heard:
+    """A session that only keeps what is recorded."""
+
+    def __init__(self) -> None:
+        self.records: list[str] = []
+        self.recorder = self
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.records.append(kind)
+
+    def here(self) -> None:
+        return None
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module `accelerate.state` with what the adapter touches, imported with the adapter installed."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate" / "state.py").write_text(STATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    heard = Heard()
+    hooks_libraries.install(heard)  # type: ignore[arg-type]
+    module = importlib.import_module("accelerate.state")
+    yield module, heard
+    for name in ("accelerate", "accelerate.state"):
+        sys.modules.pop(name, None)
+
+
+def test_accelerate_is_told_of_accelerators_where_fsdp_is_asked_for(state: Any) -> None:
+    module, heard = state
+    module.AcceleratorState("bf16", True, fsdp_plugin=object())
+    assert module.AcceleratorState._shared_state["distributed_type"] == "gpu"
+    assert heard.records == ["adapted"]
+
+
+def test_accelerate_without_fsdp_is_left_alone(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, heard = state
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    module.AcceleratorState("bf16", True)
+    assert module.AcceleratorState._shared_state["distributed_type"] == "cpu"
+    assert heard.records == []
+
+
+def _recomputed(*same: bool) -> Evidence:
+    records = [{"kind": "recompute", "same": value, "place": "model.py, Block.forward"} for value in same]
+    return Evidence(train=run([model(), micro(), *records, step(), stepped()]))
+
+
+@pytest.mark.parametrize(("same", "status"), [((), "pass"), ((True,), "pass"), ((True, False), "fail")])
+def test_a_recompute_with_other_random_numbers_fails(same: tuple[bool, ...], status: str) -> None:
+    found = RecomputeDrawsAnew().judge(_recomputed(*same))
+    assert found.status == status
+    assert ("model.py, Block.forward" in found.evidence) == bool(same)
+
+
+def test_recomputes_of_a_run_without_steps_are_not_judged() -> None:
+    assert RecomputeDrawsAnew().judge(Evidence(train=run([model()]))).status == "inconclusive"
+
+
+def test_the_finding_says_which_call_kept_ddp_out() -> None:
+    def made(role: str) -> Run:
+        ranks = [[model(), micro(loss=1.0), step(), stepped()] for _ in range(2)]
+        return run(*ranks, role=role)
+
+    reason = "rank 0 raised AttributeError: 'Tensor' object has no attribute 'device_mesh'"
+    evidence = Evidence(
+        train=made("train"),
+        exact=made("train"),
+        reference=made("reference"),
+        envelope=made("envelope"),
+        missing={"ddp": reason},
+    )
+    found = MatchesDdp().judge(evidence)
+    assert reason in found.evidence
+    assert "gradients averaged" in found.evidence
+
+
+def test_every_row_has_its_script_and_its_environments() -> None:
+    folder = ROOT / "tests" / "libraries"
+    rows = yaml.safe_load((folder / "rows.yaml").read_text())
+    assert len({row["name"] for row in rows}) == len(rows)
+    for row in rows:
+        base = ROOT / "tests" if row["script"].startswith(("zoo/", "faults/")) else folder
+        assert (base / row["script"]).is_file(), row["name"]
+        for name in (row["env"], row["fixed"].get("env", row["env"])):
+            assert (folder / f"{name}.txt").is_file(), row["name"]
+
+
+def test_the_committed_results_hold_every_row_as_expected() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "libraries.json").read_text())
+    rows = {row["name"]: row for row in yaml.safe_load((ROOT / "tests" / "libraries" / "rows.yaml").read_text())}
+    assert {result["name"] for result in results} == set(rows)
+    for result in results:
+        expected = rows[result["name"]]["rule"]
+        assert result["found"]["rule"] in (expected if isinstance(expected, list) else [expected]), result["name"]
+        assert result["found"]["evidence"], result["name"]
+        assert result["fixed"]["rule"] is None, result["name"]
+        assert result["found"]["versions"]["torch"], result["name"]

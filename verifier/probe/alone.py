@@ -1,0 +1,79 @@
+"""`fully_shard` over one rank each: the reference for scripts that ask DTensors what DDP's plain tensors cannot answer.
+
+Every rank shards over a mesh of its own, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no
+collective of FSDP moves data between ranks. Gradients are averaged over the ranks after each backward, by hand. So FSDP's
+own sharding, gathering and reducing is still judged by something that has none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from . import torchlib
+
+_state: dict[str, Any] = {"mesh": None, "modules": []}
+
+
+def sharder(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of `fully_shard`."""
+
+    def sharded(module: Any, **options: Any) -> Any:
+        options["mesh"] = _mesh()
+        if not isinstance(options.get("reshard_after_forward"), bool | None):
+            options["reshard_after_forward"] = True
+        result = real(module, **options)
+        _state["modules"] += list(module) if isinstance(module, list | tuple) else [module]
+        return result
+
+    return sharded
+
+
+def factor(value: float) -> float:
+    """What FSDP over one rank must divide by, so that the average over ranks is the sum divided by `value`."""
+    return value / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def after_backward() -> None:
+    """Average the gradients that FSDP has left in `.grad`. What was averaged before is equal everywhere and stays."""
+    if not _state["modules"] or dist.get_world_size() == 1:
+        return
+    seen: set[int] = set()
+    for module in _state["modules"]:
+        for _, group in torchlib.groups(module):
+            for item in group.fsdp_params:
+                param = item.sharded_param
+                if id(param) not in seen and param.requires_grad:
+                    seen.add(id(param))
+                    _average(param)
+
+
+def _average(param: nn.Parameter) -> None:
+    """The mean over ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
+    mine = torch.zeros_like(torchlib.local(param)) if param.grad is None else torchlib.local(param.grad)
+    there = torch.tensor([float(param.grad is not None)], device=mine.device)
+    dist.all_reduce(there)
+    if there.item() == 0.0:
+        return
+    dist.all_reduce(mine)
+    mine.div_(dist.get_world_size())
+    if param.grad is None:
+        param.grad = torch.empty_like(param)
+        torchlib.local(param.grad).copy_(mine)
+
+
+def _mesh() -> DeviceMesh:
+    """This rank's own mesh of one; made on all ranks at once, at the first call."""
+    if _state["mesh"] is None:
+        if not dist.is_initialized():
+            dist.init_process_group()  # as fully_shard does without a mesh
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        whole = init_device_mesh(kind, (dist.get_world_size(), 1), mesh_dim_names=("copies", "own"))
+        _state["mesh"] = whole["own"]
+    mesh: DeviceMesh = _state["mesh"]
+    return mesh
