@@ -89,5 +89,5 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
             assert path.relative_to(ROOT).as_posix() in shipped
     assert {"SKILL.md", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
-    assert len(shipped) < 120
+    assert len(shipped) < 200
     fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)

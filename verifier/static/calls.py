@@ -367,9 +367,7 @@ class Calls(Expressions):
 
     def _bind_parameters(self, frame: Frame, spec: ast.arguments, args: list[Value], kwargs: dict[str, Value]) -> None:
         names = [*spec.posonlyargs, *spec.args]
-        defaults: dict[str, ast.expr] = {}
-        for one, expr in zip(reversed(names), reversed(spec.defaults), strict=False):
-            defaults[one.arg] = expr
+        defaults = {a.arg: d for a, d in zip(reversed(names), reversed(spec.defaults), strict=False)}
         defaults |= {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
         outer, self_frame = self.frame, Frame(frame.module, frame.function, frame.parent)
         for position, one in enumerate([*names, *spec.kwonlyargs]):

@@ -1,4 +1,4 @@
-"""What a sharded model is used for and cannot be: another wrapper, a pickle, the methods of FSDP1."""
+"""What a sharded model is used for and cannot be: another wrapper, an object to write to a file, the methods of FSDP1."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def sharded_twice(trace: Trace) -> Iterator[Hit]:
             yield trace.hit("sharded-twice", f"{text(event.node)}: it was sharded in line {first.line} already", event)
 
 
+_WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))
+
+
 @detector("pickled-fsdp-model")
 def pickled_model(trace: Trace) -> Iterator[Hit]:
-    for event in trace.ops("torch.save", "pickle.dump", "pickle.dumps"):
+    for event in trace.ops("torch.save", *_WRITERS):
         for value in inner(event.args[0]) if event.args else ():
             if value.kind == "object" and trace.sharded_by(value, event) is not None:
                 yield trace.hit("pickled-fsdp-model", f"{text(event.node)} pickles the sharded model itself", event)
