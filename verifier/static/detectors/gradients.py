@@ -29,7 +29,9 @@ def _never_on(trace: Trace, method: str, rule: str, what: str) -> Iterator[Hit]:
     if not calls:
         return
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
-    elsewhere = sum(_mentions(m.tree, method) for m in trace.project.modules)
+    if not off:
+        return
+    elsewhere = sum(_mentions(m.tree, method) for m in trace.project.modules if method in m.source)
     if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
         yield trace.hit(rule, f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...finding import Hit
 from ..events import ITERATE, NEW, Event, Trace, covers, exclusive, hit_at
-from ..looks import inner, is_const, text
+from ..looks import inner, is_const, names_in, text
 from ..project import Module
 from ..values import Value, const, holders, reach
 from .registry import detector
@@ -61,7 +61,9 @@ def _taken(trace: Trace, model: Value) -> list[Event]:
 def _regrouped(trace: Trace, event: Event) -> bool:
     """Whether the parameter groups are written again, or the optimizer is handed to code that is not followed."""
     made = event.result
-    groups = any(node.attr == "param_groups" for m in trace.project.modules for node in _stored_attributes(m.tree))
+    groups = names_in(trace, "param_groups") and any(
+        node.attr == "param_groups" for m in trace.project.modules for node in _stored_attributes(m.tree)
+    )
     return groups or bool(trace.methods("add_param_group")) or trace.escapes(made)
 
 
