@@ -350,7 +350,7 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
     done = read_run(
         tmp_path,
         "train",
-        {"ranks": [{"rank": 0, "code": 0, "killed": False}], "timed_out": False, "seconds": 1.0},
+        {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0},
         1,
         "",
     )

@@ -185,7 +185,9 @@ class Expressions(Names):
             for test in clause.ifs:
                 self.guards = (*self.guards, Guard(test, self.evaluate(test), True))
         if isinstance(node, ast.DictComp):
-            value = Value("dict", "open", [derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])], node=node)
+            value = Value(
+                "dict", "open", [derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])], node=node
+            )
         else:
             value = Value("list", "many", [self.evaluate(node.elt)], node=node)
         self.frame, self.guards, self.loops = outer, saved, loops
