@@ -15,7 +15,6 @@ import pytest
 from verified_fsdp2.skill import cli, reference
 from verified_fsdp2.verifier import comparison
 from verified_fsdp2.verifier.rules import RULES, parity
-from verified_fsdp2.verifier.rules.base import RaisedRule
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
