@@ -264,3 +264,43 @@ def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "need `--device cuda`" in capsys.readouterr().err
     assert cli.main(["verify", str(script), "--device", "cuda", "--oversubscribe"]) == 4
     assert "CUDA device" in capsys.readouterr().err
+
+
+CLICK = """\
+import click
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+@click.group()
+def cli():
+    pass
+
+@cli.command()
+@click.option("--lr", type=float, required=True)
+def train(lr):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for step in range(5):
+        torch.manual_seed(step)
+        model(torch.randn(8, 8).chunk(dist.get_world_size())[dist.get_rank()]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+cli()
+"""
+
+
+@pytest.mark.launch
+def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
+    """click ends every command by sys.exit(0), and catches what it knows on the way."""
+    pytest.importorskip("click")
+    script = tmp_path / "script.py"
+    script.write_text(CLICK)
+    target = resolve(script, {"args": ["train", "--lr", "0.1"]})
+    verdict = verify_with(launcher, target, tmp_path / "work", select(("run-completes", "matches-ddp"), ()))
+    assert [f.status for f in verdict.findings] == ["pass", "pass"], verdict.findings
