@@ -10,8 +10,8 @@ from typing import Any
 from ..finding import Verdict
 
 WIDTH = 118
+SHORT = 100  # of a pass; the JSON report has all
 LIMIT = 9_000  # characters; what agents read of one command's output
-
 
 DAMAGE = ("crash", "recovered", "damaged")
 
@@ -64,10 +64,17 @@ def _open(verdict: Verdict) -> Iterator[str]:
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:
+    """One line a rule; those that say the same thing share one."""
+    told: dict[str, list[str]] = {}
     for finding in verdict.findings:
         if finding.status == "pass":
             margin = f" [margin {finding.margin:.0f}x]" if finding.margin and finding.margin > 1 else ""
-            yield f"pass {finding.rule:<36}{textwrap.shorten(finding.evidence + margin, 180, placeholder=' ...')}"
+            told.setdefault(finding.evidence + margin, []).append(finding.rule)
+    for evidence, (first, *others) in told.items():
+        if others:
+            yield from _wrapped("", f"{', '.join([first, *others])}: {evidence}", first="pass ")
+        else:
+            yield f"pass {first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
