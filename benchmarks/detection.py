@@ -108,7 +108,7 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, A
         "right_scripts": len({row["case"] for row in good}),
         "right_runs": len(good),
         "false_alarms": sum(bool(row["failed"]) for row in good),
-        "median_seconds": statistics.median(row["seconds"] for row in rows),
+        "median_seconds": statistics.median(row["seconds"] for row in rows) if rows else 0.0,
         "rows": rows,
     }
 
