@@ -2,8 +2,10 @@
 
     python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
 
-A fault is found if its rule fails, and named if that is the first failure of the report. A right script with any failing rule is a
-false alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. `--only NAME` runs the cases
+A fault is found if its rule fails, or a rule that its case names under `also`, or one that only compares (with DDP, one process, the
+run that went on); it is named if its own rule is the first failure of the report. A right script with any failing rule is a false
+alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. To save time a fault runs without resume
+where its rule needs none, and right scripts reshard at 2 ranks only. `--only NAME` runs the cases
 whose name contains it; `--from FILE` makes the table from results that are there.
 """
 
@@ -25,9 +27,11 @@ from corpus import Case, faults, right
 from detection_table import table
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import resolve
 
-SIZES = (1, 2, 4)
+OTHER_SIZES = (1, 4)
+RESUMED = {"resume", "reshard", "crash", "damaged"}
 Job = tuple[Case, dict[str, Any]]
 
 
@@ -36,11 +40,19 @@ def jobs(only: str | None) -> Iterator[Job]:
     for case in [*faults(), *right()]:
         if only and only not in case.name:
             continue
-        if case.rule is not None or case.fixed_size:
+        if case.rule is not None:
+            yield case, case.settings if RULES[case.rule].needs & RESUMED else {**case.settings, "resume_args": ""}
+        elif case.fixed_size:
             yield case, case.settings
         else:
-            for size in SIZES:
-                yield case, {**case.settings, "nproc": size}
+            yield case, {**case.settings, "nproc": 2}
+            for size in OTHER_SIZES:
+                yield case, {**case.settings, "nproc": size, "reshard_to": ""}
+
+
+def counts(case: Case, rule: str) -> bool:
+    """Whether a failure of this rule means that the case's fault was seen."""
+    return rule == case.rule or rule in case.about.get("also", ()) or not RULES[rule].names_a_cause
 
 
 def judge(case: Case, settings: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
@@ -59,7 +71,7 @@ def judge(case: Case, settings: dict[str, Any], launcher: Launcher) -> dict[str,
         "strength": case.about.get("strength", 1.0),
         "kind": case.kind,
         "ranks": target.nproc,
-        "found": case.rule in [f.rule for f in failed] if case.rule else None,
+        "found": any(counts(case, f.rule) for f in failed) if case.rule else None,
         "first": (causes or [f.rule for f in failed] or [None])[0],
         "failed": [f.rule for f in failed],
         "consequences": [f.rule for f in failed if f.consequence],

@@ -30,10 +30,41 @@ class Trace:
         """The first record of a kind, or None."""
         return next((r for r in self.records if r["kind"] == kind), None)
 
+    @cached_property
+    def first_optimizer(self) -> int | None:
+        """The number of the optimizer that steps first: its steps are the steps of the run."""
+        return next((r["optimizer"] for r in self.of("step")), None)
+
+    @cached_property
+    def steps(self) -> list[Record]:
+        """The records of its steps, each with what other optimizers found when they stepped beside it."""
+        records = self.of("step")
+        main = [r for r in records if r["optimizer"] == self.first_optimizer]
+        others = [[r for r in records if r["optimizer"] == n] for n in {r["optimizer"] for r in records}]
+        marks = [r["seq"] for r in main] + [math.inf]
+        return [
+            _beside(record, [o for o in others if o[0]["optimizer"] != self.first_optimizer], start, end)
+            for record, start, end in zip(main, marks[:-1], marks[1:], strict=True)
+        ]
+
     @property
     def end(self) -> Record | None:
         """How the script ended on this rank, if it could still say so."""
         return self.first("end")
+
+
+def _beside(record: Record, others: list[list[Record]], start: float, end: float) -> Record:
+    """A step's record with the state of the optimizers that step between it and the next one.
+
+    The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
+    """
+    found = [next((r for r in other if start < r["seq"] < end), None) for other in others]
+    merged = dict(record)
+    for other in [r for r in found if r is not None]:
+        for field_ in ("held", "strangers", "lr"):
+            merged[field_] = [*merged[field_], *(v for v in other[field_] if field_ == "lr" or v not in merged[field_])]
+        merged["state"] = {**other["state"], **merged["state"]}
+    return merged
 
 
 @dataclass(frozen=True)
@@ -225,7 +256,7 @@ def _add(a: Sketch | None, b: Sketch) -> Sketch:
 
 
 def _of_first_optimizer(trace: Trace, kind: str) -> list[Record]:
-    return [r for r in trace.of(kind) if r["optimizer"] == 0]
+    return trace.steps if kind == "step" else [r for r in trace.of(kind) if r["optimizer"] == trace.first_optimizer]
 
 
 def _latest_models(trace: Trace) -> list[Record]:

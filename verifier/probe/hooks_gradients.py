@@ -24,6 +24,27 @@ def install(session: Session) -> None:
         return
     _listen_to_reads(session)
     _listen_to_zero_grad(session)
+    _listen_to_clips(session)
+
+
+def _listen_to_clips(session: Session) -> None:
+    """A clip that is given no tensor at a line where it was given some before: a generator that is used up."""
+    real = nn.utils.clip_grad_norm_
+    filled: set[tuple[str, int]] = set()
+
+    @functools.wraps(real)
+    def clipped(parameters: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if (place := session.recorder.here()) is not None:
+            key = (place["file"], place["line"])
+            if given:
+                filled.add(key)
+            elif key in filled:
+                session.recorder.write("clip_of_nothing", step=session.step_number(), at_line=place)
+        return real(given, *args, **kwargs)
+
+    for place in (nn.utils, nn.utils.clip_grad):
+        place.clip_grad_norm_ = clipped  # type: ignore[attr-defined]
 
 
 def _listen_to_reads(session: Session) -> None:

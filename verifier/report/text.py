@@ -31,7 +31,7 @@ def failures(verdict: Verdict) -> Iterator[str]:
     """What is wrong, each cause with its line, its mend and its page."""
     failed = [f for f in verdict.findings if f.status in ("fail", "error")]
     for finding in (f for f in failed if not f.consequence):
-        yield f"FAIL {finding.rule}"
+        yield f"FAIL {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
         yield from _wrapped("", finding.evidence)
         if finding.location:
             yield f"     at   {place(finding.location)}"

@@ -152,10 +152,12 @@ class SchedulerOrProgressNotRestored(Rule):
         assert train is not None and resume is not None
         step = saved[0]["step"]
         told = []
-        if saved[0]["lr"] != resumed[0]["lr"]:
-            told.append(
-                f"the learning rate of step {step} is {_list(resumed[0]['lr'])} after the resume, {_list(saved[0]['lr'])} without"
-            )
+        for later in range(resume.steps()):
+            mine_, theirs_ = resume.at_step("step", 1 + later), train.at_step("step", step + later)
+            if mine_ and theirs_ and mine_[0]["lr"] != theirs_[0]["lr"]:
+                now, then = _list(mine_[0]["lr"]), _list(theirs_[0]["lr"])
+                told.append(f"the learning rate of step {step + later} is {now} after the resume, {then} without")
+                break
         theirs, mine = train.rows(step), resume.rows(1)
         if all(a != b for a, b in zip(theirs, mine, strict=True)):
             again = next(

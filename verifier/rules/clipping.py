@@ -43,6 +43,12 @@ class ManualLocalNormClip(Rule):
             return self.unknown("no optimizer step was seen")
         if run.world_size == 1:
             return self.unknown("one rank has one factor")
+        if (empty := next(run.places("clip_of_nothing"), None)) is not None:
+            return self.failed(
+                f"clip_grad_norm_ is given no parameter in step {empty['step']}: a generator was used up before",
+                empty["at_line"],
+                fix="Give it a list, or call model.parameters() anew each time.",
+            )
         scales = _scales(run)
         if not scales and any(t.first("stress") is not None for t in run.traces):
             return self.passed("what is done to gradients between backward and the step is no scaling by a norm")

@@ -213,7 +213,7 @@ def _with_ranks_that_did_not_save(
     """Ranks that do not call the save function themselves: what they held is what their next step found."""
     for step, ranks in held.items():
         for rank, trace in enumerate(run.traces):
-            after = next((r for r in trace.of("step") if r["step"] == step + 1 and r["optimizer"] == 0), None)
+            after = next((r for r in trace.steps if r["step"] == step + 1), None)
             if rank not in ranks and after is not None:
                 ranks[rank] = _flat(after)
     return held

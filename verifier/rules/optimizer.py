@@ -126,8 +126,10 @@ def _judge_held(rule: Rule, evidence: Evidence, after_forward: bool) -> Finding:
     run = evidence.train
     if run is None or not run.models or not run.at_step("step", 1):
         return rule.unknown("no optimizer step was seen")
-    built = run.traces[0].first("optimizer") or {}
     record = run.at_step("step", 1)[0]
+    firsts = [r for r in run.traces[0].of("step") if r["step"] == 1]
+    number = next((r["optimizer"] for r in firsts if r["strangers"]), run.traces[0].first_optimizer)
+    built = next((r for r in run.traces[0].of("optimizer") if r["number"] == number), {})
     missing = _missing(run, record["held"], record["strangers"])
     if not missing or bool(built.get("after_forward")) is not after_forward:
         return rule.passed(f"the optimizer holds {count(len(record['held']), 'parameter')} of the model")

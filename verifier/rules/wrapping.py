@@ -163,7 +163,9 @@ class RootNotWrapped(Rule):
         if run.steps() == 0:
             return self.unknown(f"{some(plain)} are plain tensors, and no optimizer step was seen")
         if run.role == "simulate":
-            return self.unknown(f"{some(plain)} are plain tensors; whether the script reduces them only real ranks show")
+            return self.unknown(
+                f"{some(plain)} are plain tensors; whether the script reduces them only real ranks show"
+            )
         return self.passed(f"{some(plain)} are plain tensors, with the same gradient on every rank")
 
 
