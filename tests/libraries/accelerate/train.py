@@ -43,6 +43,7 @@ def main():
     parser.add_argument(
         "--efficient", action="store_true", help="only rank 0 holds the weights before they are sharded"
     )
+    parser.add_argument("--buffer", action="store_true", help="a buffer that is in the state dict")
     parser.add_argument("--activation-checkpointing", action="store_true")
     parser.add_argument("--own-checkpointing", action="store_true", help="transformers' own activation checkpointing")
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -78,6 +79,8 @@ def main():
         attention_dropout=args.dropout,
     )
     model = LlamaForCausalLM(config).to(getattr(torch, args.load_dtype))
+    if args.buffer:
+        model.register_buffer("seen", torch.zeros(1))
     model.train()
     if args.own_checkpointing:
         model.gradient_checkpointing_enable()
