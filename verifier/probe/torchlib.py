@@ -7,7 +7,7 @@
 | `FSDPParam._unsharded_param`, `.unsharded_accumulated_grad` | unsynced gradients | 2.13.0 |
 | `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
 | `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
-| all of these | in one script each (`tests/zoo/minimal.py`) | 2.7.1 |
+| all of these | in two scripts (`tests/zoo/minimal.py`, `tests/libraries/torch/train.py`) | 2.7.1 |
 | `FSDPModule.set_reduce_scatter_divide_factor` | what `set_gradient_divide_factor` is called there | 2.7.1 |
 | `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
 | `utils.data.dataloader._BaseDataLoaderIter` | the batches that a loader has given | 2.13.0 |

@@ -111,8 +111,8 @@ class GradNormItemPartial(Rule):
     Mend: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
     result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
     Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152; hiyouga/LlamaFactory
-    PR#10366. Before 2.13 also the result of `clip_grad_norm_` is `Partial`.
-    Torch: run on 2.13.0.
+    PR#10366. On 2.7.1 also the result of `clip_grad_norm_` is `Partial`; on 2.13.0 it is not.
+    Torch: run on 2.13.0 and 2.7.1.
     """
 
     name = "grad-norm-item-partial"

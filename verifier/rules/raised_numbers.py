@@ -117,8 +117,9 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         model(batch)
     Mend: Cast the tensor where it is used: `.to(x.dtype)`.
-    Source: pytorch#146114; pytorch#153077; pytorch#143900; goodfire-ai/spd PR#491.
-    Torch: run on 2.13.0.
+    Source: pytorch#146114; pytorch#153077; pytorch#143900; pytorch#159359; goodfire-ai/spd PR#491. On 2.7.1 also
+    tensors in a dataclass are left as they are, and the arguments of a sharded module that a checkpoint recomputes.
+    Torch: run on 2.13.0 and 2.7.1.
     """
 
     name = "buffers-and-odd-inputs-not-cast"

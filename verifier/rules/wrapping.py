@@ -33,7 +33,7 @@ class TiedWeightsSplitGroups(Rule):
     Mend: Tie before sharding, and leave both modules to the root's group, or give them to one call:
     `fully_shard([embedding, head])`.
     Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
-    Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out).
+    Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out) and 2.7.1 (silent).
     """
 
     name = "tied-weights-split-groups"
