@@ -80,6 +80,18 @@ def test_late_parameters_are_named_and_ignored_ones_are_not() -> None:
     assert late["names"] == ["scale"]
 
 
+def test_late_parameters_are_looked_for_below_the_outermost_sharded_module() -> None:
+    heard, session = listener()
+    base = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    heard.wrapped([base[0]], {})
+    heard.wrapped([base], {"ignored_params": set(base.parameters())})
+    base[1].adapter = nn.Linear(4, 2)
+    outer = nn.ModuleDict({"base": base, "head": nn.Linear(4, 2)})
+    heard.adopted(outer)
+    (late,) = [r for r in session.records if r["kind"] == "late"]
+    assert late["names"] == ["base.1.adapter.weight", "base.1.adapter.bias"]
+
+
 def test_an_error_of_its_own_does_not_reach_the_script() -> None:
     heard, session = listener()
     heard.wrapped([nn.Linear(2, 2)], {"mesh": "no mesh"})

@@ -138,3 +138,5 @@ def test_the_committed_results_hold_every_row_as_expected() -> None:
         assert result["found"]["evidence"], result["name"]
         assert result["fixed"]["rule"] is None, result["name"]
         assert result["found"]["versions"]["torch"], result["name"]
+        beside = {result["found"]["statuses"][rule] for rule in rows[result["name"]].get("beside", ())}
+        assert beside <= {"fail"}, result["name"]

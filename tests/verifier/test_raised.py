@@ -61,6 +61,11 @@ IN_FORWARD = [
     frame(90),
 ]
 STEP = [inner("optim/adamw.py", "step", optimizer="AdamW"), frame(90)]
+STEP_OF_A_LIBRARY = [
+    {**inner("optimization.py", "step", optimizer="Adafactor"), "file": "/lib/transformers/optimization.py"},
+    inner("optim/optimizer.py", "wrapper", optimizer="Adafactor"),
+    frame(90),
+]
 PLAIN = [model(parameter("a"), parameter("head", managed=False, sharded=False))]
 
 # rule, error, message, frames, other records, the line to be changed
@@ -248,6 +253,14 @@ CASES: list[tuple[str, str, str, list[dict[str, Any]], list[dict[str, Any]], int
             "Index put requires the source and destination dtypes match, got BFloat16 for the destination and Float for the source.",
             "index_add_(): self (BFloat16) and source (Float) must have the same scalar type",
         )
+    ),
+    (
+        "lowbit-or-unsupported-optimizer",
+        "RuntimeError",
+        f"aten.add_.Tensor {MIXED}",
+        STEP_OF_A_LIBRARY,
+        [model(), {"kind": "optimizer", "at_line": line(70)}],
+        70,
     ),
     (
         "lowbit-or-unsupported-optimizer",

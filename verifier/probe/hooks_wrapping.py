@@ -126,19 +126,25 @@ class Listener:
             self.session.recorder.write("shards", digests=shards)
 
     def _late(self, root: nn.Module) -> None:
-        managed = grouplib.managed(root)
+        top = next(
+            (module for module in root.modules() if module in self.sharded), None
+        )  # an adapter's model is above it
+        if top is None:
+            return
+        managed, below = grouplib.managed(root), {id(module) for module in top.modules()}
         own = next((name for name, model in self.session.roots if model is root), "")
         late = [
             own + f"{prefix}.{name}".lstrip(".")
             for prefix, module in root.named_modules()
             for name, param in module._parameters.items()
             if param is not None
+            and id(module) in below
             and (id(module), name) not in managed
             and name not in self.known.get(module, ())
             and not torchlib.layout(param, 0)["sharded"]
         ]
-        if late and root in self.sharded:
-            self.session.recorder.write("late", names=late, at_line=self.sharded[root]["line"])
+        if late:
+            self.session.recorder.write("late", names=late, at_line=self.sharded[top]["line"])
 
     # -- groups that stay unsharded -----------------------------------------------------------------------------------
 

@@ -19,7 +19,13 @@ def culprit(run: Run, cause: Blame) -> tuple[str, Record | None]:
     if wrapped_in_ddp(run, cause):
         return "ddp-around-fsdp", cause.location
     if any("optimizer" in f or _CLIP in f["file"] for f in frames):
+        inner = next((f for f in frames if "optimizer" in f), None)
         plain = any(e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"] for e in run.parameters.values())
+        if not plain and run.role == "train" and inner is not None and "torch/optim/" not in inner["file"]:
+            return (
+                "lowbit-or-unsupported-optimizer",
+                cause.location,
+            )  # one of the script's or of a library, with plain state
         return ("root-not-wrapped" if plain else "full-sd-into-dtensor"), cause.location
     if (line := _around_forward(frames, cause)) is not None:
         return "custom-forward-bypass", line

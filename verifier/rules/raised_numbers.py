@@ -10,7 +10,7 @@ from ..finding import Finding
 from ..trace import Record, Run
 from .base import RaisedRule, count, some
 from .precision import LOW
-from .raised_mixed import stack, wrapped_in_ddp
+from .raised_mixed import MIXED, culprit, stack, wrapped_in_ddp
 
 _DTYPES = (
     r"expected m1 and m2 to have the same dtype, but got: \S+ != \S+|"
@@ -148,6 +148,10 @@ def _in_forward(run: Run, cause: Blame) -> bool:
     return not frames or any("module" in f for f in frames)
 
 
+_NO_STRATEGY = (
+    r"in-place operations that require placement changes are not supported|Sharding propagation failed|"
+    r"does not have a sharding strategy registered"
+)
 _MESHES = r"must have the same mesh|on inputs with different meshes"
 
 
@@ -155,7 +159,8 @@ class UnsupportedOptimizer(RaisedRule):
     """The optimizer's operations are defined on sharded tensors.
 
     Why: an optimizer that reduces over a parameter (row and column means, norms) makes partial results of DTensors, and
-    some in-place operations on them have no meaning. `torch.optim.Adafactor` stops; 8-bit optimizers with kernels of
+    some in-place operations on them have no meaning. `torch.optim.Adafactor` stops, and so does one that keeps its state
+    in plain tensors (that of transformers); 8-bit optimizers with kernels of
     their own read shards as if they were whole.
     Wrong:
         optimizer = torch.optim.Adafactor(model.parameters())
@@ -170,12 +175,11 @@ class UnsupportedOptimizer(RaisedRule):
 
     name = "lowbit-or-unsupported-optimizer"
     family = "optimizer"
-    pattern = (
-        r"in-place operations that require placement changes are not supported|Sharding propagation failed|"
-        r"does not have a sharding strategy registered"
-    )
+    pattern = rf"{_NO_STRATEGY}|{MIXED}"
 
     def fits(self, run: Run, cause: Blame) -> bool:
+        if re.search(MIXED, cause.error):
+            return culprit(run, cause)[0] == self.name
         return any("optimizer" in f for f in stack(run, cause)) and re.search(_MESHES, cause.error) is None
 
     def place(self, run: Run, cause: Blame) -> Record | None:
@@ -203,7 +207,7 @@ class OpWithoutShardingStrategy(RaisedRule):
 
     name = "op-without-sharding-strategy"
     family = "wrapping"
-    pattern = rf"{UnsupportedOptimizer.pattern}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"
+    pattern = rf"{_NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"
 
     def fits(self, run: Run, cause: Blame) -> bool:
         frames = stack(run, cause)
