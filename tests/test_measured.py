@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 from corpus import faults, right
+from detection_table import table
+from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,3 +27,20 @@ def test_recall_and_false_alarms() -> None:
 def test_the_results_are_of_the_corpus_that_is_here() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "corpus.json").read_text())
     assert {row["case"] for row in results["rows"]} == {case.name for case in [*faults(), *right()]}
+
+
+def test_the_page_of_detection_is_made_from_the_results() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "corpus.json").read_text())
+    assert (ROOT / "references" / "detection.md").read_text(encoding="utf-8") == table(results), "run `make detection`"
+
+
+def test_every_mutant_was_killed() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "mutation.json").read_text())
+    assert results["living"] == []
+    assert results["mutants"] == len(RULES)
+
+
+def test_every_right_script_was_shown_right() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "zoo_is_right.json").read_text())
+    shown = {row["case"] for row in results["rows"] if "failed" not in row}
+    assert shown == {case.name for case in right() if case.path.is_file()}

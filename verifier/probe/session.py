@@ -37,6 +37,7 @@ class Session:
         self.in_step = False
         self.waiting: torch.optim.Optimizer | None = None
         self.roots: list[tuple[str, nn.Module]] = []
+        self.tops: list[weakref.ref[nn.Module]] = []
         self.filled: set[int] = set()
         self.micro = 0
         self.rows: list[int] = []
@@ -70,8 +71,8 @@ class Session:
     def adopt(self, root: nn.Module) -> None:
         """First call of a root: give it the common starting point or leave it for the others, and record what it is."""
         self.roots = [(name, old) for name, old in self.roots if all(old is not m for m in root.modules())]
-        number = len(self.roots)
-        name = "" if number == 0 else f"model{number}."
+        number = self._number(root)
+        name = _root_name(number)
         self.roots.append((name, root))
         slots = torchlib.slots(root)
         untouched = {slot.name: sketch(slot.param) for slot in slots}
@@ -98,6 +99,24 @@ class Session:
             starting_point=loaded,
             at_line=self.recorder.here(),
         )
+
+    def _number(self, root: nn.Module) -> int:
+        """Models are counted in the order in which they were sharded, whichever is called first."""
+        inside = {id(module) for module in root.modules()}
+        tops = [reference() for reference in self.tops]
+        number = next((k for k, top in enumerate(tops) if id(top) in inside), len(tops))
+        taken = {name for name, _ in self.roots}
+        while _root_name(number) in taken:
+            number += 1
+        return number
+
+    def adopt_the_rest(self) -> None:
+        """Models that were sharded and have not been called when training begins, such as an average of the weights."""
+        for top in [reference() for reference in self.tops]:
+            if top is None or any(p.device.type == "meta" for p in top.parameters()):
+                continue
+            if all(top is not module for _, root in self.roots for module in root.modules()):
+                self.adopt(top)
 
     def _describe(self, root: str, slot: torchlib.Slot, untouched: list[float]) -> dict[str, Any]:
         part = torchlib.local(slot.param)
@@ -134,6 +153,8 @@ class Session:
 
     def on_shard(self, modules: list[nn.Module], options: dict[str, Any]) -> None:
         """`fully_shard` is about to be applied."""
+        below = {id(inner) for module in modules for inner in module.modules()}
+        self.tops = [top for top in self.tops if id(top()) not in below] + [weakref.ref(module) for module in modules]
         policy = options.get("mp_policy")
         reshard = options.get("reshard_after_forward")
         parameters = [
@@ -262,6 +283,8 @@ class Session:
         With a closure, what the step finds is known when the closure has ended, and is recorded then.
         """
         number, count = self.optimizers.setdefault(id(optimizer), (len(self.optimizers), 0))
+        if count == 0 and self.roots:
+            self.adopt_the_rest()
         if count >= self.steps and not closure:
             self._stop()
         self.optimizers[id(optimizer)] = (number, count + 1)
@@ -329,6 +352,10 @@ class Session:
             self.recorder.write("end", how="stopped")
             self.recorder.sync()
         raise StopRun
+
+
+def _root_name(number: int) -> str:
+    return "" if number == 0 else f"model{number}."
 
 
 _PATIENCE = 256  # backwards without a step after the last step: the script skips steps with huge gradients

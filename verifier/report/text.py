@@ -41,9 +41,11 @@ def failures(verdict: Verdict) -> Iterator[str]:
             yield from _wrapped("mend ", finding.fix)
         yield f"     page fsdp2 explain {finding.rule}"
         yield ""
-    followers = [f.rule for f in failed if f.consequence]
+    followers = [f for f in failed if f.consequence]
     if followers:
-        yield f"     and as a consequence: {', '.join(followers)}"
+        yield f"     and as a consequence: {', '.join(f.rule for f in followers)}"
+        for follower in followers:
+            yield f"       {textwrap.shorten(f'{follower.rule}: {follower.evidence}', WIDTH - 7, placeholder=' ...')}"
     if failed and verdict.target.get("command"):
         yield f"     after the mend, prove it: {verdict.target['command']}"
     if failed:

@@ -7,7 +7,7 @@ from typing import Any
 from ..evidence import Evidence
 from ..finding import Finding
 from ..saves import saves_of
-from ..trace import Run
+from ..trace import Record, Run
 from .base import Rule, count, some
 from .checkpoint_loads import LenientLoadHidesMismatch, OptimTemplateWithGrads
 from .checkpoint_opened import AsyncSaveStateRace, CheckpointHoldsWhatRanksHeld
@@ -57,7 +57,7 @@ class LoadWithoutSet(Rule):
                 n
                 for s, r in zip(saved, resumed, strict=True)
                 for n in s["weights"]
-                if s["weights"][n] != r["weights"].get(n)
+                if n in r["weights"] and s["weights"][n] != r["weights"][n]
             }
         )
         if not wrong:
@@ -66,10 +66,26 @@ class LoadWithoutSet(Rule):
         fresh = {n: e[0]["sketch"] for n, e in evidence.train.parameters.items()}
         initial = [n for n in wrong if resumed[0]["weights"].get(n) == fresh.get(n)]
         what = f"; {len(initial)} of them still have their initial values" if initial else ""
-        return self.failed(
-            f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)}) are not what was saved{what}",
-            load_line(evidence),
-        )
+        told = f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)})"
+        if _not_in_the_save(evidence, saved[0], wrong):
+            return self.failed(
+                f"{told} are not what they were at the save, and are in no save: a model that is not in the checkpoint{what}",
+                save_line(evidence),
+                fix="Save and restore this model too, or build it so that it comes out the same in a resumed run.",
+            )
+        return self.failed(f"{told} are not what was saved{what}", load_line(evidence))
+
+
+def _not_in_the_save(evidence: Evidence, before: Record, wrong: list[str]) -> bool:
+    """Whether other weights of rank 0 are found among what it gave to the saves, and none of these."""
+    given = {
+        tuple(entry["sketch"])
+        for record in evidence.train.traces[0].of("saving")  # type: ignore[union-attr]
+        for entry in record["entries"].values()
+        if entry.get("sketch")
+    }
+    found = {name for name, value in before["weights"].items() if tuple(value) in given}
+    return bool(found) and not found & set(wrong)
 
 
 class OptimTemplateEmpty(Rule):
