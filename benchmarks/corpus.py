@@ -149,7 +149,7 @@ REPRESENTATIVE = (
 def representative(cases: list[Case]) -> list[Case]:
     """The part that the tests run: the first fault of each rule, and the right scripts of REPRESENTATIVE."""
     seen: dict[str, Case] = {}
-    for case in cases:
+    for case in sorted(cases, key=lambda case: case.kind == "project"):  # short ones first
         if case.rule is not None:
             seen.setdefault(case.rule, case)
     return list(seen.values()) or [case for case in cases if case.name in REPRESENTATIVE]

@@ -41,7 +41,9 @@ def jobs(only: str | None) -> Iterator[Job]:
         if only and only not in case.name:
             continue
         if case.rule is not None:
-            yield case, case.settings if RULES[case.rule].needs & RESUMED else {**case.settings, "resume_args": ""}
+            rule = RULES[case.rule]
+            resumed = rule.family == "checkpoint" or rule.needs & RESUMED
+            yield case, case.settings if resumed else {**case.settings, "resume_args": ""}
         elif case.fixed_size:
             yield case, case.settings
         else:
@@ -109,6 +111,17 @@ def run(todo: list[Job], workers: int) -> tuple[list[dict[str, Any]], dict[str, 
             launcher.__exit__(None, None, None)
 
 
+def key(row: dict[str, Any]) -> tuple[str, int]:
+    """What a row is of: the case, and for right scripts the number of ranks."""
+    return row["case"], 0 if row["rule"] else row["ranks"]
+
+
+def key_of(job: Job) -> tuple[str, int]:
+    """The `key` of the row that a job gives."""
+    case, settings = job
+    return case.name, 0 if case.rule else resolve(case.path, settings).nproc
+
+
 def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, Any]:
     """The results as they are stored."""
     seeded = [row for row in rows if row["rule"]]
@@ -131,10 +144,19 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="write the results as a page of Markdown")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--from", dest="given", type=Path, help="take the results from this file and run nothing")
+    parser.add_argument("--again", type=Path, help="take the results from this file, but run anew what it has wrong")
     parser.add_argument("--workers", type=int, default=1, help="verifications at a time")
     options = parser.parse_args()
     if options.given:
         results = json.loads(options.given.read_text(encoding="utf-8"))
+    elif options.again:
+        old = json.loads(options.again.read_text(encoding="utf-8"))
+        good = {key(row): row for row in old["rows"] if row["found"] or (row["rule"] is None and not row["failed"])}
+        todo = list(jobs(options.only))
+        rows, versions = run([job for job in todo if key_of(job) not in good], options.workers)
+        rows = [*good.values(), *rows]
+        order = {key_of(job): place for place, job in enumerate(todo)}
+        results = summary(sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions)
     else:
         results = summary(*run(list(jobs(options.only)), options.workers))
     for path, text in ((options.out, json.dumps(results, indent=1) + "\n"), (options.table, table(results))):

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.launch
 
 @pytest.mark.parametrize("case", representative(faults()), ids=lambda case: case.name)
 def test_fault_is_found(verify_case, case: Case) -> None:
-    (finding,) = verify_case(case, only=(case.rule,)).findings
+    only = () if case.rule == "unused-suppression" else (case.rule,)  # it must know what the others say
+    finding = next(f for f in verify_case(case, only=only).findings if f.rule == case.rule)
     assert finding.status == "fail", finding.evidence
     assert finding.fix
     if case.rule != "run-completes":

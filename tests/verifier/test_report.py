@@ -62,12 +62,12 @@ def test_text_says_what_where_and_how() -> None:
     assert text.rstrip().endswith("verdict: fail")
 
 
-def test_consequences_come_in_one_line() -> None:
+def test_a_consequence_is_told_in_one_line() -> None:
     text = RENDERERS["text"](
         verdict(Finding("cause", "fail", "x"), Finding("effect", "fail", "long story", consequence=True))
     )
     assert "as a consequence: effect" in text
-    assert "long story" not in text
+    assert "effect: long story" in text
 
 
 def test_text_has_a_bound() -> None:

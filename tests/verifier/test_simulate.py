@@ -99,7 +99,7 @@ def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path
         launcher, resolve(script, {"nproc": 1024}), tmp_path / "work", select((), (), "simulate"), tier="simulate"
     )
     assert verdict.verdict == "pass", [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"]
-    assert {f.tier for f in verdict.findings} == {"simulate"}
+    assert {f.tier for f in verdict.findings} == {"simulate", "static"}
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
     assert verdict.facts["traffic"]["all_reduce_model"] == 1
     assert verdict.seconds < 10

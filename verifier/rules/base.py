@@ -77,6 +77,7 @@ class RaisedRule(Rule):
     """
 
     simulated = True
+    needs = frozenset({"train", "resume"})
     pattern: ClassVar[str]
 
     def judge(self, evidence: Evidence) -> Finding:

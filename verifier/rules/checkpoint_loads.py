@@ -28,6 +28,7 @@ class LenientLoadHidesMismatch(Rule):
 
     name = "lenient-load-hides-mismatch"
     family = "checkpoint"
+    needs = frozenset({"train", "resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.train, evidence.resume) if run is not None]
@@ -81,6 +82,7 @@ class OptimTemplateWithGrads(Rule):
 
     name = "optim-template-with-grads"
     family = "checkpoint"
+    needs = frozenset({"train", "resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.train, evidence.resume) if run is not None]
