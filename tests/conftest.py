@@ -14,6 +14,8 @@ from verified_fsdp2.verifier.finding import Verdict
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.base import SourceRule
+from verified_fsdp2.verifier.static.detectors import DETECTORS
 from verified_fsdp2.verifier.target import resolve
 
 
@@ -23,6 +25,8 @@ def mutant() -> None:
     if name := os.environ.get("FSDP2_MUTANT"):
         rule = RULES[name]
         rule.judge = lambda evidence: rule.passed("switched off")  # type: ignore[method-assign]
+        if isinstance(rule, SourceRule) and name in DETECTORS:
+            DETECTORS[name] = []
 
 
 @pytest.fixture(scope="session")
