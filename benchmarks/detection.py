@@ -17,7 +17,6 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,26 +29,23 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import resolve
 
-OTHER_SIZES = (1, 4)
+OTHER_SIZES = (4, 1)
 RESUMED = {"resume", "reshard", "crash", "damaged"}
 Job = tuple[Case, dict[str, Any]]
 
 
-def jobs(only: str | None) -> Iterator[Job]:
-    """(case, settings) of every run: a fault once, a right script at each world size that it can take."""
-    for case in [*faults(), *right()]:
-        if only and only not in case.name:
-            continue
-        if case.rule is not None:
-            rule = RULES[case.rule]
-            resumed = rule.family == "checkpoint" or rule.needs & RESUMED
-            yield case, case.settings if resumed else {**case.settings, "resume_args": ""}
-        elif case.fixed_size:
-            yield case, case.settings
-        else:
-            yield case, {**case.settings, "nproc": 2}
-            for size in OTHER_SIZES:
-                yield case, {**case.settings, "nproc": size, "reshard_to": ""}
+def jobs(only: str | None) -> list[Job]:
+    """(case, settings) of every run: the faults once, then the right scripts at each world size that they can take."""
+    todo: list[Job] = []
+    for case in faults():
+        assert case.rule is not None
+        rule = RULES[case.rule]
+        resumed = rule.family == "checkpoint" or rule.needs & RESUMED
+        todo.append((case, case.settings if resumed else {**case.settings, "resume_args": ""}))
+    todo += [(case, case.settings if case.fixed_size else {**case.settings, "nproc": 2}) for case in right()]
+    for size in OTHER_SIZES:
+        todo += [(case, {**case.settings, "nproc": size, "reshard_to": ""}) for case in right() if not case.fixed_size]
+    return [job for job in todo if not only or only in job[0].name]
 
 
 def counts(case: Case, rule: str) -> bool:
@@ -152,13 +148,13 @@ def main() -> int:
     elif options.again:
         old = json.loads(options.again.read_text(encoding="utf-8"))
         good = {key(row): row for row in old["rows"] if row["found"] or (row["rule"] is None and not row["failed"])}
-        todo = list(jobs(options.only))
+        todo = jobs(options.only)
         rows, versions = run([job for job in todo if key_of(job) not in good], options.workers)
         rows = [*good.values(), *rows]
         order = {key_of(job): place for place, job in enumerate(todo)}
         results = summary(sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions)
     else:
-        results = summary(*run(list(jobs(options.only)), options.workers))
+        results = summary(*run(jobs(options.only), options.workers))
     for path, text in ((options.out, json.dumps(results, indent=1) + "\n"), (options.table, table(results))):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
