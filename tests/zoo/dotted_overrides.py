@@ -75,7 +75,8 @@ def app(config):
 
     done = 0
     if config["checkpoint"].get("resume") == "true":
-        done = max(int(path.name.removeprefix("step")) for path in Path("saved").iterdir())
+        complete = Path("saved").glob("step*/.metadata")  # written last
+        done = max(int(path.parent.name.removeprefix("step")) for path in complete)
         weights, state = get_state_dict(model, optimizer)
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=f"saved/step{done}")
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
