@@ -49,7 +49,8 @@ class Trainer:
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
 
     def resume(self):
-        self.step = max(int(path.name.removeprefix("step")) for path in Path(self.options.out).glob("step*"))
+        complete = Path(self.options.out).glob("step*/.metadata")  # written last
+        self.step = max(int(path.parent.name.removeprefix("step")) for path in complete)
         weights, state = get_state_dict(self.model, self.optimizer)
         folder = Path(self.options.out) / f"step{self.step}"
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
