@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,9 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
     if weak:
         yield _share("faults at a tenth of their strength found", sum(row["found"] for row in weak), len(weak))
     yield _share("of the found: seeded rule named first", named, len(found))
-    yield _share(
-        "false alarms, runs of right scripts at 1, 2 and 4 ranks", results["false_alarms"], results["right_runs"]
-    )
+    sizes = Counter(row["ranks"] for row in rows if not row["rule"])
+    told = ", ".join(f"{number} on {ranks}" for ranks, number in sorted(sizes.items()))
+    yield _share(f"false alarms, runs of right scripts ({told} ranks)", results["false_alarms"], results["right_runs"])
     seconds = [row["seconds"] for row in rows]
     yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"
     yield ""
