@@ -31,6 +31,7 @@ from .target import Target
 from .trace import Run
 
 TIERS = ("static", "simulate", "ranks")
+LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 
 
@@ -73,7 +74,7 @@ def verify_with(
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     evidence = with_sources(evidence, target.script)
     environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
-    environment |= {"launcher": target.launcher, "notes": runner.notes()}
+    environment |= {"launcher": target.launcher, "notes": [*runner.notes(), *adapted(evidence)]}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
     return Verdict(
         verdict=verdict_of(findings),
@@ -207,6 +208,8 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
         found = rule.judge(evidence)
         if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
+        if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):
+            found = rule.unknown(deaf)
         found = settled(found, evidence.suppressions)
         findings.append(replace(found, seconds=time.monotonic() - started))
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
@@ -214,6 +217,19 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
         replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
         for f in findings
     ]
+
+
+def adapted(evidence: Evidence) -> list[str]:
+    """What a library was told so that its own FSDP2 code runs here."""
+    records = evidence.train.places("adapted") if evidence.train is not None else ()
+    return list(dict.fromkeys(record["told"] for record in records))
+
+
+def _unheard(evidence: Evidence) -> str:
+    """Why the probe did not see all that the rules of LISTENED read; "" if it did."""
+    traces = evidence.train.traces if evidence.train is not None else ()
+    record = next((r for trace in traces for r in trace.of("unheard")), None)
+    return f"the probe failed while it listened ({record['what']}: {record['error']})" if record else ""
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:

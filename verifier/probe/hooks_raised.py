@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
@@ -20,7 +19,7 @@ _NAMES = 12
 
 def note(recorder: Recorder, error: BaseException) -> None:
     """Record the frames of `error`, innermost first, with what their `self` is. Never raises."""
-    with contextlib.suppress(Exception):
+    try:
         own = {(place["file"], place["line"], place["function"]) for place in recorder.stack(error)}
         frames: list[dict[str, Any]] = []
         objects: list[Any] = []
@@ -31,6 +30,8 @@ def note(recorder: Recorder, error: BaseException) -> None:
             frames.append({**at, "own": tuple(at.values()) in own, **_owner(trace.tb_frame, objects)})
             trace = trace.tb_next
         recorder.write("raised", error=type(error).__name__, frames=frames[::-1][:_FRAMES])
+    except Exception as own_error:
+        recorder.write("unheard", what="note", error=f"{type(own_error).__name__}: {own_error}")
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,9 @@ _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
 class Expressions(Names):
     """The part of the follower that evaluates expressions."""
 
+    @abstractmethod
     def call(self, node: ast.Call) -> Value:
-        raise NotImplementedError
+        """In the class that has all parts."""
 
     def evaluate(self, node: ast.expr | None) -> Value:
         """The value of an expression."""
@@ -196,8 +198,9 @@ class Expressions(Names):
 
     _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
 
+    @abstractmethod
     def bind(self, target: ast.expr, value: Value) -> None:
-        raise NotImplementedError
+        """In the class that has all parts."""
 
     def _lambda(self, node: ast.Lambda) -> Value:
         return Value("def", "<lambda>", node=node, home=(self.frame.module, self.frame))

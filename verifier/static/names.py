@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 
 from .events import Event, Guard, Trace
 from .project import ClassInfo, Module, Project, canonical
@@ -25,7 +26,7 @@ class Frame:
         self.yields: list[Value] = []
 
 
-class Names:
+class Names(ABC):
     """The part of the follower that looks things up."""
 
     def __init__(self, project: Project, whole: bool, budget: int) -> None:
@@ -43,11 +44,13 @@ class Names:
         self.external: dict[str, Value] = {}
         self.frame: Frame
 
+    @abstractmethod
     def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
-        raise NotImplementedError
+        """In the class that has all parts."""
 
+    @abstractmethod
     def load(self, module: Module) -> None:
-        raise NotImplementedError
+        """In the class that has all parts."""
 
     def emit(
         self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
@@ -59,8 +62,9 @@ class Names:
         self.trace.add(event)
         return event
 
+    @abstractmethod
     def evaluate(self, node: ast.expr | None) -> Value:
-        raise NotImplementedError
+        """In the class that has all parts."""
 
     def name(self, dotted: str) -> Value:
         """An external name; the same value each time."""

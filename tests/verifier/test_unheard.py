@@ -1,0 +1,40 @@
+"""What the probe could not see must not pass, and what a library was told is in the report."""
+
+from __future__ import annotations
+
+import pytest
+
+from records import LINE, micro, model, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.flow import adapted, judge
+from verified_fsdp2.verifier.probe.hooks_raised import note
+
+RIGHT = [model(), micro(), step(), stepped()]
+DEAF = {"kind": "unheard", "what": "ties", "error": "KeyError: 'x'"}
+
+
+@pytest.mark.parametrize(("records", "status"), [([], "pass"), ([DEAF], "inconclusive")])
+def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, object]], status: str) -> None:
+    evidence = Evidence(train=run(*[[*records, *RIGHT]] * 2))
+    (found,) = judge(evidence, ["tied-weights-split-groups"])
+    assert found.status == status
+    assert ("ties: KeyError" in found.evidence) is (status == "inconclusive")
+
+
+def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
+    written: list[tuple[str, str]] = []
+
+    class Deaf:
+        def stack(self, error: BaseException) -> list[object]:
+            raise RuntimeError("no stack")
+
+        def write(self, kind: str, **record: str) -> None:
+            written.append((kind, record["error"]))
+
+    note(Deaf(), ValueError("the script's"))  # type: ignore[arg-type]
+    assert written == [("unheard", "RuntimeError: no stack")]
+
+
+def test_what_a_library_was_told_is_a_note() -> None:
+    told = {"kind": "adapted", "library": "accelerate", "told": "it was told", "line": LINE}
+    assert adapted(Evidence(train=run([told, told], [told]))) == ["it was told"]
