@@ -151,7 +151,9 @@ def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
     parameters = f"{count:,} parameters" if count is not None else "imported model"
     steps = "step" if accumulation == 1 else "steps"
+    tokens = spec.tokens_per_step
+    per_step = f"{spec.train.global_batch:,} samples" if tokens is None else f"{tokens:,} tokens"
     return (
-        f"{parameters}, {spec.tokens_per_step:,} tokens per step, "
+        f"{parameters}, {per_step} per step, "
         f"{accumulation} accumulation {steps} on {spec.verify.ranks} ranks"
     )

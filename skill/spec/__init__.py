@@ -3,38 +3,7 @@
 from __future__ import annotations
 
 from .loading import load
-from .model import (
-    SGD,
-    AdamW,
-    Checkpoint,
-    DecoderModel,
-    ImportModel,
-    Parallel,
-    Precision,
-    Schedule,
-    Spec,
-    SyntheticData,
-    TextData,
-    Train,
-    Verify,
-)
+from .model import DecoderModel, Spec
 from .problems import Problem, SpecError
 
-__all__ = [
-    "SGD",
-    "AdamW",
-    "Checkpoint",
-    "DecoderModel",
-    "ImportModel",
-    "Parallel",
-    "Precision",
-    "Problem",
-    "Schedule",
-    "Spec",
-    "SpecError",
-    "SyntheticData",
-    "TextData",
-    "Train",
-    "Verify",
-    "load",
-]
+__all__ = ["DecoderModel", "Problem", "Spec", "SpecError", "load"]

@@ -15,20 +15,34 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("model", "decoder"): model.DecoderModel,
     ("model", "import"): model.ImportModel,
     ("data", "text"): model.TextData,
+    ("data", "tokens"): model.TokenData,
+    ("data", "jsonl"): model.JsonlData,
+    ("data", "datasets"): model.SavedDataset,
+    ("data", "images"): model.ImageData,
+    ("data", "import"): model.ImportData,
     ("data", "synthetic"): model.SyntheticData,
     ("parallel", None): model.Parallel,
     ("precision", None): model.Precision,
     ("optimizer", "adamw"): model.AdamW,
     ("optimizer", "sgd"): model.SGD,
-    ("schedule", None): model.Schedule,
+    ("groups", None): model.Group,
+    ("schedule", "cosine"): model.Curve,
+    ("schedule", "linear"): model.Curve,
+    ("schedule", "wsd"): model.WarmupStableDecay,
+    ("schedule", "constant"): model.Constant,
     ("train", None): model.Train,
     ("checkpoint", None): model.Checkpoint,
+    ("operation", None): model.Operation,
     ("verify", None): model.Verify,
 }
+
+PATHS = (("data", "folder"), ("data", "tokenizer"))
 
 
 def build(filled: dict[str, Any], base: Path) -> model.Spec:
     """The Spec of valid data with its defaults filled in. Relative data files start at `base`."""
+    if filled["schedule"].get("decay_steps") == "auto":
+        filled["schedule"]["decay_steps"] = wsd_decay_steps(filled["train"]["steps"])
     return model.Spec(**{key: _value((key,), value, base) for key, value in filled.items()})
 
 
@@ -36,8 +50,11 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
     schema = spec_schema.at(path) or {}
     if path == ("data", "files"):
         return tuple(data_files.absolute(pattern, base) for pattern in value)
+    if path in PATHS and value is not None:
+        return data_files.absolute(value, base)
     if isinstance(value, dict) and "properties" in schema:
-        return _section(str(path[0]), {key: _value((*path, key), item, base) for key, item in value.items()})
+        name = next(str(part) for part in reversed(path) if isinstance(part, str))
+        return _section(name, {key: _value((*path, key), item, base) for key, item in value.items()})
     if isinstance(value, dict):
         return deepcopy(value)
     if isinstance(value, list):
@@ -55,6 +72,11 @@ def _section(name: str, values: dict[str, Any]) -> model.Section:
             values["ffn"] = ffn_size(values["width"])
     record = SECTIONS.get((name, values.get("kind"))) or SECTIONS[name, None]
     return record(**{key + "_" * keyword.iskeyword(key): value for key, value in values.items()})
+
+
+def wsd_decay_steps(steps: int) -> int:
+    """A tenth of the steps, at least one."""
+    return max(1, steps // 10)
 
 
 def ffn_size(width: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,21 @@ def _fault(key: str, message: str, *index: int) -> Fault:
     return Fault(path, f"{dotted(path)} {message}", path)
 
 
+def _not_importable(key: str, path: str) -> Iterator[Fault]:
+    for word in path.replace(":", ".").split("."):
+        if keyword.iskeyword(word):
+            yield _fault(key, f"cannot be imported: {word!r} is a word of Python")
+            return
+
+
+def _not_arguments(section: str, arguments: dict[str, Any]) -> Iterator[Fault]:
+    for name in arguments:
+        if keyword.iskeyword(name):
+            path = (section, "arguments", name)
+            message = f"{dotted(path)} must be a Python argument name, found {name!r}, a word of Python"
+            yield Fault(path, message, path, on_key=True)
+
+
 @needs("model.width", "model.heads")
 def heads_divide_width(values: Values) -> Iterator[Fault]:
     width, heads = values["model.width"], values["model.heads"]
@@ -82,20 +98,84 @@ def kv_heads_divide_heads(values: Values) -> Iterator[Fault]:
         yield _fault("model.kv_heads", f"must divide model.heads {heads}, found {kv_heads}")
 
 
-@needs("data.kind", "model.vocabulary")
+@needs("data.tokenizer", "model.vocabulary")
 def bytes_fit_vocabulary(values: Values) -> Iterator[Fault]:
-    if values["data.kind"] == "text" and values["model.vocabulary"] < 256:
+    if values["data.tokenizer"] is None and values["model.vocabulary"] < 256:
         found = values["model.vocabulary"]
-        yield _fault("model.vocabulary", f"must be at least 256 for text data (its tokens are bytes), found {found}")
+        yield _fault(
+            "model.vocabulary", f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
+        )
+
+
+@needs("model.kind", "model.sequence_length", "data.kind")
+def sequences_have_a_length(values: Values) -> Iterator[Fault]:
+    kind, data = values["model.kind"], values["data.kind"]
+    if values["model.sequence_length"] is not None:
+        if data == "images":
+            yield _fault("model.sequence_length", "must be left out: images are not sequences")
+    elif kind == "decoder" or data not in ("images", "import"):
+        yield _fault(
+            "model.sequence_length", f"must be a number for {f'a {kind}' if kind == 'decoder' else f'{data} data'}"
+        )
+
+
+@needs("model.kind", "data.kind")
+def images_need_a_model(values: Values) -> Iterator[Fault]:
+    if (values["model.kind"], values["data.kind"]) == ("decoder", "images"):
+        yield _fault("data.kind", "images need model.kind: import (the decoder reads token ids)")
+
+
+@needs("data.import")
+def data_import_is_python(values: Values) -> Iterator[Fault]:
+    yield from _not_importable("data.import", values["data.import"])
+
+
+@needs("data.arguments")
+def data_arguments_are_python(values: Values) -> Iterator[Fault]:
+    yield from _not_arguments("data", values["data.arguments"])
+
+
+@needs("data.tokenizer")
+def tokenizer_is_there(values: Values) -> Iterator[Fault]:
+    path = values["data.tokenizer"]
+    if path is not None and not Path(data_files.absolute(path, values.base)).is_file():
+        yield _fault("data.tokenizer", f"is no file: {path!r}")
+
+
+@needs("data.folder")
+def folder_is_there(values: Values) -> Iterator[Fault]:
+    folder = Path(data_files.absolute(values["data.folder"], values.base))
+    if not folder.is_dir():
+        yield _fault("data.folder", f"is no folder: {values['data.folder']!r}")
+    elif not any(folder.iterdir()):
+        yield _fault("data.folder", f"is an empty folder: {values['data.folder']!r}")
+
+
+@needs("optimizer.groups")
+def groups_are_patterns(values: Values) -> Iterator[Fault]:
+    for number, group in enumerate(values["optimizer.groups"]):
+        try:
+            re.compile(group["match"])
+        except re.error as error:
+            path: KeyPath = ("optimizer", "groups", number, "match")
+            yield Fault(path, f"{dotted(path)} is not a regular expression: {error}", path)
+
+
+@needs("operation.mfu", "data.kind")
+def mfu_counts_tokens(values: Values) -> Iterator[Fault]:
+    if values["operation.mfu"] and values["model.sequence_length"] is None:
+        yield _fault("operation.mfu", "counts FLOPs for each token: it needs model.sequence_length")
+
+
+@needs("operation.mfu", "operation.peak_tflops")
+def peak_without_mfu(values: Values) -> Iterator[Fault]:
+    if values["operation.peak_tflops"] is not None and not values["operation.mfu"]:
+        yield _fault("operation.peak_tflops", "does nothing without operation.mfu: true")
 
 
 @needs("model.import")
 def import_is_python(values: Values) -> Iterator[Fault]:
-    path = values["model.import"]
-    for word in path.replace(":", ".").split("."):
-        if keyword.iskeyword(word):
-            yield _fault("model.import", f"cannot be imported: {word!r} is a word of Python")
-            return
+    yield from _not_importable("model.import", values["model.import"])
 
 
 @needs("model.shard")
@@ -107,16 +187,13 @@ def shard_is_python(values: Values) -> Iterator[Fault]:
 
 @needs("model.arguments")
 def arguments_are_python(values: Values) -> Iterator[Fault]:
-    for name in values["model.arguments"]:
-        if keyword.iskeyword(name):
-            path = ("model", "arguments", name)
-            message = f"{dotted(path)} must be a Python argument name, found {name!r}, a word of Python"
-            yield Fault(path, message, path, on_key=True)
+    yield from _not_arguments("model", values["model.arguments"])
 
 
-@needs("data.files")
+@needs("data.files", "data.kind")
 def files_can_be_read(values: Values) -> Iterator[Fault]:
-    for number, message in data_files.faults(values["data.files"], values.base):
+    text = values["data.kind"] != "tokens"
+    for number, message in data_files.faults(values["data.files"], values.base, text):
         yield _fault("data.files", message, number)
 
 
@@ -193,6 +270,14 @@ def warmup_ends(values: Values) -> Iterator[Fault]:
         yield _fault("schedule.warmup_steps", f"must be less than train.steps {steps}, found {warmup}")
     else:
         yield _fault("train.steps", f"must be more than {values.named('schedule.warmup_steps')}, found {steps}")
+
+
+@needs("schedule.decay_steps", "schedule.warmup_steps", "train.steps")
+def decay_fits(values: Values) -> Iterator[Fault]:
+    decay, left = values["schedule.decay_steps"], values["train.steps"] - values["schedule.warmup_steps"]
+    if decay != "auto" and decay > left > 0:
+        message = f"must be at most {left} (train.steps without schedule.warmup_steps), found {decay}"
+        yield _fault("schedule.decay_steps", message)
 
 
 @needs("verify.steps", "train.steps")

@@ -50,9 +50,9 @@ def matches(pattern: str) -> Iterator[Path]:
         yield from filter(Path.is_file, map(Path, sorted(glob.glob(wanted, recursive=True))))  # noqa: PTH207
 
 
-def faults(patterns: Sequence[str], base: Path) -> Iterator[tuple[int, str]]:
-    """Which patterns cannot be trained on, and why: nothing there, empty, unreadable, not UTF-8."""
-    left = MAX_READ_IN_ALL
+def faults(patterns: Sequence[str], base: Path, text: bool = True) -> Iterator[tuple[int, str]]:
+    """Which patterns cannot be trained on, and why: nothing there, empty, unreadable, not UTF-8 (if it must be text)."""
+    left = MAX_READ_IN_ALL if text else 0
     for number, pattern in enumerate(patterns):
         files = list(islice(matches(absolute(pattern, base)), MAX_FILES))
         try:

@@ -39,16 +39,72 @@ class ImportModel(Section):
     shard: tuple[str, ...]
     arguments: dict[str, Any]
     vocabulary: int
-    sequence_length: int
+    sequence_length: int | None
 
 
 @dataclass(frozen=True)
 class TextData(Section):
-    """`files` are absolute paths, folders or globs, or start with `{stdlib}`."""
+    """`files` are absolute paths, folders or globs, or start with `{stdlib}`; so in the other kinds of data."""
 
     kind: Literal["text"]
     files: tuple[str, ...]
+    tokenizer: str | None
+    separator: str
     validation_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class TokenData(Section):
+    kind: Literal["tokens"]
+    files: tuple[str, ...]
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"]
+    validation_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class JsonlData(Section):
+    kind: Literal["jsonl"]
+    files: tuple[str, ...]
+    field: str
+    tokenizer: str | None
+    separator: str
+    packing: bool
+    validation_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class SavedDataset(Section):
+    """A Hugging Face dataset on disk."""
+
+    kind: Literal["datasets"]
+    folder: str
+    split: str | None
+    field: str
+    tokenizer: str | None
+    separator: str
+    packing: bool
+    validation_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class ImageData(Section):
+    kind: Literal["images"]
+    folder: str
+    image_size: int
+    validation_fraction: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class ImportData(Section):
+    kind: Literal["import"]
+    import_: str
+    arguments: dict[str, Any]
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +112,10 @@ class SyntheticData(Section):
     kind: Literal["synthetic"]
     samples: int
     validation_fraction: float
+    workers: int
+
+
+Data = TextData | TokenData | JsonlData | SavedDataset | ImageData | ImportData | SyntheticData
 
 
 @dataclass(frozen=True)
@@ -73,6 +133,15 @@ class Precision(Section):
 
 
 @dataclass(frozen=True)
+class Group(Section):
+    """Parameters whose names hold a match of the regular expression; None means as the optimizer has it."""
+
+    match: str
+    lr: float | None
+    weight_decay: float | None
+
+
+@dataclass(frozen=True)
 class AdamW(Section):
     kind: Literal["adamw"]
     lr: float
@@ -80,6 +149,7 @@ class AdamW(Section):
     betas: tuple[float, float]
     eps: float
     decay_only_matrices: bool
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
@@ -89,13 +159,30 @@ class SGD(Section):
     weight_decay: float
     momentum: float
     decay_only_matrices: bool
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
-class Schedule(Section):
-    kind: Literal["warmup_cosine"]
+class Curve(Section):
+    """Down to `min_lr_ratio` from the end of the warm-up on."""
+
+    kind: Literal["cosine", "linear"]
     warmup_steps: int
     min_lr_ratio: float
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay(Section):
+    kind: Literal["wsd"]
+    warmup_steps: int
+    min_lr_ratio: float
+    decay_steps: int
+
+
+@dataclass(frozen=True)
+class Constant(Section):
+    kind: Literal["constant"]
+    warmup_steps: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +195,8 @@ class Train(Section):
     log_interval: int
     validate_interval: int
     validate_batches: int
+    on_nonfinite: Literal["stop", "skip"]
+    dry_run: bool
 
 
 @dataclass(frozen=True)
@@ -115,7 +204,23 @@ class Checkpoint(Section):
     directory: str
     interval: int
     keep: int
-    async_: bool
+    mode: Literal["sync", "thread", "process"]
+    grace_seconds: float
+    export: bool
+
+
+@dataclass(frozen=True)
+class Operation(Section):
+    progress: bool
+    tensorboard: bool
+    wandb: bool
+    mfu: bool
+    peak_tflops: float | None
+    plot: bool
+    profile: bool
+    flight_recorder: bool
+    start_timeout: int
+    step_timeout: int
 
 
 @dataclass(frozen=True)
@@ -130,18 +235,21 @@ class Spec(Section):
     version: Literal[1]
     name: str
     model: DecoderModel | ImportModel
-    data: TextData | SyntheticData
+    data: Data
     parallel: Parallel
     precision: Precision
     optimizer: AdamW | SGD
-    schedule: Schedule
+    schedule: Curve | WarmupStableDecay | Constant
     train: Train
     checkpoint: Checkpoint
+    operation: Operation
     verify: Verify
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.train.global_batch * self.model.sequence_length
+    def tokens_per_step(self) -> int | None:
+        """None for samples that are not sequences."""
+        length = self.model.sequence_length
+        return None if length is None else self.train.global_batch * length
 
     @property
     def parameters(self) -> int | None:

@@ -86,6 +86,8 @@ def walk() -> Iterator[tuple[str, Schema, Schema]]:
 def filled(data: Any, schema: Schema | None = None) -> Any:
     """A copy of `data` in which every absent key with a default has it, in the order of the schema."""
     schema = load() if schema is None else schema
+    if isinstance(data, list) and "items" in schema:
+        return [filled(item, schema["items"]) for item in data]
     if not isinstance(data, dict) or "properties" not in schema:
         return data
     kind = data.get("kind", properties(schema).get("kind", {}).get("default"))
