@@ -237,7 +237,7 @@ def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, c
     """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
     traces, stacks, errors, progress = [], {}, {}, {}
     for rank in sorted(e["rank"] for e in answer["ranks"]):
-        traces.append(Trace(rank, tuple(_read(folder / f"rank{rank}.jsonl"))))
+        traces.append(Trace(rank, tuple(_without_dry_runs(_read(folder / f"rank{rank}.jsonl")))))
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
         progress[rank] = _events(_text(folder / f"rank{rank}.progress", limit=None))
@@ -273,6 +273,18 @@ def _read(path: Path) -> list[Record]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
     lines = _text(path, limit=None).split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def _without_dry_runs(records: list[Record]) -> list[Record]:
+    """Micro-batches whose gradients were thrown away before the first step belong to no step.
+
+    A script that throws gradients away again later does so in its loop, where they are missing: there nothing is left out.
+    """
+    cleared = [r for r in records if r["kind"] == "cleared"]
+    if any(r["step"] > 1 for r in cleared):
+        return records
+    last = max((r["seq"] for r in cleared), default=-1)
+    return [r for r in records if r["kind"] != "micro" or r["seq"] > last]
 
 
 def _events(text: str) -> list[Record]:

@@ -63,6 +63,9 @@ class Session:
         if all(module is not root for _, root in self.roots):
             self.adopt(module)
         if torch.is_grad_enabled() and module.training:
+            if self.micro and not any(s.unsynced or s.param.grad is not None for s in self.all_slots()):
+                self.micro = 0
+                self.recorder.write("cleared", step=self.step_number())
             if self.random_state is None:
                 self.random_state = random_state()
             tensors = [value for value in arguments() if isinstance(value, torch.Tensor)]
