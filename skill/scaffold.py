@@ -18,20 +18,32 @@ from .spec import Spec
 from .spec.dump import to_yaml
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-FILES = {
-    "train.py": "train.py.j2",
-    "model.py": "model.py.j2",
-    "data.py": "data.py.j2",
-    "checkpoint.py": "checkpoint.py.j2",
-    "verify.yaml": "verify.yaml.j2",
-    "spec.yaml": "spec.yaml.j2",
-    "README.md": "README.md.j2",
-    "tests/test_train.py": "test_train.py.j2",
-}
 MANIFEST = ".fsdp2/manifest.json"
 BASE = ".fsdp2/base"
 SPEC_VERSION = 1
-OWN_MODULES = ("checkpoint", "data", "model", "train")
+SCHEDULES = {
+    "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
+    "linear": "a straight line down to MIN_LR_RATIO at STEPS",
+    "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
+    "constant": "constant",
+}
+
+
+def files(spec: Spec) -> dict[str, str]:
+    """The files of the project, path to template: only what the spec asks for."""
+    return {
+        "train.py": "train.py.j2",
+        "model.py": "model.py.j2",
+        "optim.py": "optim.py.j2",
+        "data.py": "data.py.j2",
+        "checkpoint.py": "checkpoint.py.j2",
+        "metrics.py": "metrics.py.j2",
+        "distributed.py": "distributed.py.j2",
+        "verify.yaml": "verify.yaml.j2",
+        "spec.yaml": "spec.yaml.j2",
+        "README.md": "README.md.j2",
+        "tests/test_train.py": "test_train.py.j2",
+    }
 
 
 def render(spec: Spec) -> dict[str, str]:
@@ -48,15 +60,19 @@ def render(spec: Spec) -> dict[str, str]:
     )
     environment.filters.update(FILTERS, document=lambda data: to_yaml(data).rstrip("\n"))
     values = context(spec)
-    return {path: environment.get_template(template).render(values) for path, template in FILES.items()}
+    return {path: environment.get_template(template).render(values) for path, template in files(spec).items()}
 
 
 def context(spec: Spec) -> dict[str, Any]:
     """What the templates see: the sections of the spec, and what is on or off in it."""
     values = spec.to_dict()
-    model, optimizer, parallel = values["model"], values["optimizer"], values["parallel"]
-    if model["kind"] == "import" and model["import"].partition(":")[0].partition(".")[0] in OWN_MODULES:
-        raise UserError(f"model.import {model['import']!r}: the scaffold has a module of this name; rename yours")
+    model, optimizer, parallel, train = values["model"], values["optimizer"], values["parallel"], values["train"]
+    data, length = values["data"], model["sequence_length"]
+    own = {path.removesuffix(".py") for path in files(spec)}
+    for section in ("model", "data"):
+        path = values[section].get("import", "")
+        if path.partition(":")[0].partition(".")[0] in own:
+            raise UserError(f"{section}.import {path!r}: the scaffold has a module of this name; rename yours")
     decay = optimizer["weight_decay"] > 0
     worlds = values["verify"]["reshard_to"]
     suited = [world for world in worlds if _fits(parallel, world)]
@@ -65,8 +81,14 @@ def context(spec: Spec) -> dict[str, Any]:
         "spec": values,
         "decoder": model["kind"] == "decoder",
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
-        "text_data": values["data"]["kind"] == "text",
-        "synthetic": values["data"]["kind"] == "synthetic",
+        "text_data": data["kind"] == "text",
+        "synthetic": data["kind"] == "synthetic",
+        "images": data["kind"] == "images",
+        "sequences": length is not None,
+        "unit": "sample" if length is None else "token",
+        "dry_sample": length is None and data["kind"] == "import",
+        "load_call": _load_call(values),
+        "vocabulary_checked": _needs_vocabulary(values),
         "stdlib": any(file.startswith("{stdlib}") for file in values["data"].get("files", [])),
         "bf16": values["precision"]["param_dtype"] == "bfloat16",
         "hsdp": parallel["dp_replicate"] > 1,
@@ -74,14 +96,42 @@ def context(spec: Spec) -> dict[str, Any]:
         "adamw": optimizer["kind"] == "adamw",
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],
+        "groups": {group["match"]: _own_settings(group) for group in optimizer["groups"]},
         "warmup": values["schedule"]["warmup_steps"] > 0,
-        "clip": values["train"]["clip_norm"] is not None,
-        "every_step": values["train"]["log_interval"] == 1,
-        "asynchronous": values["checkpoint"]["async"],
+        "schedule_words": _schedule_words(values["schedule"]),
+        "clip": train["clip_norm"] is not None,
+        "skip": train["on_nonfinite"] == "skip",
+        "every_step": train["log_interval"] == 1,
+        "asynchronous": values["checkpoint"]["mode"] != "sync",
         "reshard_to": suited,
         "unsuited": [world for world in worlds if world not in suited],
         "save_step": values["verify"]["steps"] // 2 + 1,
     }
+
+
+def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """In what a parameter group differs from the optimizer."""
+    return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
+
+
+def _schedule_words(schedule: Mapping[str, Any]) -> str:
+    warmup = "linear warm-up, then " if schedule["warmup_steps"] else ""
+    words = warmup + SCHEDULES[schedule["kind"]]
+    return words[0].upper() + words[1:] + "."
+
+
+def _needs_vocabulary(values: Mapping[str, Any]) -> bool:
+    """Whether the data are made for, or checked against, the number of token ids or classes."""
+    return values["data"]["kind"] != "text" or values["data"]["tokenizer"] is not None
+
+
+def _load_call(values: Mapping[str, Any]) -> str:
+    """What train.py calls to load the data."""
+    config = "config." if values["model"]["kind"] == "decoder" else ""
+    length, vocabulary = ("sequence_length", "vocabulary") if config else ("SEQUENCE_LENGTH", "VOCABULARY")
+    arguments = [f"{config}{length}"] if values["model"]["sequence_length"] is not None else []
+    arguments += [f"{config}{vocabulary}"] if _needs_vocabulary(values) else []
+    return f"lambda: load_data({', '.join(arguments)})"
 
 
 def _fits(parallel: Mapping[str, Any], world: int) -> bool:
