@@ -87,7 +87,6 @@ def context(spec: Spec) -> dict[str, Any]:
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
         "dry_sample": length is None and data["kind"] == "import",
-        "load_call": _load_call(values),
         "vocabulary_checked": _needs_vocabulary(values),
         "stdlib": any(file.startswith("{stdlib}") for file in values["data"].get("files", [])),
         "bf16": values["precision"]["param_dtype"] == "bfloat16",
@@ -123,15 +122,6 @@ def _schedule_words(schedule: Mapping[str, Any]) -> str:
 def _needs_vocabulary(values: Mapping[str, Any]) -> bool:
     """Whether the data are made for, or checked against, the number of token ids or classes."""
     return values["data"]["kind"] != "text" or values["data"]["tokenizer"] is not None
-
-
-def _load_call(values: Mapping[str, Any]) -> str:
-    """What train.py calls to load the data."""
-    config = "config." if values["model"]["kind"] == "decoder" else ""
-    length, vocabulary = ("sequence_length", "vocabulary") if config else ("SEQUENCE_LENGTH", "VOCABULARY")
-    arguments = [f"{config}{length}"] if values["model"]["sequence_length"] is not None else []
-    arguments += [f"{config}{vocabulary}"] if _needs_vocabulary(values) else []
-    return f"lambda: load_data({', '.join(arguments)})"
 
 
 def _fits(parallel: Mapping[str, Any], world: int) -> bool:

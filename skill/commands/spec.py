@@ -153,7 +153,4 @@ def _summary(spec: Spec) -> str:
     steps = "step" if accumulation == 1 else "steps"
     tokens = spec.tokens_per_step
     per_step = f"{spec.train.global_batch:,} samples" if tokens is None else f"{tokens:,} tokens"
-    return (
-        f"{parameters}, {per_step} per step, "
-        f"{accumulation} accumulation {steps} on {spec.verify.ranks} ranks"
-    )
+    return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {spec.verify.ranks} ranks"

@@ -25,7 +25,6 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("precision", None): model.Precision,
     ("optimizer", "adamw"): model.AdamW,
     ("optimizer", "sgd"): model.SGD,
-    ("groups", None): model.Group,
     ("schedule", "cosine"): model.Curve,
     ("schedule", "linear"): model.Curve,
     ("schedule", "wsd"): model.WarmupStableDecay,
@@ -53,8 +52,8 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
     if path in PATHS and value is not None:
         return data_files.absolute(value, base)
     if isinstance(value, dict) and "properties" in schema:
-        name = next(str(part) for part in reversed(path) if isinstance(part, str))
-        return _section(name, {key: _value((*path, key), item, base) for key, item in value.items()})
+        values = {key: _value((*path, key), item, base) for key, item in value.items()}
+        return model.Group(**values) if path[:2] == ("optimizer", "groups") else _section(str(path[0]), values)
     if isinstance(value, dict):
         return deepcopy(value)
     if isinstance(value, list):

@@ -28,7 +28,7 @@ def unknown_key(
     message = f"unknown key {quoted(key)}{where}"
     kinds = kinds_of(section, key) if key in section["properties"] else []
     if kinds:
-        return f"{message} of kind {known_kind(section, known)!r}; it belongs to kind {' and '.join(kinds)}", None
+        return f"{message} of kind {known_kind(section, known)!r}; it belongs to kind {', '.join(kinds)}", None
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
         return f"{message}; did you mean {match!r}?", match
@@ -69,6 +69,8 @@ def wanted(key: str, schema: Schema | None) -> str:
     if "properties" in schema:
         return "; it is a mapping"
     choices = schema.get("enum") or schema["examples"][:1]
+    if len(choices) > 3:
+        return f"; write '{key}: ' and one of {', '.join(choices)}"
     lines = [f"'{key}: {choice if isinstance(choice, str) else json.dumps(choice)}'" for choice in choices]
     return f"; {'write' if 'enum' in schema else 'for example'} {' or '.join(lines)}"
 

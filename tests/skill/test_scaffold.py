@@ -43,12 +43,37 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["optimizer.kind=sgd"], ["optimizer.kind=sgd", "optimizer.momentum=0"]],
     [[], ["optimizer.weight_decay=0"], ["optimizer.decay_only_matrices=false"]],
     [[], ["schedule.warmup_steps=0"]],
+    [
+        [],
+        ["schedule.kind=constant"],
+        ["schedule.kind=linear"],
+        ["schedule.kind=wsd"],
+        ["schedule.kind=wsd", "schedule.min_lr_ratio=0"],
+    ],
+    [
+        [],
+        ["optimizer.groups=[{match: norm, weight_decay: 0}, {match: 'x\\.y\"', lr: 1e-5}]"],
+        ["optimizer.groups=[{match: w}]"],
+    ],
+    [[], ["train.on_nonfinite=skip"]],
+    [[], ["train.dry_run=false"]],
+    [[], ["operation.flight_recorder=true"]],
     [[], ["train.clip_norm=null"]],
     [[], ["train.log_interval=5"]],
     [[], ["train.validate_interval=3"]],
-    [[], ["checkpoint.async=true"]],
+    [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
     [[], ["train.seed=4294967295", "train.steps=1000000000", "optimizer.lr=1.2345678901234567e-05"]],
 ]
+# Lines of each module at most, all of them together fewer than 1,200.
+LIMITS = {
+    "train.py": 350,
+    "model.py": 170,
+    "optim.py": 100,
+    "data.py": 200,
+    "checkpoint.py": 250,
+    "metrics.py": 150,
+    "distributed.py": 150,
+}
 DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
 IMPORT_OPTIONS = [[[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]]]
 
@@ -109,20 +134,21 @@ def test_every_combination_is_ascii_and_parses(rendered: list[dict[str, str]]) -
 
 
 def test_sizes(rendered: list[dict[str, str]]) -> None:
-    limits = {"train.py": 330, "checkpoint.py": 200, "data.py": 160, "model.py": 170}
     for files in rendered:
-        for path, limit in limits.items():
-            assert files[path].count("\n") <= limit, path
-            for node in ast.walk(ast.parse(files[path])):
+        code = {path: text for path, text in files.items() if path.endswith(".py") and not path.startswith("tests/")}
+        assert sum(text.count("\n") for text in code.values()) < 1200
+        for path, text in code.items():
+            assert text.count("\n") <= LIMITS[path], path
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef):
-                    assert (node.end_lineno or 0) - node.lineno < 80, f"{path}: {node.name}"
+                    assert (node.end_lineno or 0) - node.lineno < 100, f"{path}: {node.name}"
 
 
 def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> None:
     """Ruff finds unused imports; this finds what nothing in the project names."""
     for files in rendered:
         code = "\n".join(text for path, text in files.items() if path.endswith(".py"))
-        for path in ("train.py", "model.py", "data.py", "checkpoint.py"):
+        for path in (path for path in files if path in LIMITS):
             for node in ast.parse(files[path]).body:
                 names: list[str] = []
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -144,13 +170,19 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         (["precision.param_dtype=float32"], "model.py", ["MixedPrecision", "bfloat16"]),
         (["precision.param_dtype=float32"], "train.py", [".float()"]),
         (["train.clip_norm=null"], "train.py", ["clip", "MAX_NORM"]),
-        (["checkpoint.async=true"], "checkpoint.py", ["dcp.save("]),
+        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save("]),
         ([], "checkpoint.py", ["async", "Future"]),
-        ([], "train.py", ["async", "pending", "dp_replicate", "VALIDATE_INTERVAL", "LOG_INTERVAL", "SGD"]),
-        (["optimizer.kind=sgd"], "train.py", ["AdamW", "BETAS", "eps="]),
-        (["optimizer.kind=sgd", "optimizer.momentum=0"], "train.py", ["momentum"]),
-        (["optimizer.decay_only_matrices=false"], "train.py", ["groups", "ndim"]),
-        (["schedule.warmup_steps=0"], "train.py", ["arm-up", "WARMUP"]),
+        ([], "train.py", ["before_update", "poll", "VALIDATE_INTERVAL", "skip", "Stack"]),
+        (["train.dry_run=false"], "train.py", ["dry_run", "torch.int64"]),
+        ([], "metrics.py", ["LOG_INTERVAL"]),
+        ([], "distributed.py", ["dp_replicate", "faulthandler", "TORCH_FR"]),
+        ([], "optim.py", ["SGD", "GROUPS", "parameter_groups", "DECAY_STEPS"]),
+        (["optimizer.kind=sgd"], "optim.py", ["AdamW", "BETAS", "eps="]),
+        (["optimizer.kind=sgd", "optimizer.momentum=0"], "optim.py", ["momentum"]),
+        (["optimizer.decay_only_matrices=false"], "optim.py", ["groups =", "ndim"]),
+        (["schedule.warmup_steps=0"], "optim.py", ["arm-up", "WARMUP"]),
+        (["schedule.kind=constant"], "optim.py", ["math", "MIN_LR"]),
+        (["schedule.kind=linear"], "optim.py", ["math", "cosine"]),
         ([], "model.py", ["head =", "kv_", "enable_gqa"]),
         ([], "data.py", ["import glob", "stdlib", "Path"]),
     ],
@@ -168,8 +200,12 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["model.kv_heads=2"], "model.py", ["enable_gqa=True"]),
         ([], "train.py", ["clip_grad_norm_", "full_tensor()", "set_requires_gradient_sync"]),
         (["train.clip_norm=null"], "train.py", ["get_total_norm", "full_tensor()"]),
-        (["parallel.dp_replicate=2"], "train.py", ['("dp_replicate", "dp_shard")']),
-        (["checkpoint.async=true"], "checkpoint.py", ["dcp.async_save("]),
+        (["train.on_nonfinite=skip"], "train.py", ["MAX_SKIPS", "skipped"]),
+        (["optimizer.groups=[{match: head, lr: 1e-4}]"], "optim.py", ['GROUPS = {"head": {"lr": 0.0001}}']),
+        (["schedule.kind=wsd"], "optim.py", ["DECAY_STEPS = 2"]),
+        (["operation.step_timeout=7"], "distributed.py", ["STEP_TIMEOUT = 7"]),
+        (["parallel.dp_replicate=2"], "distributed.py", ['("dp_replicate", "dp_shard")']),
+        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.async_save("]),
     ],
 )
 def test_what_is_on_is_there(tmp_path: Path, settings: list[str], path: str, present: list[str]) -> None:
@@ -217,5 +253,10 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
             assert re.search(r"\| (py|text|yaml|md|dtype|document|factory_\w+)(\(.*\))? $", expression), expression
 
 
-def test_every_template_belongs_to_a_file() -> None:
-    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == set(scaffold.FILES.values())
+def test_every_template_belongs_to_a_file(tmp_path: Path) -> None:
+    used = {
+        template
+        for base, settings in combinations()
+        for template in scaffold.files(load(tmp_path, base, settings)).values()
+    }
+    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == used

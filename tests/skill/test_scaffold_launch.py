@@ -121,7 +121,7 @@ def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path) -> None:
 
 
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
-    settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.async=true"]
+    settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.mode=thread"]
     out = project(tmp_path, *settings, "verify.ranks=4", "verify.reshard_to=[2]", "checkpoint.keep=1")
     straight = run(out, 4, tmp_path / "straight")
     run(out, 4, tmp_path / "parts", STEPS - 2, "--checkpoint-interval", "2")

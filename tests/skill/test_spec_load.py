@@ -42,7 +42,7 @@ def test_defaults_are_those_of_the_schema(minimal: Path) -> None:
             assert found[name] == section.get("default", 1)
             continue
         for key, below in schema.properties(section).items():
-            if key in found[name] and "default" in below and below["default"] != "auto":
+            if not schema.required(section, key) and key in found[name] and below["default"] != "auto":
                 assert found[name][key] == below["default"], f"{name}.{key}"
 
 

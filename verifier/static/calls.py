@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from abc import abstractmethod
 
 from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import Expressions, mesh_rank
@@ -67,10 +66,6 @@ PLAIN = (
 
 class Calls(Expressions):
     """The part of the follower that evaluates calls."""
-
-    @abstractmethod
-    def run_body(self, body: list[ast.stmt]) -> bool:
-        """In the class that has all parts."""
 
     def call(self, node: ast.Call) -> Value:
         callee = self.evaluate(node.func)

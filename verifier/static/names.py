@@ -49,6 +49,10 @@ class Names(ABC):
         """In the class that has all parts."""
 
     @abstractmethod
+    def run_body(self, body: list[ast.stmt]) -> bool:
+        """In the class that has all parts."""
+
+    @abstractmethod
     def load(self, module: Module) -> None:
         """In the class that has all parts."""
 
