@@ -19,6 +19,7 @@ _WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/ut
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 _NATIVE = "A signal is no Python error: look at that line, and at native code."
+_ARGUMENTS = "Call it with the arguments that it wants: they stand after `--`, or in verify.yaml under `args`."
 _TOGETHER = "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
 _MISMATCH = (
     "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
@@ -107,6 +108,10 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
         told = f"rank {rank} raised {end['error']}: {_gist(str(end['message']))[:300]}{_stack_text(frames)}"
         mend = "Mend the error at that line; the other ranks only lost their peer."
         return Blame(rank, told, line, mend, f"{end['error']}: {end['message']}", tuple(frames))
+    if end["how"] == "sys.exit" and run.steps() == 0 and all((t.end or end)["how"] == "sys.exit" for t in run.traces):
+        last = _last_line(run.stderr.get(rank, ""))
+        told = f"the script gave up at its start with exit status {end['code']}{f': {last}' if last else ''}"
+        return Blame(rank, told, line, _ARGUMENTS)
     said = f" ({end['message']})" if end.get("message") else ""
     told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
     return Blame(rank, told, line, _TOGETHER)

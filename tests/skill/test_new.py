@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.commands import new
 from verified_fsdp2.verifier.errors import UserError
 

@@ -130,3 +130,13 @@ def test_a_worker_that_ends_is_not_the_rank(verify_script, tmp_path: Path) -> No
     script.write_text(TEMPLATE.format(fault=fault))
     (finding,) = verify_script(script, only=("run-completes",), timeout=60).findings
     assert finding.status == "pass", finding.evidence
+
+
+def test_a_usage_error_of_the_script_is_told_in_its_own_words(verify_script, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--steps", required=True)\nparser.parse_args()\n'
+    )
+    (found,) = verify_script(script, only=("run-completes",)).findings
+    assert "exit status 2" in found.evidence and "required: --steps" in found.evidence
+    assert "after `--`" in found.fix
