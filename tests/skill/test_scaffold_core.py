@@ -1,0 +1,195 @@
+"""The generated optim.py and distributed.py, imported; and what the loop does with numbers that are not finite."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from verified_fsdp2.skill import scaffold, spec
+
+OWN = ("distributed", "optim", "model", "data", "checkpoint", "metrics", "train")
+SPEC = {
+    "version": 1,
+    "model": {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "data": {"kind": "synthetic", "samples": 128},
+    "precision": {"param_dtype": "float32"},
+    "optimizer": {"lr": 0.01},
+    "train": {"steps": 100, "global_batch": 8},
+    "verify": {"reshard_to": [4]},
+}
+
+
+def project(folder: Path, *settings: str, **sections: Any) -> Path:
+    (folder / "spec.yaml").write_text(yaml.safe_dump({**SPEC, **sections}))
+    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
+    return folder / "project"
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The generated module `name` of the spec with these settings."""
+
+    def load(name: str, *settings: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(project(tmp_path, *settings)))
+        return __import__(name)
+
+    yield load
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 2)
+        self.norm = nn.LayerNorm(2)
+        self.head = nn.Linear(2, 4)
+        self.head.bias.requires_grad_(False)
+
+
+def rates(module: ModuleType, steps: int) -> list[float]:
+    """The learning rate of each optimizer step, as a part of the highest."""
+    optimizer = module.build_optimizer(Net())
+    scheduler = module.build_scheduler(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(scheduler.get_last_lr()[0] / 0.01)
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_schedules(imported: Any, kind: str, warmup: int) -> None:
+    more = [] if kind == "constant" else ["schedule.min_lr_ratio=0.1"]
+    module = imported("optim", f"schedule.kind={kind}", f"schedule.warmup_steps={warmup}", *more)
+    found = rates(module, 120)
+    assert found[:warmup] == pytest.approx([(step + 1) / 10 for step in range(warmup)])
+    assert max(found) == pytest.approx(1.0)
+    assert found[100:] == pytest.approx([1.0 if kind == "constant" else 0.1] * 20)
+    middle = (warmup + 100) // 2
+    wanted = {"constant": 1.0, "wsd": 1.0, "linear": 0.55, "cosine": 0.55}[kind]
+    assert found[middle] == pytest.approx(wanted)
+    if kind == "wsd":
+        assert found[90] == pytest.approx(1.0) and found[95] == pytest.approx(0.55)
+    if kind == "cosine":
+        quarter = warmup + (100 - warmup) / 4
+        wanted = 0.1 + 0.9 * (1 + math.cos(math.pi * (round(quarter) - warmup) / (100 - warmup))) / 2
+        assert found[round(quarter)] == pytest.approx(wanted)
+
+
+def names(module: ModuleType, model: nn.Module) -> dict[str, tuple[float, float]]:
+    """(learning rate, weight decay) of each parameter that the optimizer holds."""
+    held = {
+        id(param): (group["lr"], group["weight_decay"])
+        for group in module.build_optimizer(model).param_groups
+        for param in group["params"]
+    }
+    return {name: held[id(param)] for name, param in model.named_parameters() if id(param) in held}
+
+
+def test_every_trainable_parameter_is_in_one_group(imported: Any) -> None:
+    groups = "optimizer.groups=[{match: norm, lr: 0.5}, {match: 'norm|embedding', weight_decay: 0.25}]"
+    assert names(imported("optim", groups), Net()) == {
+        "embedding.weight": (0.01, 0.25),
+        "norm.weight": (0.5, 0.0),
+        "norm.bias": (0.5, 0.0),
+        "head.weight": (0.01, 0.1),
+    }
+
+
+@pytest.mark.parametrize("match", ["nothing", "head.bias"])
+def test_a_group_without_a_parameter_is_refused(imported: Any, match: str) -> None:
+    module = imported("optim", f"optimizer.groups=[{{match: {match}}}]")
+    with pytest.raises(module.SetupError, match=f"optimizer.groups: no parameter is left for '{match}'"):
+        module.build_optimizer(Net())
+
+
+def test_groups_of_sgd_without_weight_decay(imported: Any) -> None:
+    module = imported(
+        "optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", "optimizer.groups=[{match: head, lr: 1}]"
+    )
+    found = names(module, Net())
+    assert found["head.weight"] == (1.0, 0.0) and found["norm.bias"] == (0.01, 0.0)
+
+
+MODEL = """\
+import torch
+from torch import nn
+
+class Block(nn.Linear):
+    pass
+
+class Net(nn.Module):
+    def __init__(self, bad):
+        super().__init__()
+        self.embedding, self.block, self.calls, self.bad = nn.Embedding(64, 8), Block(8, 64), 0, bad
+
+    def forward(self, tokens):
+        self.calls += self.training and torch.is_grad_enabled()
+        rank = torch.distributed.get_rank()
+        spoilt = rank == 1 and self.calls in self.bad
+        return self.block(self.embedding(tokens)) * (float("nan") if spoilt else 1.0)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("policy", "bad", "status", "said"),
+    [
+        ("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
+        ("skip", [6], 0, "step      3  not finite: this update was skipped"),
+        ("skip", list(range(6, 99)), 1, "error: 10 updates in a row were not finite"),
+    ],
+)
+def test_all_ranks_agree_on_what_is_not_finite(
+    tmp_path: Path, policy: str, bad: list[int], status: int, said: str
+) -> None:
+    """Only rank 1 sees it. It calls the model once before the first step, then twice in each."""
+    model = {"kind": "import", "import": "own:Net", "shard": ["Block"], "arguments": {"bad": bad}}
+    sizes = {"vocabulary": 64, "sequence_length": 16}
+    settings = [f"train.on_nonfinite={policy}", "train.micro_batch=2", "train.steps=14"]
+    folder = project(tmp_path, *settings, model={**model, **sizes})
+    (folder / "own.py").write_text(MODEL)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "train.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode != 0) == (status != 0)
+    assert said in done.stdout + done.stderr
+    if status == 0:
+        assert "step     14  loss" in done.stdout and "step      4  not finite" not in done.stdout
+
+
+def test_rank_0_first_tells_the_error_of_rank_0(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = imported("distributed")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    heard: list[Any] = []
+
+    def gather(problems: list[Any], own: Any) -> None:
+        heard.append(own)
+        problems[:] = ["the file is empty" if own is None else own, None]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(module.SetupError, match="the file is empty"):
+        module.rank_0_first(pytest.fail)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    def empty(name: str) -> None:
+        raise module.SetupError(f"{name} is empty")
+
+    with pytest.raises(module.SetupError, match=r"a\.txt is empty"):
+        module.rank_0_first(empty, "a.txt")
+    assert heard == [None, "a.txt is empty"]
