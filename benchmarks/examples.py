@@ -1,0 +1,95 @@
+"""Every spec of examples/: generated, linted, trained and verified; and its losses on 1, 2 and 4 ranks.
+
+    python benchmarks/examples.py --out benchmarks/results/examples.json
+
+The verdict is that of `fsdp2 verify`, which trains on the spec's ranks, on one rank, as DDP, and resumes and reshards. `apart` is the
+largest relative difference of the losses of any two of its runs on different numbers of ranks, `allowed` the tolerance that the
+verifier derived from a perturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from verified_fsdp2.skill import scaffold, spec
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARED = ("train", "single", "reference", "resume", "reshard")
+
+
+def row(path: Path, folder: Path) -> dict[str, Any]:
+    """What one spec gives."""
+    project = folder / path.stem
+    loaded = spec.load(path)
+    scaffold.write(scaffold.render(loaded), project)
+    ruff = [sys.executable, "-m", "ruff"]
+    linted = all(
+        subprocess.run([*ruff, *words, "--isolated", "--no-cache", "."], cwd=project, check=False).returncode == 0
+        for words in (["check", "-q"], ["format", "-q", "--check"])
+    )
+    report = folder / f"{path.stem}.json"
+    started = time.monotonic()
+    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    seconds = time.monotonic() - started
+    if not report.exists():
+        raise SystemExit(f"{path.name}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    verdict = json.loads(report.read_text(encoding="utf-8"))
+    return {
+        "spec": path.name,
+        "ranks": sorted({run["world_size"] for run in verdict["runs"]}),
+        "linted": linted,
+        "verdict": verdict["verdict"],
+        "findings": [f["rule"] for f in verdict["findings"] if f["status"] != "pass"],
+        "apart": apart(verdict["runs"]),
+        "seconds": round(seconds, 1),
+    }
+
+
+def apart(runs: list[dict[str, Any]]) -> float:
+    """The largest relative difference of the losses of a step, over all runs that should agree."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        if run["role"] in COMPARED:
+            last = max((len(r["losses"]) for r in runs), default=0)
+            for number, loss in enumerate(run["losses"], start=last - len(run["losses"])):
+                found.setdefault(number, []).append(loss)
+    return max((max(losses) / min(losses) - 1.0 for losses in found.values()), default=0.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--only", default="", help="specs whose name contains this")
+    options = parser.parse_args()
+    rows = []
+    print(f"{'spec':<24}{'ranks':<12}{'lint':<6}{'verdict':<14}{'apart':<10}seconds")
+    with tempfile.TemporaryDirectory(prefix="fsdp2-examples-") as folder:
+        for path in sorted((ROOT / "examples").glob("*.yaml")):
+            if options.only in path.name:
+                rows.append(found := row(path, Path(folder)))
+                ranks = ",".join(map(str, found["ranks"]))
+                told = (
+                    f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
+                )
+                print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{told}", flush=True)
+    if options.out:
+        import torch
+
+        environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+        results = {"environment": environment, "rows": rows}
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
