@@ -41,6 +41,7 @@ SETTINGS = (
     "resume_args",
     "single_args",
     "reshard_args",
+    "reference",
     "thorough",
     "reshard_to",
 )

@@ -27,6 +27,7 @@ class Evidence:
     reference: Run | None = None
     envelope: Run | None = None
     single: Run | None = None
+    original: Run | None = None  # the script that this one was converted from
     resume: Run | None = None
     continued: Run | None = None
     reshards: tuple[Run, ...] = ()
@@ -50,6 +51,7 @@ class Evidence:
             self.reference,
             self.envelope,
             self.single,
+            self.original,
             self.resume,
             self.continued,
             *self.reshards,

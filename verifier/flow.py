@@ -102,7 +102,9 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
             if not train.completed
             else "the train run made no step"
         )
-        missing |= dict.fromkeys(("exact", "reference", "single", "opened", "resume", "reshard", "crash"), reason)
+        missing |= dict.fromkeys(
+            ("exact", "reference", "single", "original", "opened", "resume", "reshard", "crash"), reason
+        )
         return evidence
     exact = _needs_exact(train)
 
@@ -140,9 +142,21 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
         reference=reference,
         envelope=envelope,
         single=single,
+        original=_original(target, runner, exact) if "original" in needs else None,
     )
     evidence = replace(evidence, opened=open_saves(runner, train) if "opened" in needs else None)
     return resume_runs(target, runner, evidence, exact, needs)
+
+
+def _original(target: Target, runner: Runner, exact: bool) -> Run | None:
+    """The script that this one was converted from: on as many ranks if it is a distributed one, else on one."""
+    if not target.reference:
+        return None
+    script, *args = target.reference
+    old = replace(target, script=Path(script), module="", args=tuple(args))
+    distributed = any("distributed" in file.read_text(errors="replace") for file in sources_of(old))
+    other = Runner(runner.launcher, old, runner.work, runner.progress)
+    return other.run("original", target.nproc if distributed else 1, exact=exact)
 
 
 def with_sources(evidence: Evidence, script: Path) -> Evidence:

@@ -36,6 +36,9 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
+    reference: tuple[
+        str, ...
+    ] = ()  # the script that this one was converted from (its absolute path), and its arguments
     sizes_chosen: bool = False  # reshard_to was given, not worked out
     thorough: bool = False  # every moment of a crash and every damage, not one of each
     cwd: Path = field(default_factory=Path.cwd)
@@ -43,7 +46,7 @@ class Target:
 
     def describe(self) -> dict[str, Any]:
         """The target as it stands in a report."""
-        lists = ("args", "save_args", "resume_args", "single_args", "reshard_args")
+        lists = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
         return {
             "command": shlex.join(self.command),
             "script": str(self.script),
@@ -92,7 +95,20 @@ def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = N
         script = path
     _must_be_python(script)
     cwd = base if module else script.parent if path.is_dir() else Path.cwd()
-    return replace(_build(script.resolve(), values, cwd.resolve()), command=_command(given, flags, config))
+    target = replace(_build(script.resolve(), values, cwd.resolve()), command=_command(given, flags, config))
+    return replace(target, reference=_reference(target, base if path.is_dir() else Path.cwd()))
+
+
+def _reference(target: Target, base: Path) -> tuple[str, ...]:
+    if not target.reference:
+        return ()
+    script = base / target.reference[0]
+    if not script.is_file():
+        raise UserError(f"reference: {script}: no such file (first the script, then its arguments)")
+    _must_be_python(script)
+    if script.resolve() == target.script:
+        raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
+    return (str(script.resolve()), *target.reference[1:])
 
 
 def _must_be_python(script: Path) -> None:
@@ -135,7 +151,7 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["oversubscribe"] = values["oversubscribe"] is True or str(values["oversubscribe"]).lower() == "true"
     if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
         raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
-    for key in ("args", "save_args", "resume_args", "single_args", "reshard_args"):
+    for key in ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference"):
         if key in values:
             ready[key] = _words(key, values[key])
     if "thorough" in values:
@@ -212,6 +228,7 @@ def _read(path: Path) -> dict[str, Any]:
         "resume_args",
         "single_args",
         "reshard_args",
+        "reference",
         "thorough",
     )
     for key, _ in node.value:

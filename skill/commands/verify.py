@@ -25,6 +25,7 @@ examples:
   fsdp2 verify my-run                                       a scaffold: how to run it stands in its verify.yaml
   fsdp2 verify train.py --nproc 4 -- --config small.yaml    a script, with arguments of its own
   fsdp2 verify train.py --save-args "--save-every 3 --out {checkpoint}" --resume-args "--resume {checkpoint}"
+  fsdp2 verify train.py --reference "old/train_ddp.py --small" -- --small
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
   fsdp2 verify my-run --report json=report.json --report text
@@ -60,6 +61,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once"
     )
     parser.add_argument("--reshard-args", metavar="ARGS", help="further arguments of the runs on other world sizes")
+    parser.add_argument(
+        "--reference",
+        metavar="'SCRIPT ARGS'",
+        help="the script that this one was converted from, as one more oracle: run as it is, on one rank if it knows of no others",
+    )
     parser.add_argument(
         "--thorough", action="store_true", default=None, help="kill at every moment of a save, not at one (slower)"
     )
@@ -121,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
         "resume_args",
         "single_args",
         "reshard_args",
+        "reference",
         "thorough",
         "timeout",
         "device",

@@ -39,3 +39,31 @@ def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[st
         allowed = re.search(r"first gradient differs by \S+ \(allowed (\S+)\)", told)
         assert allowed is not None
         assert 2.0**-18 < float(allowed[1]) < 1e-2  # its noise was measured, in one process
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        (("lr=", "lr="), "pass", "5 steps as the original"),
+        (("lr=", "lr=2 * "), "fail", "gradients agree and the update does not"),
+    ],
+)
+def test_a_script_for_one_process_is_an_oracle_too(
+    verify_script, tmp_path: Path, change: tuple[str, str], status: str, told: str
+) -> None:
+    """Its model was never distributed: it runs on one rank, with the whole global batch."""
+    text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
+    plain = (
+        text.replace('    dist.init_process_group("gloo")\n', "")
+        .replace("dist.get_rank(), dist.get_world_size()", "0, 1")
+        .replace("    dist.destroy_process_group()\n", "")
+    )
+    plain = re.sub(r".*(fully_shard|init_device_mesh|import torch.distributed).*\n", "", plain)
+    plain = re.sub(r"    for block in model.blocks:\n", "", plain)
+    assert "dist" not in plain
+    (tmp_path / "before.py").write_text(plain.replace(*change, 1), encoding="utf-8")
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    before = str(tmp_path / "before.py")
+    (found,) = verify_script(tmp_path / "train.py", only=("matches-original",), reference=before).findings
+    assert found.status == status, found.evidence
+    assert told in found.evidence

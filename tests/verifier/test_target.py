@@ -84,3 +84,18 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     place = find_local_norm(files)
     assert place is not None
     assert (Path(place["file"]).name, place["line"], place["function"]) == ("block.py", 2, "clip")
+
+
+def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.py"
+    old.write_text("print('old')\n")
+    target = resolve(project, {"reference": f"{old} --small 'a b'"})
+    assert target.reference == (str(old), "--small", "a b")
+    assert target.describe()["reference"].startswith(str(old))
+    with pytest.raises(UserError, match="no such file"):
+        resolve(project, {"reference": "nowhere.py --small"})
+    with pytest.raises(UserError, match="is the script that is verified"):
+        resolve(project, {"reference": str(target.script)})
+    old.write_text("print(\n")
+    with pytest.raises(UserError, match=r"old\.py:1:.*not Python"):
+        resolve(project, {"reference": str(old)})

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from . import starting_point, torchlib
 from .measures import class_name, dtype_of, movement, optimizer_state, products, random_state, repeated_blocks
@@ -58,6 +59,8 @@ class Session:
 
     def on_call(self, module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
         """A module is called while no other is running; `arguments()` are the leaves of what it is given."""
+        if isinstance(module, DistributedDataParallel) and not self.stand_in:
+            module = module.module  # of a script that FSDP2 code was converted from: the same names as there
         if self.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
         if all(module is not root for _, root in self.roots):

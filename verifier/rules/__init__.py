@@ -16,6 +16,7 @@ from . import (
     mesh,
     optimizer,
     parity,
+    parity_resumed,
     precision,
     raised_mesh,
     raised_mixed,
@@ -49,6 +50,7 @@ FAMILIES = (
     hang_named,
     hang,
     parity,
+    parity_resumed,
     source,
 )  # source last: what is ignored for nothing is known then
 RULES: dict[str, Rule] = {cls.name: cls() for family in FAMILIES for cls in family.RULES}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from ..blame import blame
 from ..comparison import Comparison, compare, gradient_apart, incomparable, limits
 from ..evidence import Evidence
 from ..finding import Finding
 from ..localise import meaning, part
-from ..trace import Run, difference
+from ..trace import Run
 from .base import Rule, count, some
 from .precision import low_precision
 
@@ -102,6 +100,42 @@ class MatchesSingleProcess(Rule):
         return _judge(self, evidence, single, "single", "one process")
 
 
+class MatchesOriginal(Rule):
+    """The script computes what the script that it was converted from computes.
+
+    Why: DDP, one process and the converted script share whatever the conversion lost: a learning rate, a parameter
+    group, a clip, a dropout rate, a schedule that counts micro-batches. Only the original has it.
+    Wrong:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # the original decays no norms and biases
+    Right:
+        decayed = [p for p in model.parameters() if p.ndim >= 2]
+        others = [p for p in model.parameters() if p.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    Mend: Compare optimizer, parameter groups, schedule, clipping and loss with those of the original, line by line.
+    Source: the original script, run as it is (`--reference "SCRIPT ARGS"`), from the same weights.
+    Torch: run on 2.13.0.
+    """
+
+    name = "matches-original"
+    family = "parity"
+    names_a_cause = False
+    needs = frozenset({"train", "exact", "reference", "envelope", "single", "original"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        original, run = evidence.original, evidence.exact
+        if original is None and evidence.train is not None and "original" not in evidence.missing:
+            return self.passed("no script was named that this one was converted from (--reference)")
+        if original is not None and run is not None and original.steps() and run.steps():
+            theirs, mine = original.global_batch(1), run.global_batch(1)
+            if theirs.total() != mine.total():
+                return self.unknown(
+                    f"the original takes {count(theirs.total(), 'sample')} a step and this script {mine.total()}: "
+                    "give both the same global batch"
+                )
+        return _judge(self, evidence, original, "original", "the original")
+
+
 class MatchesFullPrecision(Rule):
     """In low precision the first gradient is that of float32, up to what the rounding of the weights alone does.
 
@@ -162,139 +196,6 @@ class MatchesFullPrecision(Rule):
         )
 
 
-class ResumeIsExact(Rule):
-    """At the same world size a resumed run goes on bit for bit.
-
-    Why: whatever is missing from a checkpoint (random state, an average of weights, a loss scale) shows in the
-    trajectory, if not in any single piece of state.
-    Wrong:
-        state = {"model": model_state, "optimizer": optimizer_state}  # the model has dropout: other masks after the resume
-        dcp.save(state, checkpoint_id=path)
-    Right:
-        states = [None] * dist.get_world_size()
-        dist.all_gather_object(states, torch.get_rng_state())
-        state = {"model": model_state, "optimizer": optimizer_state, "rng": states}
-        dcp.save(state, checkpoint_id=path)
-    Mend: Save and restore the random state of every rank, and all else that a step reads.
-    Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise equal on gloo.
-    Torch: run on 2.13.0.
-    """
-
-    name = "resume-is-exact"
-    family = "parity"
-    names_a_cause = False
-    needs = frozenset({"train", "resume"})
-
-    def judge(self, evidence: Evidence) -> Finding:
-        train, resume, after = evidence.train, evidence.resume, evidence.saved_after()
-        if train is None or resume is None:
-            return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
-        if not resume.completed:
-            cause = blame(resume)
-            return self.failed(f"the resumed run did not end well: {cause.text}", cause.location)
-        if after is None:
-            return self.unknown("the train run saved nothing before its last step")
-        steps = min(resume.steps(), train.steps() - after)
-        if steps < 1:
-            return self.unknown("the resumed run made no step that the train run made too")
-        for k in range(1, steps + 1):
-            theirs = [[m["loss"] for m in micros] for micros in train.micros(after + k)]
-            mine = [[m["loss"] for m in micros] for micros in resume.micros(k)]
-            pairs = zip(train.at_step("stepped", after + k), resume.at_step("stepped", k), strict=True)
-            if theirs != mine or any(_other_weights(a["weights"], b["weights"]) for a, b in pairs):
-                a, b = train.objective(after + k), resume.objective(k)
-                what = f"loss {b!r} instead of {a!r}" if a != b else "other weights after the step"
-                return self.failed(
-                    f"step {after + k} after the resume: {what}", evidence.line_of(train, "checkpoint", op="save")
-                )
-        return self.passed(
-            f"{count(steps, 'step')} after the checkpoint of step {after} are bitwise equal: losses and weights"
-        )
-
-
-class ReshardKeepsTrajectory(Rule):
-    """A checkpoint resumed on another number of ranks goes on with the same state and the same losses.
-
-    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another
-    world size: samples are lost or repeated, or the run does not start at all.
-    Wrong:
-        torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
-    Right:
-        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Mend: Save through DCP (which reshards), and keep the data position in global samples.
-    Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
-    Torch: run on 2.13.0.
-    """
-
-    name = "reshard-keeps-trajectory"
-    family = "parity"
-    names_a_cause = False
-    needs = frozenset({"train", "reference", "envelope", "continued", "reshard"})
-
-    def judge(self, evidence: Evidence) -> Finding:
-        base, after = evidence.continued, evidence.saved_after()
-        if not evidence.reshards or base is None:
-            return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
-        if after is None:
-            return self.unknown("the train run saved nothing before its last step")
-        line = evidence.line_of(evidence.train, "checkpoint", op="save")
-        offset = after if base is evidence.train else 0
-        allowed = limits(evidence)["loss"]
-        worst, told = 0.0, []
-        for run in evidence.reshards:
-            where = f"{base.world_size} -> {run.world_size} ranks"
-            if not run.completed:
-                cause = blame(run)
-                return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
-            if (wrong := _state_differs(base, run, offset + 1)) is not None:
-                return self.failed(f"{where}: {wrong}", line)
-            mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
-            if mine.total() != theirs.total():
-                return self.unknown(
-                    f"{where}: the state is as saved, but the script changes its global batch with the number of ranks"
-                )
-            if mine != theirs:
-                return self.failed(
-                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line
-                )
-            for k in range(1, min(run.steps(), base.steps() - offset) + 1):
-                a, b = run.objective(k), base.objective(offset + k)
-                if a is not None and b is not None:
-                    worst = max(worst, abs(a - b) / abs(b)) if a == a and b == b else float("inf")
-            told.append(where)
-        if worst > allowed:
-            return self.failed(
-                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)})",
-                line,
-                measured=worst,
-                limit=allowed,
-            )
-        return self.passed(
-            f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed
-        )
-
-
-def _state_differs(base: Run, run: Run, step: int) -> str | None:
-    """What of weights and optimizer state is another at `step` of `base` and at the first step of `run`."""
-    for field in ("weights", "state"):
-        theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
-        if field == "weights":  # a model that the resumed run has not called yet is not known
-            theirs = {name: value for name, value in theirs.items() if name in mine}
-        wrong = [n for n, a in theirs.items() if (b := mine.get(n)) is None or not _same(a, b)]
-        if wrong:
-            owner = "model" if field == "weights" else "optimizer"
-            return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
-    return None
-
-
-def _other_weights(a: dict[str, list[float]], b: dict[str, list[float]]) -> bool:
-    return any(a[name] != b[name] for name in a.keys() & b.keys())
-
-
-def _same(a: list[float], b: list[float]) -> bool:
-    return difference(a, b) <= 1e-6 * math.sqrt(a[0]) + 1e-12
-
-
 def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label: str) -> Finding:
     """Compare the exact run with one oracle."""
     run = evidence.exact
@@ -350,6 +251,8 @@ def _decide(
 
 def _second(evidence: Evidence, run: Run, label: str, allowed: dict[str, float]) -> str | None:
     """What the other oracle says of the run: "agrees", "differs", or None where it cannot tell."""
+    if label == "the original":  # it alone knows what the conversion has lost
+        return None
     if label == "DDP":
         other, role, name = evidence.single, "single", "one process"
     else:
@@ -394,4 +297,4 @@ def _clips(train: Run | None) -> bool:
     return record is not None and any(ss < 0.9 * bb for bb, _, ss in record["products"].values() if bb > 0.0)
 
 
-RULES = (MatchesDdp, MatchesSingleProcess, MatchesFullPrecision, ResumeIsExact, ReshardKeepsTrajectory)
+RULES = (MatchesDdp, MatchesSingleProcess, MatchesOriginal, MatchesFullPrecision)
