@@ -13,14 +13,16 @@ from .. import __version__
 from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
 from .output import Help, log
 
-COMMANDS = ("new", "lint", "verify", "spec", "explain", "doctor")
+COMMANDS = ("new", "diff", "update", "lint", "verify", "spec", "explain", "doctor")
 EPILOG = """\
-exit codes: 0 pass, 1 a check failed, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or this machine refuses,
-130 interrupted.
+exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
+this machine refuses, 130 interrupted.
 
 examples:
   fsdp2 spec check examples/quickstart.yaml     is this spec right?
   fsdp2 new examples/quickstart.yaml my-run     write a training project
+  fsdp2 diff my-run                             what you edited in it, and what its spec would change
+  fsdp2 update my-run --set train.steps=1000    bring it up to its spec and to this version; your edits stay
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
   fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own

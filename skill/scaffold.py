@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..verifier.errors import UserError
+from . import manifest, placing
 from .scaffold_literals import FILTERS
 from .spec import Spec
 from .spec.dump import to_yaml
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-MANIFEST = ".fsdp2/manifest.json"
-BASE = ".fsdp2/base"
-SPEC_VERSION = 1
 SCHEDULES = {
     "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
     "linear": "a straight line down to MIN_LR_RATIO at STEPS",
@@ -78,7 +71,7 @@ def context(spec: Spec) -> dict[str, Any]:
     suited = [world for world in worlds if _fits(parallel, world)]
     return {
         **values,
-        "spec": values,
+        "spec": spec.as_written(),
         "decoder": model["kind"] == "decoder",
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "text_data": data["kind"] == "text",
@@ -133,36 +126,11 @@ def _fits(parallel: Mapping[str, Any], world: int) -> bool:
     return bool(world == parallel["dp_shard"] * parallel["dp_replicate"])
 
 
-def manifest(files: Mapping[str, str]) -> dict[str, str]:
-    """The files that let `update` tell an edit of the user from a change of the templates."""
-    hashes = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in files.items()}
-    record = {"manifest": 1, "spec_version": SPEC_VERSION, "generator": __version__, "files": hashes}
-    # The suffix keeps linters, formatters and test runners away from them.
-    base = {f"{BASE}/{path}.base": text for path, text in files.items()}
-    return {**base, MANIFEST: json.dumps(record, indent=2) + "\n"}
-
-
 def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
     """Write the project: all files or none; with `force` over an older one, whose other files stay."""
     check_target(files, out, force)
-    everything = {**files, **manifest(files)}
-    target = Path(os.path.realpath(out))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        try:
-            new = staging / "new"
-            for path, text in everything.items():
-                (new / path).parent.mkdir(parents=True, exist_ok=True)
-                (new / path).write_text(text, encoding="utf-8", newline="\n")
-            if target.exists():
-                _replace_each(everything, new, target, staging / "old")
-            else:
-                new.rename(target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror} ({error.filename})") from error
+    contents = {path: text.encode() for path, text in files.items()}
+    placing.place({**contents, **manifest.record(contents)}, out)
 
 
 def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> None:
@@ -173,29 +141,21 @@ def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> No
         raise UserError(f"{out} exists and is not a folder")
     if any(out.iterdir()) and not force:
         raise UserError(f"{out} is not empty; choose another folder, or --force to replace the files of the scaffold")
-    for path in (*files, *manifest(files)):
-        for parent in Path(path).parents:
-            place = out / parent
-            if parent != Path() and os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
-                raise UserError(f"{place} is in the way: it must be a folder")
-        if (out / path).is_dir():
-            raise UserError(f"{out / path} is in the way: it must be a file")
+    for path in (*files, manifest.MANIFEST, *map(manifest.base_path, files)):
+        if why := placing.obstacle(out, path, replace_link=True):
+            raise UserError(why)
 
 
-def _replace_each(paths: Mapping[str, str], new: Path, target: Path, old: Path) -> None:
-    """Move the new files in; if one cannot be, everything is as it was."""
-    done: list[str] = []
+def edited(files: Mapping[str, str], out: Path) -> list[str]:
+    """Which of these files stand in `out` with a text that no scaffold gave them."""
     try:
-        for path in paths:
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (old / path).parent.mkdir(parents=True, exist_ok=True)
-            done.append(path)
-            if os.path.lexists(target / path):
-                (target / path).rename(old / path)
-            (new / path).rename(target / path)
-    except BaseException:
-        for path in reversed(done):
-            (target / path).unlink(missing_ok=True)
-            if os.path.lexists(old / path):
-                (old / path).rename(target / path)
-        raise
+        hashes = manifest.read(out).files
+    except UserError:
+        hashes = {}
+    found = []
+    for path, text in files.items():
+        if (out / path).is_file():
+            data = (out / path).read_bytes().replace(b"\r\n", b"\n")
+            if manifest.sha256(data) != hashes.get(path) and data != text.encode():
+                found.append(path)
+    return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .loading import load
+from .loading import load, parse
 from .model import DecoderModel, Spec
 from .problems import Problem, SpecError
 
-__all__ = ["DecoderModel", "Problem", "Spec", "SpecError", "load"]
+__all__ = ["DecoderModel", "Problem", "Spec", "SpecError", "load", "parse"]

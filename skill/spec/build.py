@@ -40,9 +40,16 @@ PATHS = (("data", "folder"), ("data", "tokenizer"))
 
 def build(filled: dict[str, Any], base: Path) -> model.Spec:
     """The Spec of valid data with its defaults filled in. Relative data files start at `base`."""
+    auto = frozenset(
+        (name, key)
+        for name, section in filled.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+        if value == "auto"
+    )
     if filled["schedule"].get("decay_steps") == "auto":
         filled["schedule"]["decay_steps"] = wsd_decay_steps(filled["train"]["steps"])
-    return model.Spec(**{key: _value((key,), value, base) for key, value in filled.items()})
+    return model.Spec(**{key: _value((key,), value, base) for key, value in filled.items()}, auto=auto)
 
 
 def _value(path: KeyPath, value: Any, base: Path) -> Any:

@@ -18,7 +18,7 @@ def to_yaml(data: Any) -> str:
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         # only what the reader takes for plain text may stay plain
-        needs_quotes = not isinstance(_resolved(value), str) or "{" in value
+        needs_quotes = not isinstance(_resolved(value), str) or "{" in value or "\n" in value
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if needs_quotes else None)
 
     def row(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.SequenceNode:

@@ -22,7 +22,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     Raises SpecError with every problem, in file order.
     """
     path = Path(path)
-    found = _read(path)
+    return parse(_read(path), path, overrides)
+
+
+def parse(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Spec:
+    """The Spec in these bytes, as `load` reads it when they are the file at `path`."""
+    found = _document(data, path)
     if () not in found.bad:
         apply(found, overrides)
         _validate(found)
@@ -48,17 +53,21 @@ def _note(found: Document, faults: Iterable[Fault]) -> None:
     ]
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path) -> bytes:
     source = Source(str(path), ())
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _unreadable(source, "no such file") from None
     except IsADirectoryError:
         raise _unreadable(source, "this is a folder, not a spec file") from None
     except OSError as error:
         raise _unreadable(source, f"cannot be read: {error.strerror}") from None
+
+
+def _document(data: bytes, path: Path) -> Document:
+    source = Source(str(path), ())
     if len(data) > MAX_BYTES:
         raise _unreadable(source, f"larger than {MAX_BYTES // 1024} KiB; this is not a spec")
     try:

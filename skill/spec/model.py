@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
@@ -11,7 +11,7 @@ class Section:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with the keys of the spec file."""
-        return {field.name.rstrip("_"): _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        return {part.name.rstrip("_"): _plain(getattr(self, part.name)) for part in fields(self)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,20 @@ class Spec(Section):
     checkpoint: Checkpoint
     operation: Operation
     verify: Verify
+    auto: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with the keys of the spec file, every derived value a number."""
+        values = super().to_dict()
+        del values["auto"]
+        return values
+
+    def as_written(self) -> dict[str, Any]:
+        """The same with `auto` where it was written or is the default: it follows when another value changes."""
+        values = self.to_dict()
+        for section, key in self.auto:
+            values[section][key] = "auto"
+        return values
 
     @property
     def tokens_per_step(self) -> int | None:

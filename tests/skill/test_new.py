@@ -85,3 +85,26 @@ def test_an_older_project_needs_force(tmp_path: Path, spec_path: str) -> None:
         run(spec_path, out)
     assert run(spec_path, out, "--force", "--set", "train.steps=33") == 0
     assert "STEPS = 33 " in (tmp_path / "out" / "optim.py").read_text()
+
+
+def test_force_names_the_edited_files_that_it_replaces(
+    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    again = (spec_path, str(out), "--force", "--set", "train.steps=33")
+    assert run(spec_path, str(out)) == 0
+    (out / "model.py").write_text("mine\n")
+    (out / "README.md").unlink()
+    (out / "train.py").write_bytes((out / "train.py").read_bytes().replace(b"\n", b"\r\n"))
+    capsys.readouterr()
+    assert run(*again, "--dry-run") == 0
+    assert "would replace what you had edited: model.py\n" in capsys.readouterr().out
+    assert (out / "model.py").read_text() == "mine\n"
+    assert run(*again, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["replaced_edits"] == ["model.py"]
+    assert run(*again) == 0
+    assert "you had edited" not in capsys.readouterr().out
+    (out / ".fsdp2" / "manifest.json").unlink()
+    (out / "data.py").write_text("mine\n")
+    assert run(*again) == 0
+    assert "replaced what you had edited: data.py\n" in capsys.readouterr().out

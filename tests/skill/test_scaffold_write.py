@@ -99,7 +99,7 @@ def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path, monkeypatch: 
     def failing(self: Path, *_: object, **__: object) -> int:
         raise OSError(28, "No space left on device", str(self))
 
-    monkeypatch.setattr(Path, "write_text", failing)
+    monkeypatch.setattr(Path, "write_bytes", failing)
     with pytest.raises(UserError, match="No space left"):
         scaffold.write(FILES, tmp_path / "out")
     assert not list(tmp_path.iterdir())

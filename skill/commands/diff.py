@@ -1,0 +1,148 @@
+"""`fsdp2 diff`: what differs between a project and what its spec renders to."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...verifier.errors import FAIL, PASS
+from ..output import emit_json, log, say
+from .update import add_project_arguments, versions
+
+if TYPE_CHECKING:
+    from ..project import File
+
+EXAMPLES = """\
+examples:
+  fsdp2 diff my-run                           your edits, and what the spec or a new version of fsdp2 would change
+  fsdp2 diff my-run --stat                    only the names of the files and the number of lines
+  fsdp2 diff my-run --set train.steps=1000    what this setting would change
+
+Edits and changes are told against the file as fsdp2 wrote it (kept in .fsdp2/base); the header says which they are.
+Nothing is written. `fsdp2 update my-run` brings the changes in and keeps your edits.
+
+exit codes: 0 no difference, 1 differences, 2 bad usage or bad spec
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The unified diff of two texts of a file."""
+
+    added: int
+    removed: int
+    diff: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the user edited in a file, and what the spec or the templates would change."""
+
+    file: File
+    edits: Part | None
+    changes: Part | None
+
+    @property
+    def state(self) -> str:
+        if self.edits and self.changes:
+            return "both"
+        if self.changes:
+            return "added" if self.file.base is None else "removed" if self.file.theirs is None else "changed"
+        return "deleted" if self.file.ours is None and not self.file.obstacle else "edited"
+
+    def to_dict(self) -> dict[str, Any]:
+        parts = {"edits": self.edits and asdict(self.edits), "changes": self.changes and asdict(self.changes)}
+        return {"path": self.file.path, "state": self.state, **parts, "note": self.file.obstacle}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `fsdp2 diff`."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="show what differs between a project and what its spec renders to",
+        description="Show, file by file, what you edited in a project, and what its spec or the templates would change.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_project_arguments(parser)
+    parser.add_argument("--stat", action="store_true", help="only the names of the files and the number of lines")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare every file, print what differs."""
+    from .. import project
+
+    found = project.compare(args.out, args.spec, args.set)
+    told = [difference for file in found.files if (difference := compared(file))]
+    if args.json:
+        files = [difference.to_dict() for difference in told]
+        emit_json({"out": str(args.out), "generator": versions(found), "files": files})
+        return FAIL if told else PASS
+    for difference in told:
+        say(_stat(difference) if args.stat else _text(difference))
+    log(_summary(args, told))
+    return FAIL if told else PASS
+
+
+def compared(file: File) -> Difference | None:
+    """How a file differs; None if it does not. What spec.yaml will hold is told against what it holds."""
+    from ..project import SPEC
+
+    as_written = "as fsdp2 wrote it"
+    edits = changes = None
+    if file.path == SPEC:
+        edits = _part(file.path, (as_written, file.base), ("as you edited it", file.ours))
+        changes = _part(file.path, ("as it is", file.ours), ("as an update writes it", file.theirs))
+    elif file.ours != file.theirs or file.obstacle:
+        edits = None if file.obstacle else _part(file.path, (as_written, file.base), ("as you edited it", file.ours))
+        changes = _part(file.path, (as_written, file.base), ("as its spec renders it now", file.theirs))
+    return Difference(file, edits, changes) if edits or changes or file.obstacle else None
+
+
+def _part(path: str, old: tuple[str, bytes | None], new: tuple[str, bytes | None]) -> Part | None:
+    if old[1] == new[1]:
+        return None
+    before, after = ("/dev/null" if text is None else f"{path}\t{label}" for label, text in (old, new))
+    lines = list(difflib.unified_diff(_lines(old[1]), _lines(new[1]), before, after))
+    marks = [line[0] for line in lines[2:]]
+    return Part(marks.count("+"), marks.count("-"), "".join(lines))
+
+
+def _lines(data: bytes | None) -> list[str]:
+    lines = (data or b"").decode("utf-8", "backslashreplace").split("\n")
+    unended = [f"{lines[-1]}\n\\ No newline at end of file\n"] if lines[-1] else []
+    return [f"{line}\n" for line in lines[:-1]] + unended
+
+
+def _text(difference: Difference) -> str:
+    parts = [part.diff for part in (difference.edits, difference.changes) if part]
+    return "".join([f"{difference.file.obstacle}\n" if difference.file.obstacle else "", *parts]).removesuffix("\n")
+
+
+def _stat(difference: Difference) -> str:
+    parts = (("yours", difference.edits), ("the spec's", difference.changes))
+    counts = [f"{whose} +{part.added} -{part.removed}" for whose, part in parts if part]
+    note = difference.file.obstacle
+    return f"{difference.state:<8} {difference.file.path:<22} {', '.join([note, *counts] if note else counts)}"
+
+
+def _summary(args: argparse.Namespace, told: list[Difference]) -> str:
+    if not told:
+        return f"{args.out}: no difference"
+    edited = sum(1 for difference in told if difference.edits or difference.file.obstacle)
+    changed = sum(1 for difference in told if difference.changes)
+    words = f"edited by you: {_files(edited)}; changed by the spec or the templates: {_files(changed)}"
+    if not changed:
+        return words
+    spec = ["--spec", str(args.spec)] if args.spec else []
+    settings = [word for setting in args.set for word in ("--set", setting)]
+    return f"{words}; to bring the changes in: {shlex.join(['fsdp2', 'update', str(args.out), *spec, *settings])}"
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"

@@ -1,0 +1,111 @@
+"""What a project knows of its own making: `.fsdp2/manifest.json`, and the text of each file as it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .. import __version__
+from ..verifier.errors import UserError
+
+FOLDER = ".fsdp2"
+MANIFEST = f"{FOLDER}/manifest.json"
+BASE = f"{FOLDER}/base"
+FORMAT = 1
+SPEC_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Who wrote the project, and the hash of each file as it was written. `others`: keys that are not ours."""
+
+    generator: str
+    files: dict[str, str]
+    others: dict[str, Any]
+
+
+def base_path(path: str) -> str:
+    """Where the text of a file is kept; the suffix keeps linters, formatters and test runners away from it."""
+    return f"{BASE}/{path}.base"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def record(files: Mapping[str, bytes], others: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """The files that let `update` tell an edit of the user from a change of the templates."""
+    hashes = {path: sha256(data) for path, data in files.items()}
+    text = {
+        "manifest": FORMAT,
+        "spec_version": SPEC_VERSION,
+        "generator": __version__,
+        "files": hashes,
+        **(others or {}),
+    }
+    bases = {base_path(path): data for path, data in files.items()}
+    return {**bases, MANIFEST: (json.dumps(text, indent=2) + "\n").encode()}
+
+
+def read(out: Path) -> Manifest:
+    """The manifest of the project in this folder; refuses what this version cannot update."""
+    path = out / MANIFEST
+    if not out.is_dir():
+        raise UserError(f"{out}: {'not a folder' if out.exists() else 'no such folder'}")
+    try:
+        told = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        message = f"{out} is not a project of `fsdp2 new`: it has no {MANIFEST} (commit {FOLDER} with the project)"
+        raise UserError(message) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise _broken(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, f"not valid JSON: {error}") from None
+    return _checked(told, path)
+
+
+def _checked(told: Any, path: Path) -> Manifest:
+    if not isinstance(told, dict) or not isinstance(told.get("manifest"), int):
+        raise _broken(path, "it must be an object with the key 'manifest', a number")
+    generator, files, spec_version = told.get("generator"), told.get("files"), told.get("spec_version")
+    by = generator if isinstance(generator, str) else "unknown"
+    if told["manifest"] > FORMAT or (isinstance(spec_version, int) and spec_version > SPEC_VERSION) or _newer(by):
+        message = f"{path}: this project was written by the newer version {by}; this is {__version__}"
+        raise UserError(f"{message}: update verified-fsdp2 first")
+    if by == "unknown" or told["manifest"] != FORMAT or spec_version != SPEC_VERSION:
+        raise _broken(path, f"expected manifest {FORMAT}, spec_version {SPEC_VERSION} and the generator's version")
+    if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
+        raise _broken(path, "'files' must map paths to hashes")
+    for name in files:
+        if not _inside(name):
+            raise _broken(path, f"{name!r} is no path of a file in the project")
+    others = {
+        key: value for key, value in told.items() if key not in ("manifest", "spec_version", "generator", "files")
+    }
+    return Manifest(by, files, others)
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    plain = name.isprintable() and str(path) == name and name != "." and not path.is_absolute()
+    return plain and ".." not in path.parts and path.parts[0] != FOLDER
+
+
+def _newer(generator: str) -> bool:
+    return _numbers(generator) > _numbers(__version__)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.search(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def _broken(place: object, message: str) -> UserError:
+    return UserError(f"{place}: {message}; restore {MANIFEST} from version control")

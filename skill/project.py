@@ -1,0 +1,162 @@
+"""A project three times: as it was written, as it is, and as its spec renders it with the templates of today."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import __version__
+from ..verifier.errors import UserError
+from . import manifest, merge, placing, scaffold
+from .spec import Spec, SpecError, load, parse
+from .spec.rewrite import rewritten
+
+SPEC = "spec.yaml"
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as it was written (`base`), as it is (`ours`), as it would be written now (`theirs`). None: there is none.
+
+    All three have the line ends of Unix; `crlf`: the file itself has those of Windows. `obstacle`: why it is left alone.
+    """
+
+    path: str
+    ours: bytes | None = None
+    base: bytes | None = None
+    theirs: bytes | None = None
+    crlf: bool = False
+    obstacle: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return f"{self.path}, yours", f"{self.path}, from its spec by fsdp2 {__version__}"
+
+
+@dataclass(frozen=True)
+class Project:
+    """The files of a project; `rendered` are those of its spec, and `made` says how it was written."""
+
+    out: Path
+    made: manifest.Manifest
+    rendered: dict[str, bytes]
+    files: tuple[File, ...]
+
+
+def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = ()) -> Project:
+    """Hold the project against its own spec.yaml, or the spec at `spec_path`, with these settings."""
+    made = manifest.read(out)
+    files = _with_bases(out, made, {path: _file(out, path) for path in (*made.files, SPEC)})
+    own = files[SPEC]
+    if own.obstacle:
+        raise UserError(own.obstacle)
+    if spec_path is None and own.ours is not None and merge.marked_lines(own.ours):
+        refuse_unsolved(out, files.values())
+    before, spec = _specs(out, own.ours, spec_path, settings)
+    rendered = {path: text.encode() for path, text in scaffold.render(spec).items()}
+    for path, text in rendered.items():
+        files[path] = replace(files.get(path) or _file(out, path), theirs=text)
+    files[SPEC] = replace(own, theirs=_settled(out, files[SPEC], before, spec))
+    return Project(out, made, rendered, tuple(files[path] for path in dict.fromkeys([*rendered, *files])))
+
+
+def refuse_unsolved(out: Path, files: Iterable[File]) -> None:
+    """A merge on top of the marks of another one would hide them."""
+    marked = [f"{out / file.path}:{line}" for file in files for line in merge.marked_lines(file.ours or b"")]
+    if marked:
+        what = "a conflict is marked here and not solved yet: choose one side and delete the lines <<<<<<<, =======, >>>>>>>"
+        raise UserError("\n".join(f"{place}: {what}" for place in marked))
+
+
+def _file(out: Path, path: str) -> File:
+    """The file as it is. A spec.yaml that is a link is read; everything else only if it is a file in the project."""
+    obstacle = placing.obstacle(out, path, replace_link=path == SPEC)
+    if obstacle or not os.path.lexists(out / path):
+        return File(path, obstacle=obstacle)
+    try:
+        data = (out / path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{out / path} cannot be read: {error.strerror}") from None
+    crlf = 0 < data.count(b"\n") == data.count(b"\r\n")
+    return File(path, data.replace(b"\r\n", b"\n") if crlf else data, crlf=crlf)
+
+
+def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> dict[str, File]:
+    """The files with the text that each was written with; a file that nobody edited is its own base."""
+    found, problems = dict(files), []
+    for path, digest in made.files.items():
+        stored = _file(out, manifest.base_path(path)).ours
+        known = [text for text in (stored, files[path].ours) if text is not None and manifest.sha256(text) == digest]
+        if known:
+            found[path] = replace(files[path], base=known[0])
+        else:
+            why = "is missing" if stored is None else "is not what the manifest says: it was edited"
+            problems.append(f"{out / manifest.base_path(path)} {why}")
+    if problems:
+        mend = f"without it your edits of the file cannot be told from ours; restore {manifest.FOLDER} from version control"
+        raise UserError("\n".join(f"{problem}; {mend}" for problem in problems))
+    return found
+
+
+def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Sequence[str]) -> tuple[Spec | None, Spec]:
+    """What spec.yaml says as it stands (None if it is not valid), and the spec that counts."""
+    path = out / SPEC
+    if own is None and spec_path is None:
+        raise UserError(f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE")
+    try:
+        before = parse(own, path) if own is not None else None
+    except SpecError:
+        before = None
+    if own is None or spec_path is not None:
+        return before, load(spec_path or path, settings)
+    try:
+        return before, parse(own, path, settings)
+    except SpecError as error:
+        if before is not None:
+            raise
+        raise UserError(f"{error}\nmend it there, or give another spec: --spec FILE") from error
+
+
+def _settled(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
+    """The text of spec.yaml: what the user wrote into it stays, as far as it still says this spec."""
+    path, own, theirs = out / file.path, file.ours, file.theirs or b""
+    text = theirs if own is None or own == file.base else _rewritten(path, file, before, spec)
+    if path.is_symlink() and text != own:
+        raise UserError(
+            f"{path} is a symbolic link, and nothing is written through one; edit {path.resolve()} yourself"
+        )
+    return text
+
+
+def _rewritten(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
+    edited, theirs = file.ours or b"", file.theirs or b""
+    base = theirs if file.base is None else file.base
+    if before is not None:
+        edited = rewritten(edited.decode(), before.as_written(), spec.as_written()).encode()
+    enough = _says(edited, path, spec)
+    if enough and path.is_symlink():
+        return edited
+    try:
+        # with the keys that are new; where both sides wrote a line, the user's
+        merged = merge.merge(base, edited, theirs, file.labels, favour_ours=True)
+        if _says(merged, path, spec):
+            return merged
+        if enough:
+            return edited
+        marked = merge.merge(base, edited, theirs, file.labels)
+        # an edit that contradicts the spec does not win by being the only one: without a base, it is marked
+        return marked if merge.marked_lines(marked) else merge.merge(b"", edited, theirs, file.labels)
+    except merge.NotMerged as error:
+        if enough:
+            return edited
+        mend = f"put the new values into it yourself, then: fsdp2 update {path.parent}"
+        raise UserError(f"{path} cannot be merged: {error}; {mend}") from None
+
+
+def _says(text: bytes, path: Path, spec: Spec) -> bool:
+    try:
+        return parse(text, path) == spec
+    except SpecError:
+        return False

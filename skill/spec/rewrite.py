@@ -1,0 +1,68 @@
+"""New values put into the text of a spec, so that its comments and its layout stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .dump import to_yaml
+from .problems import KeyPath
+
+
+def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    """The text of a valid spec with the values in which `after` differs from `before`.
+
+    Only what fits into one line is put in, and only into keys that both have: see what the result says before it is used.
+    """
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    edits = [edit for path, value in _differences(before, after) for edit in _edit(root, path, value)]
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _differences(before: Any, after: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() & after.keys():
+            yield from _differences(before[key], after[key], (*path, key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(old, new, (*path, number))
+    elif before != after:
+        yield path, after
+
+
+def _edit(root: Any, path: KeyPath, value: Any) -> Iterator[tuple[int, int, str]]:
+    """Where the value at `path` stands and what must stand there; a default that was left out becomes a line."""
+    import yaml
+
+    parent = _node(root, path[:-1])
+    node = _node(root, path)
+    line = to_yaml({str(path[-1]): value})
+    if line.count("\n") > 1:
+        return
+    if isinstance(node, yaml.ScalarNode) or (node is not None and node.flow_style):
+        start, end, new = node.start_mark.index, node.end_mark.index, line.partition(":")[2].strip()
+        yield start, end, new if start < end else f" {new}"
+    elif node is None and isinstance(parent, yaml.MappingNode) and parent.value and not parent.flow_style:
+        first = parent.value[0][0].start_mark
+        yield first.index - first.column, first.index - first.column, " " * first.column + line
+
+
+def _node(root: Any, path: KeyPath) -> Any:
+    """The node of the value at `path`, or None."""
+    import yaml
+
+    for part in path:
+        if isinstance(root, yaml.MappingNode):
+            found = [value for key, value in root.value if key.value == part]
+        elif isinstance(root, yaml.SequenceNode) and isinstance(part, int):
+            found = root.value[part : part + 1]
+        else:
+            found = []
+        if not found:
+            return None
+        root = found[0]
+    return root

@@ -1,0 +1,120 @@
+"""`.fsdp2`: what of it is refused, where, and with which mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trees import Workshop, build_file_tree, file_tree
+from verified_fsdp2 import __version__
+from verified_fsdp2.skill import manifest
+
+HASH = "0" * 64
+RIGHT: dict[str, Any] = {"manifest": 1, "spec_version": 1, "generator": __version__, "files": {}}
+NEWER = f"this project was written by the newer version 99.0; this is {__version__}: update verified-fsdp2 first"
+PATH_WRONG = "is no path of a file in the project"
+BROKEN: dict[str, tuple[object, str]] = {
+    "newer format": ({**RIGHT, "manifest": 2, "generator": "99.0"}, NEWER),
+    "newer spec": ({**RIGHT, "spec_version": 2, "generator": "99.0"}, NEWER),
+    "newer version": ({**RIGHT, "generator": "99.0"}, NEWER),
+    "newer in all": ({"manifest": 7, "generator": "99.0"}, NEWER),
+    "a list": ([], "it must be an object with the key 'manifest'"),
+    "no format": ({}, "it must be an object with the key 'manifest'"),
+    "format 0": ({**RIGHT, "manifest": 0}, "expected manifest 1, spec_version 1"),
+    "no version": ({**RIGHT, "generator": None}, "expected manifest 1, spec_version 1 and the generator's version"),
+    "no spec version": ({**RIGHT, "spec_version": "1"}, "expected manifest 1, spec_version 1"),
+    "no files": ({**RIGHT, "files": ["a.py"]}, "'files' must map paths to hashes"),
+    "no hash": ({**RIGHT, "files": {"a.py": 1}}, "'files' must map paths to hashes"),
+    "upwards": ({**RIGHT, "files": {"../a.py": HASH}}, f"'../a.py' {PATH_WRONG}"),
+    "upwards inside": ({**RIGHT, "files": {"b/../../a.py": HASH}}, PATH_WRONG),
+    "absolute": ({**RIGHT, "files": {"/etc/passwd": HASH}}, f"'/etc/passwd' {PATH_WRONG}"),
+    "its own folder": ({**RIGHT, "files": {".fsdp2/manifest.json": HASH}}, PATH_WRONG),
+    "dot": ({**RIGHT, "files": {".": HASH}}, PATH_WRONG),
+    "empty": ({**RIGHT, "files": {"": HASH}}, PATH_WRONG),
+    "two spellings": ({**RIGHT, "files": {"./a.py": HASH}}, PATH_WRONG),
+    "an escape": ({**RIGHT, "files": {"a\x1b[0m": HASH}}, PATH_WRONG),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_manifest(workshop: Workshop, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told, message = BROKEN[name]
+    workshop.make({"a.py": "{steps}\n"})
+    build_file_tree(workshop.out, {manifest.MANIFEST: json.dumps(told)})
+    before = file_tree(workshop.out)
+    for command in ("diff", "update"):
+        assert workshop.run(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"{workshop.out}/.fsdp2/manifest.json: ") and message in error
+        assert message == NEWER or error.endswith("; restore .fsdp2/manifest.json from version control\n")
+    assert file_tree(workshop.out) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b'{\n  "manifest": 1,\n}', "manifest.json:3:1: not valid JSON: "),
+        (b"\xe9", "manifest.json: not valid JSON: "),
+        (b"[" * 100_000, "manifest.json: not valid JSON: "),
+        (b"", "manifest.json:1:1: not valid JSON: "),
+    ],
+)
+def test_a_manifest_that_is_no_json(
+    workshop: Workshop, text: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.make({})
+    build_file_tree(workshop.out, {manifest.MANIFEST: text})
+    assert workshop.run("update") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_project(workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert workshop.run("update") == 2
+    assert capsys.readouterr().err == f"{workshop.out}: no such folder\n"
+    workshop.out.mkdir()
+    assert workshop.run("diff") == 2
+    assert "my-run is not a project of `fsdp2 new`: it has no .fsdp2/manifest.json" in capsys.readouterr().err
+    workshop.out.rmdir()
+    workshop.out.write_text("")
+    assert workshop.run("diff") == 2
+    assert capsys.readouterr().err == f"{workshop.out}: not a folder\n"
+
+
+def test_a_base_that_is_missing_or_edited(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make({"a.py": "a\n", "b.py": "b\n", "c.py": "c\n", "d.py": "d\n"})
+    bases = {f".fsdp2/base/{name}.py.base": None for name in "ac"} | {".fsdp2/base/b.py.base": "edited\n"}
+    build_file_tree(workshop.out, {**bases, ".fsdp2/base/d.py.base": "d\r\n", "a.py": "mine\n", "b.py": "mine\n"})
+    before = file_tree(workshop.out)
+    for command in ("diff", "update"):
+        assert workshop.run(command) == 2
+        lines = capsys.readouterr().err.splitlines()
+        mend = "; without it your edits of the file cannot be told from ours; restore .fsdp2 from version control"
+        assert lines == [
+            f"{workshop.out}/.fsdp2/base/a.py.base is missing{mend}",
+            f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was edited{mend}",
+        ]
+    assert file_tree(workshop.out) == before
+
+
+def test_the_base_of_a_file_that_nobody_edited_is_the_file(workshop: Workshop) -> None:
+    workshop.make({"a.py": "a\n"})
+    whole = file_tree(workshop.out)
+    build_file_tree(workshop.out, {".fsdp2/base/a.py.base": None})
+    assert workshop.run("diff") == 0
+    assert workshop.run("update") == 0
+    assert file_tree(workshop.out) == whole
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"), [("0.0.9", False), (__version__, False), ("copy " + __version__, False), ("10.0", True)]
+)
+def test_versions_are_numbers(tmp_path: Path, version: str, newer: bool) -> None:
+    build_file_tree(tmp_path, {manifest.MANIFEST: json.dumps({**RIGHT, "generator": version})})
+    if newer:
+        with pytest.raises(manifest.UserError, match=r"newer version 10\.0"):
+            manifest.read(tmp_path)
+    else:
+        assert manifest.read(tmp_path).generator == version

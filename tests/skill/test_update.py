@@ -1,0 +1,394 @@
+"""`fsdp2 update`: what only one side changed is taken, what both changed is marked, and nothing of the user is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from trees import Workshop, build_file_tree, file_tree
+from verified_fsdp2.skill import project
+
+TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
+MINE = TEXT.replace("two", "my two")
+NEW = TEXT.replace("six", "new six")
+BOTH = TEXT.replace("two", "my two").replace("six", "new six")
+CLASH = TEXT.replace("two", "new two")
+MARKED = f"""\
+one
+<<<<<<< a.py, yours
+my two
+=======
+new two
+>>>>>>> a.py, from its spec by fsdp2 {project.__version__}
+three
+four
+five
+six
+seven
+"""
+EMPTIED = f"<<<<<<< a.py, yours\n=======\n{NEW}>>>>>>> a.py, from its spec by fsdp2 {project.__version__}\n"
+# as it was written, as the user left it, as it is rendered now -> what is said, what stands there, the exit code
+CASES: dict[str, tuple[str | None, str | None, str | None, str, str | None, int]] = {
+    "nothing changed": (TEXT, TEXT, TEXT, "", TEXT, 0),
+    "only the user": (TEXT, MINE, TEXT, "kept", MINE, 0),
+    "only the templates": (TEXT, TEXT, NEW, "updated", NEW, 0),
+    "both, in other lines": (TEXT, MINE, NEW, "merged", BOTH, 0),
+    "both, in the same lines": (TEXT, MINE, CLASH, "conflict", MARKED, 1),
+    "both, alike": (TEXT, NEW, NEW, "", NEW, 0),
+    "a new file": (None, None, NEW, "added", NEW, 0),
+    "a new file where the user has one": (None, MINE, NEW, "in the way", MINE, 1),
+    "a new file that is there already": (None, NEW, NEW, "", NEW, 0),
+    "no longer needed": (TEXT, TEXT, None, "removed", None, 0),
+    "no longer needed, but edited": (TEXT, MINE, None, "kept", MINE, 0),
+    "no longer needed, and deleted": (TEXT, None, None, "", None, 0),
+    "deleted": (TEXT, None, TEXT, "deleted", None, 0),
+    "deleted, and changed": (TEXT, None, NEW, "deleted", None, 0),
+    "emptied": (TEXT, "", NEW, "conflict", EMPTIED, 1),
+    "an end without a line break": (TEXT, TEXT.removesuffix("\n"), CLASH, "merged", CLASH.removesuffix("\n"), 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("crlf", [False, True], ids=["lf", "crlf"])
+def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    base, ours, theirs, action, expected, code = CASES[name]
+    end = "\r\n" if crlf and ours else "\n"
+    workshop.make({"a.py": base, "tests/b.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": ours and ours.replace("\n", end)})
+    workshop.templates["a.py"] = theirs
+    assert workshop.run("update", "--dry-run", "--json") == code
+    dry = json.loads(capsys.readouterr().out)
+    assert workshop.run("update", "--json") == code
+    told = json.loads(capsys.readouterr().out)
+    assert dry == {**told, "dry_run": True}
+    assert [(file["path"], file["action"]) for file in told["files"]] == ([("a.py", action)] if action else [])
+    assert told["open"] == (["a.py"] if code else [])
+    found = file_tree(workshop.out)
+    assert found.get("a.py") == (expected.replace("\n", end).encode() if expected else None)
+    assert found["tests/b.py"] == TEXT.encode()
+    assert found.get(".fsdp2/base/a.py.base") == (theirs.encode() if theirs else None)
+    assert set(found) - {"a.py", ".fsdp2/base/a.py.base"} == {
+        "tests/b.py",
+        "spec.yaml",
+        ".fsdp2/manifest.json",
+        ".fsdp2/base/tests/b.py.base",
+        ".fsdp2/base/spec.yaml.base",
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_update_changes_nothing(workshop: Workshop, name: str) -> None:
+    base, ours, theirs, *_ = CASES[name]
+    workshop.make({"a.py": base})
+    build_file_tree(workshop.out, {"a.py": ours})
+    workshop.templates["a.py"] = theirs
+    workshop.run("update")
+    if "conflict" in CASES[name]:
+        build_file_tree(workshop.out, {"a.py": "solved\n"})
+    before = file_tree(workshop.out)
+    assert workshop.run("update") == 0
+    assert file_tree(workshop.out) == before
+
+
+def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": MINE})
+    workshop.templates["a.py"] = CLASH
+    assert workshop.run("update") == 1
+    said = capsys.readouterr().out
+    assert "conflict    a.py  line 2: both you and the spec changed these lines" in said
+    before = file_tree(workshop.out)
+    assert workshop.run("update", "--set", "train.steps=30") == 2
+    assert f"{workshop.out}/a.py:2: a conflict is marked here and not solved yet" in capsys.readouterr().err
+    workshop.edit("a.py", "<<<<<<< a.py, yours\n", "")
+    assert workshop.run("update") == 2
+    assert f"{workshop.out}/a.py:5: a conflict" in capsys.readouterr().err
+    build_file_tree(workshop.out, {"a.py": before["a.py"]})
+    assert file_tree(workshop.out) == before
+
+
+def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
+    """The spec changes every tenth line; the user edits, deletes and adds lines that lie between."""
+    chance = random.Random(0)
+    template = [f"line {number}" + ("" if number % 10 else " of {steps}") for number in range(60)]
+    for round_ in range(25):
+        workshop.out = workshop.out.with_name(f"run-{round_}")
+        workshop.make({"a.py": "\n".join(template)})
+        ours, expected = [], []
+        for number, line in enumerate(template):
+            what = chance.choice(("keep", "edit", "delete", "add")) if number % 10 in range(2, 9) else "keep"
+            mine = f"mine {chance.random()}"
+            edited = {"keep": [line], "edit": [mine], "delete": [], "add": [line, mine]}[what]
+            ours += [text.replace("{steps}", "20") for text in edited]
+            expected += [text.replace("{steps}", "77") for text in edited]
+        build_file_tree(workshop.out, {"a.py": "\n".join(ours)})
+        assert workshop.run("update", "--set", "train.steps=77") == 0
+        assert workshop.read("a.py") == "\n".join(expected)
+
+
+BYTES = b"one\n\xe9t\xe9\nthree\nfour\nfive\nsix\nseven\n"
+
+
+def test_bytes_that_are_no_utf_8_survive(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": BYTES})
+    workshop.templates["a.py"] = NEW
+    assert workshop.run("diff") == 1
+    assert workshop.run("update") == 0
+    assert file_tree(workshop.out)["a.py"] == BYTES.replace(b"six", b"new six")
+
+
+OBSTACLES = {
+    "not text": ({"a.py": "one\0two\n"}, "it is not text, so it is left as it is"),
+    "a link": ({"elsewhere/a.py": TEXT, "a.py": Path("elsewhere/a.py")}, "a.py is a symbolic link"),
+    "a dangling link": ({"a.py": Path("nowhere")}, "a.py is a symbolic link"),
+    "a folder": ({"a.py": None, "a.py/mine.txt": "mine"}, "a.py is in the way: it must be a file"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_cannot_be_merged_is_left_alone_and_told(
+    workshop: Workshop, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree, message = OBSTACLES[name]
+    workshop.make({"a.py": TEXT, "b.py": "{steps}\n"})
+    build_file_tree(workshop.out, tree)
+    mine = {path: data for path, data in file_tree(workshop.out).items() if path.startswith(("a.py", "elsewhere"))}
+    assert workshop.run("update") == 0
+    assert workshop.run("diff") == 1
+    workshop.templates["a.py"] = NEW
+    capsys.readouterr()
+    assert workshop.run("update", "--set", "train.steps=30") == 1
+    said = capsys.readouterr().out
+    assert "in the way  a.py" in said and message in said and "what belongs there is in .fsdp2/base/a.py.base" in said
+    found = file_tree(workshop.out)
+    assert mine.items() <= found.items()
+    assert (found["b.py"], found[".fsdp2/base/a.py.base"]) == (b"30\n", NEW.encode())
+    assert workshop.run("update") == 0
+
+
+def test_nothing_is_written_through_a_link_to_a_folder(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.make({"tests/a.py": TEXT})
+    (workshop.out / "tests").rename(tmp_path / "elsewhere")
+    (workshop.out / "tests").symlink_to(tmp_path / "elsewhere")
+    workshop.templates["tests/a.py"] = NEW
+    assert workshop.run("update") == 1
+    (tmp_path / "away").mkdir()
+    (workshop.out / ".fsdp2").rename(tmp_path / "away" / ".fsdp2")
+    (workshop.out / ".fsdp2").symlink_to(tmp_path / "away" / ".fsdp2")
+    before = file_tree(tmp_path)
+    assert workshop.run("update", "--set", "train.steps=30") == 2
+    assert file_tree(tmp_path) == before
+
+
+def test_the_project_itself_may_be_a_link(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.make({"a.py": TEXT})
+    workshop.out.rename(tmp_path / "elsewhere")
+    workshop.out.symlink_to(tmp_path / "elsewhere")
+    workshop.templates["a.py"] = NEW
+    assert workshop.run("update") == 0
+    assert workshop.out.is_symlink() and workshop.read("a.py") == NEW
+
+
+def test_without_git_only_what_was_not_edited_is_updated(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": MINE})
+    workshop.templates |= {"a.py": NEW, "b.py": NEW}
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        assert workshop.run("update") == 1
+        said = capsys.readouterr().out
+        assert "not merged  a.py  both you and the spec changed it, and git is not installed: install git" in said
+        assert (workshop.read("a.py"), workshop.read("b.py")) == (MINE, NEW)
+    assert workshop.run("update") == 0
+    assert workshop.read("a.py") == BOTH
+
+
+def test_settings_of_git_and_repositories_around_have_no_say(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = workshop.out.with_name("gitconfig")
+    config.write_text("[merge]\n\tconflictStyle = diff3\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    workshop.make({"a.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": MINE})
+    workshop.templates["a.py"] = CLASH
+    assert workshop.run("update") == 1
+    assert workshop.read("a.py") == MARKED
+
+
+def test_permissions_and_empty_folders(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT, "deep/er/b.py": TEXT, "tests/c.py": TEXT})
+    (workshop.out / "a.py").chmod(0o755)
+    build_file_tree(workshop.out, {"tests/mine.py": MINE})
+    workshop.templates = {"a.py": NEW}
+    assert workshop.run("update") == 0
+    assert (workshop.out / "a.py").stat().st_mode & 0o777 == 0o755
+    assert not (workshop.out / "deep").exists() and (workshop.out / "tests" / "mine.py").is_file()
+    assert not (workshop.out / ".fsdp2" / "base" / "deep").exists()
+
+
+def failing(path: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moving the new file of this path into its place fails."""
+    rename = Path.rename
+
+    def raising(self: Path, target: Path) -> Path:
+        if str(target).endswith(path) and "new" in self.parts:
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", raising)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("path", ["a.py", "new/b.py", ".fsdp2/manifest.json"])
+def test_a_failure_half_way_leaves_all_as_it_was(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, error: BaseException, path: str
+) -> None:
+    workshop.make({"a.py": TEXT, "c.py": TEXT, "d.py": TEXT})
+    build_file_tree(workshop.out, {"d.py": MINE})
+    workshop.templates = {"a.py": NEW, "new/b.py": NEW, "d.py": NEW}
+    before = file_tree(workshop.out.parent)
+    with monkeypatch.context() as patch:
+        failing(path, error, patch)
+        assert workshop.run("update") == {OSError: 2, KeyboardInterrupt: 130}[type(error)]
+    assert file_tree(workshop.out.parent) == before and not (workshop.out / "new").exists()
+    assert workshop.run("update") == 0 and workshop.read("d.py") == BOTH
+
+
+def test_a_file_that_cannot_be_moved_aside_is_not_deleted(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.make({"a.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": MINE})
+    workshop.templates["a.py"] = NEW
+    before = file_tree(workshop.out)
+    rename = Path.rename
+
+    def raising(self: Path, target: Path) -> Path:
+        if "old" in target.parts:
+            raise PermissionError(1, "Operation not permitted", str(self))
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", raising)
+        assert workshop.run("update") == 2
+    assert file_tree(workshop.out) == before
+
+
+def test_what_cannot_be_put_back_is_kept_and_told(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.make({"a.py": TEXT})
+    build_file_tree(workshop.out, {"a.py": MINE})
+    workshop.templates["a.py"] = NEW
+    rename = Path.rename
+
+    def raising(self: Path, target: Path) -> Path:
+        if target.name == "a.py" and "old" not in target.parts:
+            raise OSError(5, "Input/output error", str(self))
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", raising)
+        assert workshop.run("update") == 2
+    folder = Path(capsys.readouterr().err.split("are in ")[1].strip())
+    assert (folder / "a.py").read_text() == MINE
+
+
+def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT})
+    workshop.templates = {"a.py": NEW, "b.py": NEW}
+    rename = Path.rename
+
+    def interrupting(self: Path, target: Path) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupting)
+        assert workshop.run("update") == 130
+    assert (workshop.read("a.py"), workshop.read("b.py")) == (NEW, NEW)
+    before = file_tree(workshop.out)
+    assert workshop.run("update") == 0 and file_tree(workshop.out) == before
+
+
+def test_a_folder_that_may_not_be_written(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.make({"a.py": TEXT})
+    workshop.templates["a.py"] = NEW
+    before = file_tree(workshop.out)
+
+    def refused(prefix: str, dir: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    assert workshop.run("update") == 2
+    assert capsys.readouterr().err == f"cannot write {workshop.out}: Permission denied ({workshop.out})\n"
+    assert file_tree(workshop.out) == before
+
+
+def test_a_full_disk(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make({"a.py": TEXT})
+    workshop.templates["a.py"] = NEW
+    before = file_tree(workshop.out.parent)
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert workshop.run("update") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert file_tree(workshop.out.parent) == before
+
+
+def test_what_is_printed(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT, "c.py": TEXT, "README.md": "{steps} steps\n"})
+    build_file_tree(workshop.out, {"a.py": MINE, "b.py": MINE, "c.py": None})
+    workshop.templates |= {"a.py": NEW, "d.py": NEW}
+    assert workshop.run("update", "--set", "train.steps=30") == 0
+    assert (
+        capsys.readouterr().out
+        == f"""\
+updated {workshop.out}:
+  merged      a.py       your edits are in it
+  kept        b.py       only you changed it
+  deleted     c.py       you deleted it; it stays deleted
+  updated     README.md
+  added       d.py
+  updated     spec.yaml
+next:
+  fsdp2 verify {workshop.out}
+"""
+    )
+    assert workshop.run("update") == 0
+    assert (
+        capsys.readouterr().out
+        == f"""\
+{workshop.out} is up to date with its spec
+  kept        a.py  only you changed it
+  kept        b.py  only you changed it
+  deleted     c.py  you deleted it; it stays deleted
+"""
+    )
+
+
+def test_the_version_that_wrote_the_project_is_told_and_replaced(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.make({"a.py": TEXT})
+    workshop.edit(".fsdp2/manifest.json", f'"{project.__version__}"', '"0.0.9"')
+    workshop.edit(".fsdp2/manifest.json", '"manifest": 1,', '"manifest": 1, "mine": {"a": [1]},')
+    workshop.templates["a.py"] = NEW
+    assert workshop.run("update") == 0
+    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in capsys.readouterr().out
+    told = json.loads(workshop.read(".fsdp2/manifest.json"))
+    assert (told["generator"], told["mine"]) == (project.__version__, {"a": [1]})

@@ -1,0 +1,228 @@
+"""`fsdp2 update` and the spec: its values change, and what the user wrote beside them stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trees import SPEC, Workshop, build_file_tree, file_tree
+from verified_fsdp2.skill import cli, scaffold
+from verified_fsdp2.skill.spec import load, parse, rewrite
+
+FILES = {"a.py": "STEPS = {steps}\n"}
+
+
+def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 4_0  # epochs\n".replace("4_0", "40"))
+    workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4\n")
+    workshop.edit("spec.yaml", "  seed: 0\n", "")
+    mine = workshop.read("spec.yaml")
+    assert workshop.run("update") == 0
+    assert (workshop.read("a.py"), workshop.read("spec.yaml")) == ("STEPS = 40\n", mine)
+    assert workshop.run("update") == 0 and workshop.read("spec.yaml") == mine
+
+
+def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 20  # epochs\n")
+    workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]   # as usual\n")
+    mine = workshop.read("spec.yaml")
+    assert workshop.run("update", "--set", "train.steps=77", "--set", "optimizer.betas=[0.8, 0.9]") == 0
+    assert workshop.read("spec.yaml") == mine.replace("steps: 20", "steps: 77").replace("[0.9, 0.95]", "[0.8, 0.9]")
+    assert workshop.read("a.py") == "STEPS = 77\n"
+    assert workshop.run("diff") == 1  # the comments
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  seed: 0\n", "")
+    if not git:
+        monkeypatch.setattr("shutil.which", lambda name: None)
+    assert workshop.run("update", "--set", "train.seed=5") == 0
+    assert load(workshop.out / "spec.yaml").train.seed == 5
+
+
+def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    (workshop.out / "spec.yaml").write_text(SPEC + "# my comment\n")
+    assert workshop.run("update") == 0
+    assert workshop.run("update", "--set", "train.steps=30", "--set", "model.width=64") == 0
+    text = workshop.read("spec.yaml")
+    assert "# my comment" in text and "steps: 30" in text and "width: 64" in text
+    assert workshop.read("a.py") == "STEPS = 30\n"
+
+
+def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: auto\n" in workshop.read("spec.yaml")
+    assert workshop.run("update", "--set", "model.width=384", "--set", "model.heads=4") == 0
+    model = load(workshop.out / "spec.yaml").to_dict()["model"]
+    assert (model["ffn"], model["kv_heads"]) == (1024, 4)
+    assert workshop.run("update", "--set", "model.kv_heads=2", "--set", "model.width=192") == 0
+    assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: 2\n" in workshop.read("spec.yaml")
+
+
+def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
+    assert workshop.run("update", "--set", "optimizer.kind=sgd", "--set", "optimizer.eps=1e-8") == 2
+    assert workshop.run("update", "--spec", str(sgd(workshop))) == 0
+    text = workshop.read("spec.yaml")
+    assert "momentum: 0.5" in text and "betas" not in text and "steps: 20  # mine" in text
+
+
+def sgd(workshop: Workshop) -> Path:
+    path = workshop.spec.with_name("sgd.yaml")
+    path.write_text(SPEC + "optimizer: {kind: sgd, momentum: 0.5}\n")
+    return path
+
+
+def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
+    assert workshop.run("update", "--spec", str(sgd(workshop))) == 1
+    assert "conflict    spec.yaml  line " in capsys.readouterr().out
+    text = workshop.read("spec.yaml")
+    assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
+    assert workshop.run("diff") == 2
+    line = text[: text.index("<<<<<<<")].count("\n") + 1
+    assert f"{workshop.out}/spec.yaml:{line}: a conflict is marked here" in capsys.readouterr().err
+    (workshop.out / "spec.yaml").write_bytes(file_tree(workshop.out)[".fsdp2/base/spec.yaml.base"])
+    assert workshop.run("diff") == 0
+
+
+def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    base = workshop.read("spec.yaml")
+    old = base.replace("  seed: 0\n", "").replace("  dry_run: true\n", "")
+    workshop.header = "# another version\n"
+    # as if written by a version without these two keys
+    scaffold.write({"a.py": "STEPS = 20\n", "spec.yaml": old}, workshop.out, force=True)
+    workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
+    assert workshop.run("update") == 0
+    new = base.replace("  steps: 20\n", "  steps: 20  # mine\n").replace("# a spec\n", "# another version\n")
+    assert workshop.read("spec.yaml") == new
+
+
+def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.make(FILES)
+    text = SPEC.replace("{kind: synthetic}", "{kind: text, files: [a.txt]}").replace("64", "256")
+    build_file_tree(tmp_path, {"elsewhere/a.txt": "some text\n" * 10, "elsewhere/spec.yaml": text})
+    assert workshop.run("update", "--spec", str(tmp_path / "elsewhere/spec.yaml")) == 0
+    files = yaml.safe_load(workshop.read("spec.yaml"))["data"]["files"]
+    assert files == [str(tmp_path / "elsewhere" / "a.txt")]
+    build_file_tree(workshop.out, {"b.txt": "other text\n" * 10})
+    workshop.edit("spec.yaml", files[0], "b.txt  # mine")
+    assert workshop.run("update") == 0
+    assert "- b.txt  # mine\n" in workshop.read("spec.yaml")
+    assert workshop.run("update", "--set", "train.steps=30") == 0
+    assert "- b.txt  # mine\n" in workshop.read("spec.yaml") and "steps: 30\n" in workshop.read("spec.yaml")
+
+
+def test_a_spec_that_is_not_valid_any_more(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  seed: 0\n", "  sead: 0\n")
+    before = file_tree(workshop.out)
+    line = workshop.read("spec.yaml")[: workshop.read("spec.yaml").index("sead")].count("\n") + 1
+    for command in ("diff", "update"):
+        assert workshop.run(command) == 2
+        error = capsys.readouterr().err
+        assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
+        assert error.endswith("mend it there, or give another spec: --spec FILE\n")
+    assert file_tree(workshop.out) == before
+    assert workshop.run("update", "--spec", str(workshop.spec)) == 1
+    marked = workshop.read("spec.yaml")
+    assert "<<<<<<< spec.yaml, yours\n  sead: 0\n=======\n  seed: 0\n>>>>>>> spec.yaml, from" in marked
+    assert marked.count("<<<<<<<") == 1
+
+
+def test_a_wrong_setting_is_told_without_the_hint(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make(FILES)
+    assert workshop.run("update", "--set", "train.steps=none") == 2
+    error = capsys.readouterr().err
+    assert "--set train.steps: train.steps must be a whole number" in error and "--spec" not in error
+
+
+def test_a_missing_spec(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make(FILES)
+    build_file_tree(workshop.out, {"spec.yaml": None})
+    assert workshop.run("update") == 2
+    assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in capsys.readouterr().err
+    assert workshop.run("update", "--spec", str(workshop.spec), "--set", "train.steps=30") == 0
+    assert load(workshop.out / "spec.yaml").train.steps == 30
+    build_file_tree(workshop.out, {"spec.yaml": None, "spec.yaml/a": ""})
+    assert workshop.run("update", "--spec", str(workshop.spec)) == 2
+    assert "spec.yaml is in the way: it must be a file" in capsys.readouterr().err
+
+
+def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.make(FILES)
+    (workshop.out / "spec.yaml").unlink()
+    (workshop.out / "spec.yaml").symlink_to(workshop.spec)
+    workshop.spec.write_text(SPEC.replace("steps: 20", "steps: 30"))
+    assert workshop.run("update") == 0
+    assert workshop.read("a.py") == "STEPS = 30\n" and (workshop.out / "spec.yaml").is_symlink()
+    before = file_tree(workshop.out)
+    assert workshop.run("update", "--set", "train.steps=40") == 2
+    assert f"edit {workshop.spec} yourself" in capsys.readouterr().err
+    assert file_tree(workshop.out) == before and "steps: 30" in workshop.spec.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"), [(["train.steps=30"], 0), (["optimizer.groups=[{match: norm, lr: 1e-5}]"], 2)]
+)
+def test_without_git(workshop: Workshop, settings: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
+    before = file_tree(workshop.out)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert workshop.run("update", *[word for text in settings for word in ("--set", text)]) == code
+    assert (file_tree(workshop.out) == before) == bool(code)
+
+
+def test_spec_yaml_with_windows_line_ends(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    text = workshop.read("spec.yaml").replace("  steps: 20\n", "  steps: 20  # mine\n").replace("\n", "\r\n")
+    build_file_tree(workshop.out, {"spec.yaml": text})
+    assert workshop.run("update", "--set", "train.steps=30") == 0
+    assert file_tree(workshop.out)["spec.yaml"] == text.replace("steps: 20", "steps: 30").encode()
+
+
+REWRITES = [
+    ("a:\n  b: 1  # c\n", {"a": {"b": 1}}, {"a": {"b": 2}}, "a:\n  b: 2  # c\n"),
+    ("a: {b: 1, c: x}\n", {"a": {"b": 1}}, {"a": {"b": 2}}, "a: {b: 2, c: x}\n"),
+    ("a:  # empty\n", {"a": None}, {"a": "x"}, "a: x  # empty\n"),
+    ("a: 'x'\n", {"a": "x"}, {"a": "1"}, 'a: "1"\n'),
+    ("a:\n- x  # one\n- y\n", {"a": ["x", "y"]}, {"a": ["x", "z"]}, "a:\n- x  # one\n- z\n"),
+    ("a: [1, 2]  # c\n", {"a": [1, 2]}, {"a": [1, 2, 3]}, "a: [1, 2, 3]  # c\n"),
+    ("a:\n- 1\n", {"a": [1]}, {"a": [1, 2]}, "a:\n- 1\n"),
+    ("# c\na:\n  b: 1\n", {"a": {"b": 1, "d": 0}}, {"a": {"b": 1, "d": 2}}, "# c\na:\n  d: 2\n  b: 1\n"),
+    ("a: 1\n", {"a": 1}, {"b": 1}, "a: 1\n"),
+]
+
+
+@pytest.mark.parametrize(("text", "before", "after", "expected"), REWRITES)
+def test_rewritten(text: str, before: dict[str, object], after: dict[str, object], expected: str) -> None:
+    assert rewrite.rewritten(text, before, after) == expected
+
+
+def test_real_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two updates of a project with edits give what a new project of the last spec has, and the edits."""
+    build_file_tree(tmp_path, {"spec.yaml": SPEC})
+    out = tmp_path / "out"
+    assert cli.main(["new", str(tmp_path / "spec.yaml"), str(out)]) == 0
+    with (out / "train.py").open("a") as file:
+        file.write("# mine\n")
+    settings = ["train.steps=30", "optimizer.kind=adamw", "train.clip_norm=null", "checkpoint.mode=thread"]
+    assert cli.main(["update", str(out), "--set", settings[0]]) == 0
+    assert cli.main(["update", str(out), *[word for text in settings[1:] for word in ("--set", text)]]) == 0
+    spec = parse((tmp_path / "spec.yaml").read_bytes(), tmp_path / "spec.yaml", settings)
+    for path, text in scaffold.render(spec).items():
+        assert (out / path).read_text() == text + ("# mine\n" if path == "train.py" else "")
+    capsys.readouterr()
+    assert cli.main(["diff", str(out), "--stat"]) == 1
+    assert capsys.readouterr().out.split() == ["edited", "train.py", "yours", "+1", "-0"]

@@ -1,0 +1,79 @@
+"""Folders as dictionaries, and a project whose templates a test can change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from verified_fsdp2.skill import cli, scaffold
+from verified_fsdp2.skill.spec import Spec, load
+from verified_fsdp2.skill.spec.dump import to_yaml
+
+SPEC = """\
+version: 1
+model: {kind: decoder, layers: 1, width: 32, heads: 2, vocabulary: 64, sequence_length: 16}
+data: {kind: synthetic}
+train: {steps: 20, global_batch: 8}
+"""
+Tree = dict[str, bytes | None]
+
+
+def build_file_tree(folder: Path, tree: Mapping[str, str | bytes | Path | None]) -> None:
+    """Write these files; a Path becomes a symbolic link to it, None removes the file."""
+    for name, content in tree.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(place):
+            place.unlink()
+        if isinstance(content, Path):
+            place.symlink_to(content)
+        elif content is not None:
+            place.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def file_tree(folder: Path) -> dict[str, bytes]:
+    """All files below the folder; a link is told by where it leads."""
+    found = {}
+    for place in sorted(folder.rglob("*")):
+        if place.is_symlink():
+            found[str(place.relative_to(folder))] = b"-> " + os.fsencode(place.readlink())
+        elif place.is_file():
+            found[str(place.relative_to(folder))] = place.read_bytes()
+    return found
+
+
+class Workshop:
+    """A project `my-run` of a few small files, written by templates in which {steps} is train.steps of the spec."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.out = folder / "my-run"
+        self.templates: dict[str, str | None] = {}
+        self.header = "# a spec\n"
+        monkeypatch.setattr(scaffold, "render", self.render)
+        self.spec = folder / "spec.yaml"
+        self.spec.write_text(SPEC)
+
+    def render(self, spec: Spec) -> dict[str, str]:
+        files = {path: text for path, text in self.templates.items() if text is not None}
+        texts = {path: text.replace("{steps}", str(spec.train.steps)) for path, text in files.items()}
+        return {**texts, "spec.yaml": self.header + to_yaml(spec.as_written())}
+
+    def make(self, templates: Mapping[str, str | None]) -> None:
+        """Write the project with these templates."""
+        self.templates = dict(templates)
+        scaffold.write(self.render(load(self.spec)), self.out)
+
+    def run(self, command: str, *arguments: str) -> int:
+        return cli.main([command, str(self.out), *arguments])
+
+    def read(self, path: str) -> str:
+        return (self.out / path).read_text()
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace a piece that stands there once."""
+        text = self.read(path)
+        assert text.count(old) == 1
+        (self.out / path).write_text(text.replace(old, new))
