@@ -11,6 +11,7 @@ from .. import __version__
 from ..verifier.errors import UserError
 from . import manifest, merge, placing, scaffold
 from .spec import Spec, SpecError, load, parse
+from .spec.dump import to_yaml
 from .spec.rewrite import rewritten
 
 SPEC = "spec.yaml"
@@ -64,10 +65,10 @@ def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = 
 
 def refuse_unsolved(out: Path, files: Iterable[File]) -> None:
     """A merge on top of the marks of another one would hide them."""
-    marked = [f"{out / file.path}:{line}" for file in files for line in merge.marked_lines(file.ours or b"")]
-    if marked:
-        what = "a conflict is marked here and not solved yet: choose one side and delete the lines <<<<<<<, =======, >>>>>>>"
-        raise UserError("\n".join(f"{place}: {what}" for place in marked))
+    places = [f"{out / file.path}:{line}" for file in files for line in merge.marked_lines(file.ours or b"")]
+    if places:
+        told = [f"{place}: a conflict is marked here and not solved yet" for place in places]
+        raise UserError("\n".join([*told, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]))
 
 
 def _file(out: Path, path: str) -> File:
@@ -131,21 +132,25 @@ def _settled(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
 
 
 def _rewritten(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
+    """The user's text with the new values in it; what cannot be told by values alone is merged."""
     edited, theirs = file.ours or b"", file.theirs or b""
-    base = theirs if file.base is None else file.base
+    bases = [theirs if file.base is None else file.base]
     if before is not None:
-        edited = rewritten(edited.decode(), before.as_written(), spec.as_written()).encode()
+        old, new = before.as_written(), spec.as_written()
+        edited = rewritten(edited.decode(), old, new).encode()
+        bases.append(rewritten(to_yaml(old), old, new).encode())
     enough = _says(edited, path, spec)
     if enough and path.is_symlink():
         return edited
     try:
-        # with the keys that are new; where both sides wrote a line, the user's
-        merged = merge.merge(base, edited, theirs, file.labels, favour_ours=True)
-        if _says(merged, path, spec):
-            return merged
+        for base in bases:
+            # keys come and go; where both sides wrote a line, the user's stays
+            merged = merge.merge(base, edited, theirs, file.labels, favour_ours=True)
+            if _says(merged, path, spec):
+                return merged
         if enough:
             return edited
-        marked = merge.merge(base, edited, theirs, file.labels)
+        marked = merge.merge(bases[-1], edited, theirs, file.labels)
         # an edit that contradicts the spec does not win by being the only one: without a base, it is marked
         return marked if merge.marked_lines(marked) else merge.merge(b"", edited, theirs, file.labels)
     except merge.NotMerged as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import document as reader
+from . import schema
 from .document import Document
 from .problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
 
@@ -28,6 +29,21 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
             document.bad.add(path)
             continue
         _set(document, path, value, start)
+    for section in schema.properties(schema.load()):
+        _drop_other_kinds(document, section)
+
+
+def _drop_other_kinds(document: Document, section: str) -> None:
+    """A kind that an override chooses takes the section without the keys that the file has for another kind."""
+    values = document.data.get(section) if isinstance(document.data, dict) else None
+    place = document.values.get((section, "kind"))
+    by_kind = schema.branches(schema.properties(schema.load())[section])
+    if not isinstance(values, dict) or place is None or place.source.is_file or str(values.get("kind")) not in by_kind:
+        return
+    for key in values.keys() - by_kind[values["kind"]]["properties"].keys():
+        if document.keys[section, key].source.is_file and any(key in kind["properties"] for kind in by_kind.values()):
+            del values[key]
+            document.bad = {bad for bad in document.bad if bad[:2] != (section, key)}
 
 
 def _set(document: Document, path: KeyPath, value: Document, start: Place) -> None:

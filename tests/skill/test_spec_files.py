@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verified_fsdp2.skill.spec import SpecError, load
+from verified_fsdp2.skill.spec import SpecError, load, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).with_name("spec-files")
@@ -58,6 +58,21 @@ def test_what_is_shown_is_the_same_spec(path: Path, tmp_path: Path) -> None:
     assert again == spec
     assert again.to_yaml() == spec.to_yaml()
     assert yaml.safe_load(spec.to_yaml()) == spec.to_dict()  # a YAML 1.1 reader agrees
+
+
+@pytest.mark.parametrize("path", POSITIVE, ids=names(POSITIVE))
+def test_every_key_is_shown_with_its_default(path: Path) -> None:
+    written, shown = yaml.safe_load(path.read_text(encoding="utf-8")), load(path).to_dict()
+    assert list(shown) == list(schema.load()["properties"])
+    for name, section in schema.load()["properties"].items():
+        if "properties" not in section:
+            continue
+        kind = shown[name].get("kind")
+        assert list(shown[name]) == schema.keys(section, kind)
+        for key, value in shown[name].items():
+            default = section["properties"][key].get("default")
+            if key not in (written.get(name) or {}) and default != "auto":
+                assert value == default, f"{name}.{key}"
 
 
 def test_text_survives() -> None:

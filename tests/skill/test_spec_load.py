@@ -116,6 +116,17 @@ def test_last_override_wins(minimal: Path) -> None:
     assert load(minimal, ["train.seed=1", "train.seed=2"]).train.seed == 2
 
 
+def test_an_override_of_the_kind_takes_the_keys_of_the_other_kind_away(minimal: Path) -> None:
+    minimal.write_text(minimal.read_text() + "optimizer: {kind: adamw, lr: 0.5, betas: [0, 0], epps: 1}\n")
+    (unknown,) = problems(minimal, "optimizer.kind=sgd", "optimizer.momentum=0.5")
+    assert unknown.startswith("unknown key 'epps' in optimizer; known keys: kind, lr, weight_decay, momentum")
+    minimal.write_text(minimal.read_text().replace(", epps: 1", ", eps: x"))
+    optimizer = load(minimal, ["optimizer.momentum=0.5", "optimizer.kind=sgd"]).to_dict()["optimizer"]
+    assert (optimizer["kind"], optimizer["lr"], optimizer["momentum"]) == ("sgd", 0.5, 0.5)
+    (asked,) = problems(minimal, "optimizer.eps=1", "optimizer.kind=sgd")
+    assert asked == "unknown key 'eps' in optimizer of kind 'sgd'; it belongs to kind adamw"
+
+
 def test_override_repairs_a_value(minimal: Path) -> None:
     minimal.write_text(MINIMAL.replace("steps: 20", "steps: many"))
     assert load(minimal, ["train.steps=20"]).train.steps == 20

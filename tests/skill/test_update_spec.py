@@ -69,10 +69,19 @@ def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
 def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
     workshop.make(FILES)
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
-    assert workshop.run("update", "--set", "optimizer.kind=sgd", "--set", "optimizer.eps=1e-8") == 2
-    assert workshop.run("update", "--spec", str(sgd(workshop))) == 0
+    kind = ["--set", "optimizer.kind=sgd"]
+    assert workshop.run("update", "--set", "optimizer.eps=1e-8", *kind) == 2
+    assert workshop.run("update", "--set", "optimizer.momentum=0.5", *kind) == 0
     text = workshop.read("spec.yaml")
     assert "momentum: 0.5" in text and "betas" not in text and "steps: 20  # mine" in text
+
+
+def test_the_kind_changes_beside_an_edit_elsewhere(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4  # mine\n")
+    assert workshop.run("update", "--set", "schedule.kind=constant", "--set", "schedule.warmup_steps=3") == 0
+    text = workshop.read("spec.yaml")
+    assert "lr: 3e-4  # mine\n" in text and "  kind: constant\n  warmup_steps: 3\ntrain:" in text
 
 
 def sgd(workshop: Workshop) -> Path:
