@@ -43,7 +43,8 @@ def place(contents: Contents, out: Path) -> None:
                 raise
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror} ({error.filename})") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise UserError(f"cannot write {out}: {error.strerror}{where}") from error
 
 
 def obstacle(out: Path, path: str, replace_link: bool = False) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 from pathlib import Path
@@ -308,7 +307,7 @@ def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop, monkeypatc
     rename = Path.rename
 
     def interrupting(self: Path, target: Path) -> Path:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return rename(self, target)
 
     with monkeypatch.context() as patch:
