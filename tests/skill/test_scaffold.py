@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ DATA: list[list[str]] = [
     [*JSONL, TOKENIZER, "data.packing=false", "data.separator='<|end of \"text\"|>'"],
     [*JSONL, "data.packing=false"],
     [*DATASET, TOKENIZER, "data.field='it''s'"],
-    [*DATASET, "data.split=train", "data.packing=false"],
+    ["data.kind=datasets", "data.folder=splits", "data.split=train", "data.packing=false"],
     ["data.kind=import", "data.import='mydata:load'"],
     ["data.kind=import", "data.import='mydata.loaders:Loader.load'", "data.arguments={a: 1, b: ['x', null]}"],
 ]
@@ -114,9 +115,10 @@ def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[s
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 10)
     (tmp_path / "a.bin").write_bytes(b"\1\0" * 100)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"some": 0}}}')
-    for folder in ("images/cat", "images/dog", "dataset"):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / "a.png").write_bytes(b"content")
+    for file in ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("content")
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(data))
     return spec.load(path, settings)
@@ -136,17 +138,26 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def specs(tmp_path_factory: pytest.TempPathFactory) -> list[spec.Spec]:
     folder = tmp_path_factory.mktemp("specs")
-    return [scaffold.render(load(folder, base, settings)) for base, settings in combinations()]
+    return [load(folder, base, settings) for base, settings in combinations()]
+
+
+@pytest.fixture(scope="module")
+def rendered(specs: list[spec.Spec]) -> list[dict[str, str]]:
+    return [scaffold.render(one) for one in specs]
 
 
 def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
+    """Each different file once."""
+    written: set[tuple[str, str]] = set()
     for number, files in enumerate(rendered):
         for path, text in files.items():
-            place = folder / str(number) / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
+            if (path, text) not in written:
+                place = folder / str(number) / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text)
+        written.update(files.items())
 
 
 def ruff(folder: Path, *arguments: str) -> None:
@@ -155,10 +166,16 @@ def ruff(folder: Path, *arguments: str) -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def test_every_combination_is_formatted_and_lint_clean(rendered: list[dict[str, str]], tmp_path: Path) -> None:
     write_all(rendered, tmp_path)
     ruff(tmp_path, "format", "--diff")
-    each_is_a_project = ["--config", f"src = {[str(tmp_path / '*')]}"]
+    modules = [path.removesuffix(".py") for path in LIMITS]
+    each_is_a_project = ["--config", f"lint.isort.known-first-party = {modules}"]
     ruff(tmp_path, "check", *each_is_a_project)
     ruff(tmp_path, "check", *each_is_a_project, "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
 
@@ -168,7 +185,7 @@ def test_every_combination_is_ascii_and_parses(rendered: list[dict[str, str]]) -
         for path, text in files.items():
             assert text.isascii() and text.endswith("\n") and "\t" not in text, path
             if path.endswith(".py"):
-                ast.parse(text)
+                parsed(text)
             if path.endswith(".yaml"):
                 yaml.safe_load(text)
 
@@ -179,7 +196,7 @@ def test_sizes(rendered: list[dict[str, str]]) -> None:
         assert sum(text.count("\n") for text in code.values()) < 1200
         for path, text in code.items():
             assert text.count("\n") <= LIMITS[path], path
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(parsed(text)):
                 if isinstance(node, ast.FunctionDef):
                     assert (node.end_lineno or 0) - node.lineno < 100, f"{path}: {node.name}"
 
@@ -190,7 +207,7 @@ def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> 
         code = "\n".join(text for path, text in files.items() if path.endswith(".py"))
         uses = Counter(re.findall(r"\w+", code))
         for path in (path for path in files if path in LIMITS):
-            for node in ast.parse(files[path]).body:
+            for node in parsed(files[path]).body:
                 names: list[str] = []
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     names = [node.name]
@@ -303,11 +320,7 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
             ), expression
 
 
-def test_every_template_belongs_to_a_file(tmp_path: Path) -> None:
-    used = {
-        template
-        for base, settings in combinations()
-        for template in scaffold.files(load(tmp_path, base, settings)).values()
-    }
+def test_every_template_belongs_to_a_file(specs: list[spec.Spec]) -> None:
+    used = {template for one in specs for template in scaffold.files(one).values()}
     parts = {name for path in scaffold.TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
     assert {path.name for path in scaffold.TEMPLATES.iterdir()} == used | parts

@@ -183,7 +183,14 @@ class Splits(dict[str, Rows]):
     pass
 
 
-def datasets(project: Project, content: object) -> None:
+def datasets(project: Project, content: object, split: str | None) -> None:
+    """`content` is what the package gives; on the disk is what `fsdp2 spec check` looks for."""
+    folder = project.folder / "corpus" / (split or "")
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    if split:
+        (project.folder / "corpus" / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+    (project.folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     package = ModuleType("datasets")
     package.DatasetDict = Splits  # type: ignore[attr-defined]
 
@@ -199,9 +206,8 @@ def datasets(project: Project, content: object) -> None:
 
 @pytest.mark.parametrize("split", [None, "train"])
 def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
-    write(project, {"data.arrow": b"content"})
     rows = Rows(["one two", "three", "two"])
-    datasets(project, rows if split is None else Splits(test=Rows([]), train=rows))
+    datasets(project, rows if split is None else Splits(test=Rows([]), train=rows), split)
     keys = {"kind": "datasets", "folder": "corpus", "split": split, **WITH_TOKENIZER}
     assert corpus(project, keys) == [1, 2, 4, 3, 4, 2, 4]
 
@@ -219,8 +225,7 @@ def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
     ],
 )
 def test_bad_datasets(project: Project, content: object, keys: dict[str, str], message: str) -> None:
-    write(project, {"data.arrow": b"content"})
-    datasets(project, content)
+    datasets(project, content, keys.get("split"))
     data = project.load({"kind": "datasets", "folder": "corpus", **keys})
     with pytest.raises(data.SetupError, match=message):
         data.load_data(project.out, 2)
@@ -304,7 +309,7 @@ def test_bad_tokenizers(project: Project, content: str, vocabulary: int, message
     ],
 )
 def test_a_missing_package_is_named_with_the_command(project: Project, package: str, keys: dict[str, Any]) -> None:
-    write(project, {"a.txt": b"one two"})
+    write(project, {"a.txt": b"one two", "state.json": b"{}"})
     data = project.load(keys)
     project.monkeypatch.setitem(sys.modules, package, None)
     arguments = {"tokenizers": (8, 256), "datasets": (8,)}[package]
