@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..verifier.errors import UserError
 from . import manifest, placing
+from .scaffold_data import data_context, data_files
+from .scaffold_imports import used_imports
 from .scaffold_literals import FILTERS
 from .spec import Spec
 from .spec.dump import to_yaml
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 SCHEDULES = {
@@ -28,7 +34,7 @@ def files(spec: Spec) -> dict[str, str]:
         "train.py": "train.py.j2",
         "model.py": "model.py.j2",
         "optim.py": "optim.py.j2",
-        "data.py": "data.py.j2",
+        **data_files(spec.data.to_dict()),
         "checkpoint.py": "checkpoint.py.j2",
         "metrics.py": "metrics.py.j2",
         "distributed.py": "distributed.py.j2",
@@ -41,6 +47,12 @@ def files(spec: Spec) -> dict[str, str]:
 
 def render(spec: Spec) -> dict[str, str]:
     """The files of the project, path to text: the same bytes for the same spec."""
+    values = context(spec)
+    return {path: _environment().get_template(template).render(values) for path, template in files(spec).items()}
+
+
+@cache
+def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
@@ -51,16 +63,15 @@ def render(spec: Spec) -> dict[str, str]:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(FILTERS, document=lambda data: to_yaml(data).rstrip("\n"))
-    values = context(spec)
-    return {path: environment.get_template(template).render(values) for path, template in files(spec).items()}
+    environment.filters.update(FILTERS, used_imports=used_imports, document=lambda data: to_yaml(data).rstrip("\n"))
+    return environment
 
 
 def context(spec: Spec) -> dict[str, Any]:
     """What the templates see: the sections of the spec, and what is on or off in it."""
     values = spec.to_dict()
     model, optimizer, parallel, train = values["model"], values["optimizer"], values["parallel"], values["train"]
-    data, length = values["data"], model["sequence_length"]
+    length = model["sequence_length"]
     own = {path.removesuffix(".py") for path in files(spec)}
     for section in ("model", "data"):
         path = values[section].get("import", "")
@@ -71,17 +82,12 @@ def context(spec: Spec) -> dict[str, Any]:
     suited = [world for world in worlds if _fits(parallel, world)]
     return {
         **values,
+        **data_context(values),
         "spec": spec.as_written(),
         "decoder": model["kind"] == "decoder",
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
-        "text_data": data["kind"] == "text",
-        "synthetic": data["kind"] == "synthetic",
-        "images": data["kind"] == "images",
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
-        "dry_sample": length is None and data["kind"] == "import",
-        "vocabulary_checked": _needs_vocabulary(values),
-        "stdlib": any(file.startswith("{stdlib}") for file in values["data"].get("files", [])),
         "bf16": values["precision"]["param_dtype"] == "bfloat16",
         "hsdp": parallel["dp_replicate"] > 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
@@ -110,11 +116,6 @@ def _schedule_words(schedule: Mapping[str, Any]) -> str:
     warmup = "linear warm-up, then " if schedule["warmup_steps"] else ""
     words = warmup + SCHEDULES[schedule["kind"]]
     return words[0].upper() + words[1:] + "."
-
-
-def _needs_vocabulary(values: Mapping[str, Any]) -> bool:
-    """Whether the data are made for, or checked against, the number of token ids or classes."""
-    return values["data"]["kind"] != "text" or values["data"]["tokenizer"] is not None
 
 
 def _fits(parallel: Mapping[str, Any], world: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LINE = 88
@@ -47,23 +47,28 @@ def dtype(value: str) -> str:
 
 def factory_import(path: str, mixed: bool) -> str:
     """The imports of model.py, with `package.module:callable` bound to the name `factory` at its sorted place."""
-    module, _, attribute = path.partition(":")
-    name = f"{attribute.partition('.')[0]} as factory"
-    line = f"from {module} import {name}"
     fsdp = "MixedPrecisionPolicy, fully_shard" if mixed else "fully_shard"
-    lines = [
-        ("torch", "from torch import nn"),
-        ("torch.distributed.device_mesh", "from torch.distributed.device_mesh import DeviceMesh"),
-        ("torch.distributed.fsdp", f"from torch.distributed.fsdp import {fsdp}"),
-        (module, line if len(line) <= LINE else f"from {module} import (\n    {name},\n)"),
-    ]
-    return "\n".join(line for _, line in sorted(lines, key=lambda entry: (entry[0].lower(), entry[0])))
+    lines = ["from torch import nn", "from torch.distributed.device_mesh import DeviceMesh"]
+    return _with_import(path, "factory", [*lines, f"from torch.distributed.fsdp import {fsdp}"])
 
 
-def factory_call(path: str) -> str:
-    """The callable of `package.module:callable`, under the name that `factory_import` gave it."""
+def factory_call(path: str, name: str = "factory") -> str:
+    """The callable of `package.module:callable`, under the name to which its import bound it."""
     _, dot, rest = path.partition(":")[2].partition(".")
-    return f"factory{dot}{rest}"
+    return f"{name}{dot}{rest}"
+
+
+def samples_import(path: str) -> str:
+    """The imports of data.py, with `package.module:callable` bound to the name `load_samples` at its sorted place."""
+    lines = ["from torch import Tensor", "from torch.utils.data import DataLoader"]
+    return _with_import(path, "load_samples", lines)
+
+
+def signature(parameters: Sequence[str], name: str, returns: str) -> str:
+    """The first line of a function, broken over lines where it is long."""
+    line = f"def {name}({', '.join(parameters)}) -> {returns}:"
+    inner = INDENT * " " + ", ".join(parameters)
+    return line if len(line) <= LINE else f"def {name}(\n{inner}\n) -> {returns}:"
 
 
 FILTERS = {
@@ -74,7 +79,17 @@ FILTERS = {
     "dtype": dtype,
     "factory_import": factory_import,
     "factory_call": factory_call,
+    "samples_import": samples_import,
+    "signature": signature,
 }
+
+
+def _with_import(path: str, alias: str, lines: Sequence[str]) -> str:
+    module, _, attribute = path.partition(":")
+    name = f"{attribute.partition('.')[0]} as {alias}"
+    line = f"from {module} import {name}"
+    own = line if len(line) <= LINE else f"from {module} import (\n    {name},\n)"
+    return "\n".join(sorted([*lines, own], key=lambda line: (line.split()[1].lower(), line.split()[1])))
 
 
 def _inline(value: Any) -> str:

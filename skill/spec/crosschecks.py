@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import data_files
+from . import data_content, data_files
 from .document import Document
 from .problems import KeyPath, dotted
 from .validation import Fault
@@ -135,11 +135,17 @@ def data_arguments_are_python(values: Values) -> Iterator[Fault]:
     yield from _not_arguments("data", values["data.arguments"])
 
 
-@needs("data.tokenizer")
-def tokenizer_is_there(values: Values) -> Iterator[Fault]:
-    path = values["data.tokenizer"]
-    if path is not None and not Path(data_files.absolute(path, values.base)).is_file():
-        yield _fault("data.tokenizer", f"is no file: {path!r}")
+@needs("data.tokenizer", "model.vocabulary")
+def tokenizer_fits(values: Values) -> Iterator[Fault]:
+    if values["data.tokenizer"] is None:
+        return
+    path = Path(data_files.absolute(values["data.tokenizer"], values.base))
+    message = data_content.tokenizer_fault(path) if path.is_file() else "is no file"
+    if message:
+        yield _fault("data.tokenizer", f"{message}: {values['data.tokenizer']!r}")
+    elif (size := data_content.tokenizer_size(path)) > values["model.vocabulary"]:
+        found = values["model.vocabulary"]
+        yield _fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
 
 
 @needs("data.folder")
@@ -149,6 +155,32 @@ def folder_is_there(values: Values) -> Iterator[Fault]:
         yield _fault("data.folder", f"is no folder: {values['data.folder']!r}")
     elif not any(folder.iterdir()):
         yield _fault("data.folder", f"is an empty folder: {values['data.folder']!r}")
+
+
+@needs("data.folder", "data.image_size", "model.vocabulary")
+def classes_are_the_folders(values: Values) -> Iterator[Fault]:
+    folder = Path(data_files.absolute(values["data.folder"], values.base))
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    folders = data_content.class_folders(folder)
+    classes = values["model.vocabulary"]
+    if not folders:
+        yield _fault("data.folder", "must have a folder for each class")
+    elif len(folders) != classes:
+        message = f"must be {len(folders)}, the number of folders in data.folder (one a class), found {classes}"
+        yield _fault("model.vocabulary", message)
+    for folder in folders:
+        if not any(path.is_file() for path in folder.rglob("*")):
+            yield _fault("data.folder", f"has an empty class folder: {folder.name!r}")
+            return
+
+
+@needs("data.folder", "data.split", "data.field")
+def dataset_fits(values: Values) -> Iterator[Fault]:
+    folder = Path(data_files.absolute(values["data.folder"], values.base))
+    if folder.is_dir() and any(folder.iterdir()):
+        for key, message in data_content.dataset_faults(folder, values["data.split"], values["data.field"]):
+            yield _fault(f"data.{key}", message)
 
 
 @needs("optimizer.groups")
@@ -192,8 +224,17 @@ def arguments_are_python(values: Values) -> Iterator[Fault]:
 
 @needs("data.files", "data.kind")
 def files_can_be_read(values: Values) -> Iterator[Fault]:
-    text = values["data.kind"] != "tokens"
-    for number, message in data_files.faults(values["data.files"], values.base, text):
+    files, base = values["data.files"], values.base
+    found = data_files.faults(files, base, data_content.text_fault)
+    if values["data.kind"] == "jsonl" and "data.field" in values:
+        field = values["data.field"]
+        found = data_files.faults(files, base, lambda path, name: data_content.json_lines_fault(path, name, field))
+    elif values["data.kind"] == "tokens" and "data.dtype" in values:
+        dtype = values["data.dtype"]
+        found = data_files.faults(
+            files, base, lambda path, name: data_content.token_file_fault(path, name, dtype), cost=0
+        )
+    for number, message in found:
         yield _fault("data.files", message, number)
 
 

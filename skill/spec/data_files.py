@@ -1,20 +1,20 @@
-"""The text files of a spec: which files a pattern means, and whether they can be trained on.
+"""The data files of a spec: which files a pattern means, and whether they can be trained on.
 
 A pattern is a path that exists (a folder means all files below it) or else a glob.
 """
 
 from __future__ import annotations
 
-import codecs
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from .data_content import MAX_READ
+
 STDLIB = "{stdlib}"
 MAX_FILES = 10_000
-MAX_READ = 1 << 20
 MAX_READ_IN_ALL = 16 << 20
 
 
@@ -50,9 +50,14 @@ def matches(pattern: str) -> Iterator[Path]:
         yield from filter(Path.is_file, map(Path, sorted(glob.glob(wanted, recursive=True))))  # noqa: PTH207
 
 
-def faults(patterns: Sequence[str], base: Path, text: bool = True) -> Iterator[tuple[int, str]]:
-    """Which patterns cannot be trained on, and why: nothing there, empty, unreadable, not UTF-8 (if it must be text)."""
-    left = MAX_READ_IN_ALL if text else 0
+def faults(
+    patterns: Sequence[str], base: Path, check: Callable[[Path, str], str], cost: int = MAX_READ
+) -> Iterator[tuple[int, str]]:
+    """Which patterns cannot be trained on, and why: nothing is there, it cannot be read, or the check of a file says so.
+
+    `cost` is how many bytes a check reads at most; when MAX_READ_IN_ALL are read, the other files are not checked.
+    """
+    left = MAX_READ_IN_ALL
     for number, pattern in enumerate(patterns):
         files = list(islice(matches(absolute(pattern, base)), MAX_FILES))
         try:
@@ -61,8 +66,8 @@ def faults(patterns: Sequence[str], base: Path, text: bool = True) -> Iterator[t
             for path, size in zip(files, sizes, strict=True):
                 if message or left <= 0:
                     break
-                left -= min(size, MAX_READ)
-                message = _not_text(path, base)
+                left -= min(size, cost)
+                message = check(path, _shown(str(path), base))
         except OSError as error:
             message = f"cannot be read: {error.strerror} ({_shown(str(error.filename), base)})"
         if message:
@@ -77,17 +82,6 @@ def _nothing(pattern: str, base: Path, files: list[Path], sizes: list[int]) -> s
         return "is an empty file" if files == [path] else f"matches only empty files ({len(files)})"
     where = "" if pattern.startswith(STDLIB) or Path(pattern).expanduser().is_absolute() else " beside the spec"
     return "is a folder without files" if path.is_dir() else f"matches no file{where}"
-
-
-def _not_text(path: Path, base: Path) -> str:
-    with path.open("rb") as file:
-        head = file.read(MAX_READ)
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < MAX_READ)
-    except UnicodeDecodeError as error:
-        byte = head[error.start]
-        return f"must be UTF-8 text, found byte 0x{byte:02x} at offset {error.start} of {_shown(str(path), base)}"
-    return ""
 
 
 def _shown(path: str, base: Path) -> str:

@@ -8,7 +8,9 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,31 @@ IMPORTED = {
         "sequence_length": 32,
     },
 }
+IMAGES = {
+    **DECODER,
+    "model": {"kind": "import", "import": "package.module:build", "shard": ["Block"], "vocabulary": 2},
+    "data": {"kind": "images", "folder": "images"},
+}
+TOKENIZER = "data.tokenizer=tokenizer.json"
+JSONL = ["data.kind=jsonl", "data.files=[a.jsonl]"]
+DATASET = ["data.kind=datasets", "data.folder=dataset"]
+DATA: list[list[str]] = [
+    [],
+    ["data.kind=text", "data.files=['{stdlib}/json/*.py']"],
+    ["data.kind=text", "data.files=[a.txt]"],
+    ["data.kind=text", "data.files=[a.txt, '{stdlib}/abc.py']", TOKENIZER],
+    ["data.kind=tokens", "data.files=[a.bin]"],
+    JSONL,
+    [*JSONL, TOKENIZER, "data.packing=false", "data.separator='<|end of \"text\"|>'"],
+    [*JSONL, "data.packing=false"],
+    [*DATASET, TOKENIZER, "data.field='it''s'"],
+    ["data.kind=datasets", "data.folder=splits", "data.split=train", "data.packing=false"],
+    ["data.kind=import", "data.import='mydata:load'"],
+    ["data.kind=import", "data.import='mydata.loaders:Loader.load'", "data.arguments={a: 1, b: ['x', null]}"],
+]
 OPTIONS: list[list[list[str]]] = [
-    [[], ["data.kind=text", "data.files=['{stdlib}/json/*.py']"], ["data.kind=text", "data.files=['TEXT']"]],
+    DATA,
+    [[], ["data.workers=2"]],
     [[], ["parallel.dp_replicate=2"], ["parallel.dp_shard=2"], ["parallel.dp_shard=1", "parallel.dp_replicate=2"]],
     [[], ["parallel.reshard_after_forward=false"]],
     [[], ["precision.param_dtype=float32"], ["precision.reduce_dtype=bfloat16"]],
@@ -70,43 +95,69 @@ LIMITS = {
     "model.py": 170,
     "optim.py": 100,
     "data.py": 200,
+    "corpus.py": 130,
+    "images.py": 100,
     "checkpoint.py": 250,
     "metrics.py": 150,
     "distributed.py": 150,
 }
 DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
+IMAGE_OPTIONS = [
+    [[], ["data={kind: import, import: 'mydata:load', workers: 1}"]],
+    [[], ["train.dry_run=false"]],
+    [[], ["precision.param_dtype=float32"]],
+]
 IMPORT_OPTIONS = [[[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]]]
 
 
 def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = ()) -> spec.Spec:
     (tmp_path / "a.txt").write_text("some text\n" * 10)
+    (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 10)
+    (tmp_path / "a.bin").write_bytes(b"\1\0" * 100)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"some": 0}}}')
+    for file in ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("content")
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(data))
-    return spec.load(path, [setting.replace("TEXT", "a.txt") for setting in settings])
+    return spec.load(path, settings)
 
 
 def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     """Each option alone, and a fixed random sample of all together."""
     chance = random.Random(0)
-    for base, own in ((DECODER, DECODER_OPTIONS), (IMPORTED, IMPORT_OPTIONS)):
-        options = OPTIONS + own
+    for base, options in (
+        (DECODER, OPTIONS + DECODER_OPTIONS),
+        (IMPORTED, OPTIONS + IMPORT_OPTIONS),
+        (IMAGES, IMAGE_OPTIONS),
+    ):
         singles = [choice for choices in options for choice in choices]
         mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(40)]
         yield from ((base, settings) for settings in singles + mixed)
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def specs(tmp_path_factory: pytest.TempPathFactory) -> list[spec.Spec]:
     folder = tmp_path_factory.mktemp("specs")
-    return [scaffold.render(load(folder, base, settings)) for base, settings in combinations()]
+    return [load(folder, base, settings) for base, settings in combinations()]
+
+
+@pytest.fixture(scope="module")
+def rendered(specs: list[spec.Spec]) -> list[dict[str, str]]:
+    return [scaffold.render(one) for one in specs]
 
 
 def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
+    """Each different file once."""
+    written: set[tuple[str, str]] = set()
     for number, files in enumerate(rendered):
         for path, text in files.items():
-            place = folder / str(number) / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
+            if (path, text) not in written:
+                place = folder / str(number) / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text)
+        written.update(files.items())
 
 
 def ruff(folder: Path, *arguments: str) -> None:
@@ -115,10 +166,16 @@ def ruff(folder: Path, *arguments: str) -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def test_every_combination_is_formatted_and_lint_clean(rendered: list[dict[str, str]], tmp_path: Path) -> None:
     write_all(rendered, tmp_path)
     ruff(tmp_path, "format", "--diff")
-    each_is_a_project = ["--config", f"src = {[str(tmp_path / '*')]}"]
+    modules = [path.removesuffix(".py") for path in LIMITS]
+    each_is_a_project = ["--config", f"lint.isort.known-first-party = {modules}"]
     ruff(tmp_path, "check", *each_is_a_project)
     ruff(tmp_path, "check", *each_is_a_project, "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
 
@@ -128,7 +185,7 @@ def test_every_combination_is_ascii_and_parses(rendered: list[dict[str, str]]) -
         for path, text in files.items():
             assert text.isascii() and text.endswith("\n") and "\t" not in text, path
             if path.endswith(".py"):
-                ast.parse(text)
+                parsed(text)
             if path.endswith(".yaml"):
                 yaml.safe_load(text)
 
@@ -139,7 +196,7 @@ def test_sizes(rendered: list[dict[str, str]]) -> None:
         assert sum(text.count("\n") for text in code.values()) < 1200
         for path, text in code.items():
             assert text.count("\n") <= LIMITS[path], path
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(parsed(text)):
                 if isinstance(node, ast.FunctionDef):
                     assert (node.end_lineno or 0) - node.lineno < 100, f"{path}: {node.name}"
 
@@ -148,15 +205,16 @@ def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> 
     """Ruff finds unused imports; this finds what nothing in the project names."""
     for files in rendered:
         code = "\n".join(text for path, text in files.items() if path.endswith(".py"))
+        uses = Counter(re.findall(r"\w+", code))
         for path in (path for path in files if path in LIMITS):
-            for node in ast.parse(files[path]).body:
+            for node in parsed(files[path]).body:
                 names: list[str] = []
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     names = [node.name]
                 elif isinstance(node, ast.Assign):
                     names = [target.id for target in node.targets if isinstance(target, ast.Name)]
                 for name in names:
-                    assert len(re.findall(rf"\b{name}\b", code)) > 1, f"{path}: {name}"
+                    assert uses[name] > 1, f"{path}: {name}"
 
 
 def test_same_spec_same_bytes(tmp_path: Path) -> None:
@@ -184,7 +242,11 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         (["schedule.kind=constant"], "optim.py", ["math", "MIN_LR"]),
         (["schedule.kind=linear"], "optim.py", ["math", "cosine"]),
         ([], "model.py", ["head =", "kv_", "enable_gqa"]),
-        ([], "data.py", ["import glob", "stdlib", "Path"]),
+        ([], "data.py", ["import glob", "stdlib", "Path", "numpy", "DataLoader", "signal"]),
+        (["data.kind=text", "data.files=[a.txt]"], "data.py", ["corpus", "out: Path", "stdlib", "vocabulary"]),
+        (JSONL, "corpus.py", ["tokenizer", "glob.escape", "[0]", "itertools", "vocabulary"]),
+        ([*DATASET, TOKENIZER], "corpus.py", ["FILES", "import json", "import glob", "[0]"]),
+        (["data.kind=tokens", "data.files=[a.bin]"], "corpus.py", ["SEPARATOR", "def encode", "Temporary"]),
     ],
 )
 def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: str, absent: list[str]) -> None:
@@ -203,6 +265,9 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["train.on_nonfinite=skip"], "train.py", ["MAX_SKIPS", "skipped"]),
         (["optimizer.groups=[{match: head, lr: 1e-4}]"], "optim.py", ['GROUPS = {"head": {"lr": 0.0001}}']),
         (["schedule.kind=wsd"], "optim.py", ["DECAY_STEPS = 2"]),
+        (["data.workers=3"], "data.py", ["WORKERS = 3", "DataLoader("]),
+        (["data.kind=tokens", "data.files=[a.bin]", "data.dtype=int32"], "corpus.py", ['DTYPE = "<i4"']),
+        ([*JSONL, TOKENIZER, "model.vocabulary=65537"], "corpus.py", ["DTYPE = np.uint32"]),
         (["operation.step_timeout=7"], "distributed.py", ["STEP_TIMEOUT = 7"]),
         (["parallel.dp_replicate=2"], "distributed.py", ['("dp_replicate", "dp_shard")']),
         (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.async_save("]),
@@ -234,7 +299,7 @@ def test_verify_yaml_names_the_ranks_that_a_fixed_mesh_leaves_out(tmp_path: Path
 
 
 def test_spec_yaml_is_the_whole_spec_with_absolute_files(tmp_path: Path) -> None:
-    settings = ["data.kind=text", "data.files=['TEXT', '{stdlib}/json/*.py']"]
+    settings = ["data.kind=text", "data.files=['a.txt', '{stdlib}/json/*.py']"]
     loaded = load(tmp_path, settings=settings)
     (tmp_path / "again.yaml").write_text(scaffold.render(loaded)["spec.yaml"])
     again = spec.load(tmp_path / "again.yaml")
@@ -250,13 +315,12 @@ def test_a_module_of_the_scaffold_cannot_be_imported_as_the_model(tmp_path: Path
 def test_every_expression_of_a_template_goes_through_a_filter() -> None:
     for path in scaffold.TEMPLATES.glob("*.j2"):
         for expression in re.findall(r"\{\{(.*?)\}\}", path.read_text(), flags=re.DOTALL):
-            assert re.search(r"\| (py|text|yaml|md|dtype|document|factory_\w+)(\(.*\))? $", expression), expression
+            assert re.search(
+                r"\| (py|text|yaml|md|dtype|document|signature|\w+_import|factory_call)(\(.*\))? $", expression
+            ), expression
 
 
-def test_every_template_belongs_to_a_file(tmp_path: Path) -> None:
-    used = {
-        template
-        for base, settings in combinations()
-        for template in scaffold.files(load(tmp_path, base, settings)).values()
-    }
-    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == used
+def test_every_template_belongs_to_a_file(specs: list[spec.Spec]) -> None:
+    used = {template for one in specs for template in scaffold.files(one).values()}
+    parts = {name for path in scaffold.TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
+    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == used | parts

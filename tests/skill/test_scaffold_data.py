@@ -1,79 +1,72 @@
-"""The generated data.py: what it reads, how it splits, and that every rank gets its part and no more."""
+"""The generated data.py: how it cuts samples, and that every rank gets its part of each global batch and no more."""
 
 from __future__ import annotations
 
-import importlib.util
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
+import torch
 
-from verified_fsdp2.skill import scaffold, spec
+from data_project import IMPORTED, Project
 
-MODEL = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}
+TEXT = b"0123456789" * 20
+WORKERS = {"kind": "synthetic", "samples": 30, "workers": 2}
+# From 3.12 on Python warns of any fork of a process that has threads.
+forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+OWN_DATA = """
+import torch
+
+class Numbers:
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.rand(3), torch.tensor((self.first + index) % 2)
+
+def load(count=20):
+    return Numbers(0, count), Numbers(count, 6)
+"""
 
 
-def module(tmp_path: Path, data: dict[str, Any]) -> ModuleType:
-    """The generated data.py, imported."""
-    spec_path = tmp_path / "spec.yaml"
-    whole = {"version": 1, "model": MODEL, "data": data, "train": {"steps": 20, "global_batch": 8}}
-    spec_path.write_text(yaml.safe_dump(whole))
-    path = tmp_path / "data.py"
-    path.write_text(scaffold.render(spec.load(spec_path))["data.py"])
-    loading = importlib.util.spec_from_file_location("generated_data", path)
-    assert loading and loading.loader
-    found = importlib.util.module_from_spec(loading)
-    loading.loader.exec_module(found)
-    return found
-
-
-def text_module(tmp_path: Path, content: bytes = b"0123456789" * 20) -> ModuleType:
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").write_bytes(b"fine")
-    found = module(tmp_path, {"kind": "text", "files": ["text"], "validation_fraction": 0.25})
-    (tmp_path / "text" / "a.txt").write_bytes(content)
-    return found
+def text_data(project: Project, **keys: Any) -> ModuleType:
+    (project.folder / "a.txt").write_bytes(TEXT)
+    return project.load({"kind": "text", "files": ["a.txt"], "validation_fraction": 0.25, **keys})
 
 
 def targets(samples: Sequence[Any], ignored: int) -> list[int]:
     return [t for i in range(len(samples)) for t in samples[i][1].tolist() if t != ignored]
 
 
-def test_each_token_is_a_target_once_and_no_part_is_in_both(tmp_path: Path) -> None:
-    data = text_module(tmp_path)
+def test_each_token_is_a_target_once_and_no_part_is_in_both(project: Project) -> None:
+    data = text_data(project)
     train, held_out = data.load_data(8)
-    text = list(b"0123456789" * 20)
-    assert targets(train, data.IGNORE_INDEX) == text[1:150]
-    assert targets(held_out, data.IGNORE_INDEX) == text[151:]
+    text = list(TEXT + b"\n")
+    cut = len(text) - len(text) // 4
+    assert targets(train, data.IGNORE_INDEX) == text[1:cut]
+    assert targets(held_out, data.IGNORE_INDEX) == text[cut + 1 :]
     inputs, shifted = train[0]
     assert inputs.tolist() == text[:8] and shifted.tolist() == text[1:9]
 
 
-def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
-    data = text_module(tmp_path, b"good \xff bad")
-    with pytest.raises(data.SetupError, match=r"a\.txt is not UTF-8 text \(byte offset 5\)"):
-        data.load_data(8)
+def test_the_separator_ends_each_file(project: Project) -> None:
+    (project.folder / "b.txt").write_bytes(b"second")
+    data = text_data(project, files=["a.txt", "b.txt"], separator="<end>")
+    assert bytes(data.read_tokens(data.find_files(data.FILES))) == TEXT + b"<end>second<end>"
 
 
-@pytest.mark.parametrize("content", [b"", b" \n", b"x"])
-def test_text_that_is_empty_or_too_short_is_an_error(tmp_path: Path, content: bytes) -> None:
-    data = text_module(tmp_path, content)
-    with pytest.raises(data.SetupError, match=r"no text|too short"):
-        data.load_data(8)
-
-
-def test_missing_files_are_an_error(tmp_path: Path) -> None:
-    data = text_module(tmp_path)
-    (tmp_path / "text" / "a.txt").unlink()
-    with pytest.raises(data.SetupError, match="no file matches"):
-        data.load_data(8)
-
-
-def test_made_up_samples_can_be_learnt_and_are_always_the_same(tmp_path: Path) -> None:
-    data = module(tmp_path, {"kind": "synthetic", "samples": 40, "validation_fraction": 0.25})
+def test_made_up_samples_can_be_learnt_and_are_always_the_same(project: Project) -> None:
+    data = project.load({"kind": "synthetic", "samples": 40, "validation_fraction": 0.25})
     train, held_out = data.load_data(16, 256)
     assert (len(train), len(held_out)) == (30, 10)
     again, _ = data.load_data(16, 256)
@@ -88,32 +81,169 @@ def test_made_up_samples_can_be_learnt_and_are_always_the_same(tmp_path: Path) -
     assert len(lengths) > 1
 
 
-def test_fewer_samples_than_a_global_batch_is_an_error(tmp_path: Path) -> None:
-    data = module(tmp_path, {"kind": "synthetic"})
+def test_fewer_samples_than_a_global_batch_is_an_error(project: Project) -> None:
+    data = project.load({"kind": "synthetic"})
     with pytest.raises(data.SetupError, match="7 training samples do not fill one global batch of 8"):
         data.GlobalBatches(range(7), 8, 1, 0)
 
 
+def taken(project: Project, data: ModuleType, samples: Any, steps: range, world_size: int, micro: int) -> list[Any]:
+    """The samples of these steps, each in the order of the ranks, which must call the model equally often."""
+    found: list[list[Any]] = [[] for _ in steps]
+    for rank in range(world_size):
+        project.rank(data, rank, world_size)
+        loader = data.GlobalBatches(samples, 8, micro, 0)
+        for number, step in enumerate(steps):
+            batches = loader.micro_batches(8 * step)
+            assert [len(part) for _, part in batches] == [micro] * (8 // (micro * world_size))
+            found[number] += [row for pair in batches for row in zip(*(part.tolist() for part in pair), strict=True)]
+        loader.stream = None  # its workers end now, not when the garbage collector comes by
+    return found
+
+
+@forks
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_global_batch_does_not_depend_on_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
-) -> None:
-    data = module(tmp_path, {"kind": "synthetic", "samples": 30})
-    train, held_out = data.load_data(16, 256)
+def test_the_global_batch_does_not_depend_on_the_ranks(project: Project, world_size: int, workers: int) -> None:
+    data = project.load({"kind": "synthetic", "samples": 30, "workers": workers})
+    train, _ = data.load_data(16, 256)
+    steps = range(4)  # the last crosses the end of an epoch
+    order = data.GlobalBatches(train, 8, 1, 0)
+    wanted = [[train[index] for index in order.indices(8 * step, 0, 1)] for step in steps]
+    expected = [[tuple(part.tolist() for part in sample) for sample in step] for step in wanted]
+    assert taken(project, data, train, steps, world_size, 2) == expected
 
-    def of_all_ranks(world_size: int, position: int) -> tuple[list[Any], list[Any]]:
-        taken, checked, calls = [], [], set()
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_validation_reads_each_sample_once(project: Project, world_size: int) -> None:
+    data = project.load({"kind": "synthetic", "samples": 30, "validation_fraction": 0.4})
+    _, held_out = data.load_data(16, 256)
+    for limit, count in ((1, 8), (4, 12)):
+        seen, calls = [], set()
         for rank in range(world_size):
-            fake = SimpleNamespace(get_rank=lambda rank=rank: rank, get_world_size=lambda: world_size)
-            monkeypatch.setattr(data, "dist", fake)
-            loader = data.GlobalBatches(train, 8, 2, 0)
-            micro = loader.micro_batches(position)
-            fixed = loader.fixed_batches(held_out, 4)
-            calls.add((len(micro), len(fixed)))
-            taken += [row for _, part in micro for row in part.tolist()]
-            checked += [row for _, part in fixed for row in part.tolist() if max(row) >= 0]
-        assert len(calls) == 1, "all ranks must call the model equally often"
-        return taken, sorted(checked)
+            project.rank(data, rank, world_size)
+            batches = list(data.GlobalBatches(range(8), 8, 2, 0).fixed_batches(held_out, limit))
+            calls.add(len(batches))
+            seen += [row for _, part in batches for row in part.tolist() if max(row) >= 0]
+        assert len(calls) == 1
+        assert sorted(seen) == sorted(held_out[index][1].tolist() for index in range(count))
 
-    for position in (0, 24):  # the second crosses the end of an epoch
-        assert of_all_ranks(world_size, position) == of_all_ranks(1, position)
+
+@forks
+def test_workers_go_on_at_the_position_on_another_number_of_ranks(project: Project) -> None:
+    """A straight run takes these positions; one that is resumed, on more ranks and with other micro-batches, the same."""
+    data = project.load(WORKERS)
+    train, _ = data.load_data(16, 256)
+    straight = taken(project, data, train, range(6), 1, 4)
+    first, rest = taken(project, data, train, range(2), 2, 2), taken(project, data, train, range(2, 6), 4, 1)
+    assert first + rest == straight
+
+
+@forks
+def test_workers_read_ahead_and_leave_the_random_numbers_of_training_alone(project: Project) -> None:
+    data = project.load(WORKERS)
+    train, _ = data.load_data(16, 256)
+    project.rank(data, 1, 2)
+    loader = data.GlobalBatches(train, 8, 2, 0)
+    before = torch.get_rng_state()
+    loader.micro_batches(0)
+    stream = loader.stream
+    loader.micro_batches(8)
+    assert loader.stream is stream
+    loader.micro_batches(8)  # as after a batch that was only tried
+    assert loader.stream is not stream
+    assert torch.equal(torch.get_rng_state(), before)
+    loader.stream = None
+
+
+@forks
+def test_a_sigterm_does_not_end_workers(project: Project) -> None:
+    data = project.load(WORKERS)
+    train, _ = data.load_data(16, 256)
+    project.rank(data, 0, 1)
+    loader = data.GlobalBatches(train, 8, 2, 0)
+    loader.micro_batches(0)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+    for step in range(1, 9):  # more than was read ahead
+        loader.micro_batches(8 * step)
+    assert all(worker.is_alive() for worker in workers)
+    loader.stream = None
+
+
+@pytest.mark.launch
+def test_workers_end_with_their_rank(project: Project) -> None:
+    """Daemons that ignore SIGTERM hang Python at exit; these do not."""
+    project.load(WORKERS)
+    script = """
+        import torch.distributed as dist
+        import data
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        loader = data.GlobalBatches(data.load_data(16, 256)[0], 8, 2, 0)
+        loader.micro_batches(0)
+        raise ValueError("the rank ends")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=project.folder / "project", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("Error") == 1
+
+
+def own_data(project: Project, **keys: Any) -> ModuleType:
+    (project.folder / "project").mkdir()
+    (project.folder / "project" / "own_data.py").write_text(OWN_DATA)
+    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    return project.load({"kind": "import", "import": "own_data:load", **keys}, IMPORTED)
+
+
+@forks
+@pytest.mark.parametrize("workers", [0, 2])
+def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project, workers: int) -> None:
+    data = own_data(project, workers=workers, arguments={"count": 12})
+    train, held_out = data.load_data(2)
+    assert (len(train), len(held_out)) == (12, 6)
+    before = torch.get_rng_state()
+
+    steps = range(3)  # two epochs
+    alone = taken(project, data, train, steps, 1, 2)
+    assert alone == taken(project, data, train, steps, 2, 1) == taken(project, data, train, steps, 4, 2)
+    assert len({tuple(pixels) for step in alone for pixels, _ in step}) == 24
+    project.rank(data, 0, 1)
+    first, second = (list(data.GlobalBatches(train, 8, 2, 0).fixed_batches(held_out, 1)) for _ in range(2))
+    assert [part.tolist() for part, _ in first] == [part.tolist() for part, _ in second]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("None", "must return training and validation samples"),
+        ("[samples]", "must return training and validation samples"),
+        ("samples, iter(samples)", "must be a sequence, not list_iterator"),
+        ("samples, []", "no samples for training or for validation"),
+        ("samples, [samples[0][:1]]", "must be two tensors, not Tensor"),
+        ("samples, [(samples[0][0], 1)]", "must be two tensors, not Tensor, int"),
+        ("samples, [(samples[0][0], torch.tensor(1.0))]", "must be int64, not torch.float32"),
+        ("samples, [(samples[0][0], torch.tensor(2))]", "go from 2 to 2; 2 is the limit"),
+    ],
+)
+def test_own_samples_that_training_cannot_use(project: Project, returned: str, message: str) -> None:
+    data = own_data(project)
+    samples = "samples = [(torch.rand(3), torch.tensor(0))]"
+    module = sys.modules["own_data"]
+    source = f"import torch\ndef load():\n    {samples}\n    return {returned}\n"
+    (project.folder / "project" / "own_data.py").write_text(source)
+    assert module.__spec__ and module.__spec__.loader
+    module.__spec__.loader.exec_module(module)
+    project.monkeypatch.setattr(data, "load_samples", module.load)
+    with pytest.raises(data.SetupError, match=message):
+        data.load_data(2)
+
+
+def test_own_sequences_have_the_length_of_the_model(project: Project) -> None:
+    data = own_data(project)
+    data = project.load({"kind": "import", "import": "own_data:load"}, {**IMPORTED, "sequence_length": 3})
+    with pytest.raises(data.SetupError, match=r"must be \(3,\), not \(3,\) and \(\)"):
+        data.load_data(3, 2)

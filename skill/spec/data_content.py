@@ -1,0 +1,109 @@
+"""What a spec check can tell of the data themselves, without the packages that read them; no more than a few MiB are read."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_READ = 1 << 20
+SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
+
+
+def text_fault(path: Path, name: str) -> str:
+    """Why the file is no UTF-8 text; what is beyond the first MiB is not looked at."""
+    head, whole = _head(path)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=whole)
+    except UnicodeDecodeError as error:
+        return f"must be UTF-8 text, found byte 0x{head[error.start]:02x} at offset {error.start} of {name}"
+    return ""
+
+
+def json_lines_fault(path: Path, name: str, field: str) -> str:
+    """The first line that is not a JSON record with a text in this field."""
+    head, whole = _head(path)
+    lines = head.split(b"\n")
+    for number, line in enumerate(lines if whole else lines[:-1], start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            return f"must be JSON lines, line {number} of {name} is not JSON: {error}"
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            return f"must be records with a text in data.field {field!r}, line {number} of {name} is not"
+    return ""
+
+
+def token_file_fault(path: Path, name: str, dtype: str) -> str:
+    """Why the file cannot be a row of token ids: its size, or what its header says."""
+    size = path.stat().st_size
+    if size == 0:
+        return f"must be token ids, {name} is empty"
+    if path.suffix != ".npy":
+        return f"must be token ids of type {dtype}, {name} has {size} bytes" if size % SIZES[dtype] else ""
+    from numpy.lib.format import open_memmap
+
+    try:
+        tokens = open_memmap(path, mode="r")
+    except ValueError as error:
+        return f"must be token ids, {name} cannot be read: {error}"
+    if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
+        return f"must be a row of token ids, {name} holds {tokens.dtype} of shape {tokens.shape}"
+    return ""
+
+
+def tokenizer_fault(path: Path) -> str:
+    """Why the file is no tokenizer.json."""
+    found = _json(path)
+    return "" if isinstance(found, dict) and isinstance(found.get("model"), dict) else "is no tokenizer.json"
+
+
+def tokenizer_size(path: Path) -> int:
+    """The largest token id of a tokenizer.json, and one."""
+    found = _json(path)
+    vocabulary = found["model"].get("vocab", ())
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    added = (token.get("id") for token in found.get("added_tokens") or ())
+    return max((number for number in (*ids, *added) if isinstance(number, int)), default=-1) + 1
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The folders of images, one for each class."""
+    return sorted(path for path in folder.glob("*") if path.is_dir())
+
+
+def dataset_faults(folder: Path, split: str | None, field: str) -> Iterator[tuple[str, str]]:
+    """Which key does not fit a dataset that `save_to_disk` has written, and why."""
+    splits = _json(folder / "dataset_dict.json")
+    names: Sequence[Any] = splits.get("splits", ()) if isinstance(splits, dict) else ()
+    part = folder / split if split is not None and split in names else folder
+    if names and split not in names:
+        found = "null" if split is None else repr(split)
+        yield "split", f"must be one of {', '.join(map(repr, names))}, found {found}"
+    elif not names and split is not None:
+        yield "split", f"must be null (the dataset was saved without splits), found {split!r}"
+    elif not (part / "state.json").is_file():
+        yield "folder", "is no dataset: it has no state.json (`save_to_disk` writes one)"
+    else:
+        features = (_json(part / "dataset_info.json") or {}).get("features") or {}
+        if features and field not in features:
+            yield "field", f"must be one of {', '.join(map(repr, features))}, found {field!r}"
+
+
+def _head(path: Path) -> tuple[bytes, bool]:
+    """The first MiB, and whether that is all."""
+    with path.open("rb") as file:
+        head = file.read(MAX_READ)
+    return head, len(head) < MAX_READ
+
+
+def _json(path: Path) -> Any:
+    """None for what is not there or is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,45 @@
+"""For the tests of generated data modules: the project of a small spec, imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from verified_fsdp2.skill import scaffold, spec
+
+MODULES = ("data", "corpus", "images", "distributed")
+DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}
+IMPORTED = {"kind": "import", "import": "models:build", "shard": ["Block"], "vocabulary": 2}
+
+
+class Project:
+    """`load(data)` renders a project with this section `data` and imports its data.py."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.out = folder / "out"
+        monkeypatch.syspath_prepend(str(folder / "project"))
+
+    def load(self, data: dict[str, Any], model: dict[str, Any] = DECODER) -> ModuleType:
+        path = self.folder / "spec.yaml"
+        train = {"steps": 20, "global_batch": 8}
+        path.write_text(yaml.safe_dump({"version": 1, "model": model, "data": data, "train": train}))
+        for name, text in scaffold.render(spec.load(path)).items():
+            if name.endswith(".py") and "/" not in name:
+                (self.folder / "project").mkdir(exist_ok=True)
+                (self.folder / "project" / name).write_text(text)
+        for name in MODULES:
+            self.monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("data")
+
+    def rank(self, data: ModuleType, rank: int, world_size: int) -> None:
+        """From here on data.py sees this rank."""
+        fake = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: world_size)
+        self.monkeypatch.setattr(data, "dist", fake)

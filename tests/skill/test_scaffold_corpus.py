@@ -1,0 +1,327 @@
+"""What generated modules read from the disk: right files give the right samples, bad ones an error with file and place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_project import Project
+
+WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "[END]": 4}
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+    "padding": None,
+    "added_tokens": [
+        {
+            "id": 4,
+            "content": "[END]",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "[UNK]"},
+}
+TOKENS = {"kind": "tokens", "files": ["corpus"], "validation_fraction": 0.2}
+JSONL = {"kind": "jsonl", "files": ["corpus"], "validation_fraction": 0.2}
+TEXT = {"kind": "text", "files": ["corpus"], "validation_fraction": 0.2}
+WITH_TOKENIZER = {"tokenizer": "tokenizer.json", "separator": "[END]"}
+
+
+def write(project: Project, files: dict[str, bytes]) -> None:
+    (project.folder / "corpus").mkdir(exist_ok=True)
+    for path in (project.folder / "corpus").iterdir():
+        path.unlink()
+    for name, content in files.items():
+        (project.folder / "corpus" / name).write_bytes(content)
+    (project.folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+
+
+def npy(project: Project, values: Any, cut: int = 0) -> bytes:
+    path = project.folder / "array.npy"
+    np.save(path, values)
+    content = path.read_bytes()
+    return content[: len(content) - cut]
+
+
+def inputs(samples: Any) -> list[list[int]]:
+    return [samples[index][0].tolist() for index in range(len(samples))]
+
+
+def row(tokens: Any) -> list[int]:
+    found: list[int] = tokens[0 : len(tokens)].tolist()
+    return found
+
+
+def corpus(project: Project, keys: dict[str, Any]) -> list[int]:
+    """All tokens of a project with this data."""
+    project.load(keys)
+    arguments = (256,) if "tokenizer" in keys else ()
+    return row(sys.modules["corpus"].load_corpus(project.out, *arguments))
+
+
+def test_token_files_are_one_row_whatever_their_format(project: Project) -> None:
+    parts = {
+        "a.bin": np.arange(20, dtype="<u2").tobytes(),
+        "b.npy": npy(project, np.arange(20, 21)),
+        "c.npy": npy(project, np.arange(21, 60, dtype="u1")),
+        "d.bin": np.arange(60, 101, dtype="<u2").tobytes(),
+    }
+    write(project, parts)
+    data = project.load(TOKENS)
+    train, held_out = data.load_data(project.out, 8, 256)
+    assert row(train.tokens) == list(range(101))
+    assert [token for sample in inputs(train) for token in sample][:80] == list(range(80))
+    assert [len(train), len(held_out)] == [10, 3]  # 81 tokens and 20
+    assert inputs(held_out)[2] == [97, 98, 99, 0, 0, 0, 0, 0]
+    assert held_out[2][1].tolist() == [98, 99, 100] + [data.IGNORE_INDEX] * 5
+
+
+def test_token_files_are_checked_once(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    write(project, {"a.bin": np.arange(100, dtype="<u2").tobytes()})
+    data = project.load(TOKENS)
+    for _ in range(2):
+        data.load_data(project.out, 8, 256)
+    assert capsys.readouterr().out.count("checked") == 1
+    with pytest.raises(data.SetupError, match=r"a\.bin: token 99 is 99, not one of 99 ids"):
+        data.load_data(project.out, 8, 99)  # another vocabulary is another check
+    write(project, {"a.bin": np.arange(200, 500, dtype="<u2").tobytes()})
+    with pytest.raises(data.SetupError, match=r"a\.bin: token 56 is 256, not one of 256 ids"):
+        data.load_data(project.out, 8, 256)
+
+
+def test_tokens_of_text_end_to_end(project: Project) -> None:
+    write(project, {"a.txt": b"one two\nthree one one\n", "b.txt": b"three four"})
+    assert corpus(project, {**TEXT, **WITH_TOKENIZER}) == [1, 2, 3, 1, 1, 4, 3, 0, 4]
+
+
+def test_text_is_read_in_pieces_of_whole_lines(project: Project) -> None:
+    lines = [f"one two {'three ' * (number % 9)}".encode() for number in range(20_000)]
+    write(project, {"a.txt": b"\n".join(lines)})
+    wanted = [WORDS[word] for line in lines for word in line.decode().split()]
+    assert corpus(project, {**TEXT, **WITH_TOKENIZER}) == [*wanted, WORDS["[END]"]]
+
+
+def test_records_of_json_lines(project: Project) -> None:
+    lines = b'{"text": "one two three"}\n\n{"text": "", "other": 1}\n{"text": "two"}'
+    write(project, {"a.jsonl": lines})
+    assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [1, 2, 3, 4, 4, 2, 4]
+    assert bytes(corpus(project, {**JSONL, "separator": "|"})) == b"one two three||two|"
+
+
+def test_one_document_a_sample(project: Project) -> None:
+    texts = ["abc", "", "abcdefghijkl", "ab", "xyz"]
+    write(project, {"a.jsonl": b"\n".join(json.dumps({"text": text}).encode() for text in texts)})
+    data = project.load({**JSONL, "packing": False, "separator": "."})
+    train, held_out = data.load_data(project.out, 8)
+    assert [bytes(sample) for sample in inputs(train)] == [b"abc" + bytes(5), b"abcdefgh", b"ab" + bytes(6)]
+    assert train[1][1].tolist() == list(b"bcdefghi")
+    assert train[2][1].tolist() == [*b"b.", *[data.IGNORE_INDEX] * 6]
+    assert [bytes(sample) for sample in inputs(held_out)] == [b"xyz" + bytes(5)]
+
+
+def test_tokens_are_made_once_and_anew_when_a_file_changes(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
+    for _ in range(2):
+        assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [1, 2, 3, 4]
+    write(project, {"a.jsonl": b'{"text": "two"}\n' * 3})
+    assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [2, 4] * 3
+    assert corpus(project, {**JSONL, **WITH_TOKENIZER, "separator": ""}) == [2] * 3
+    assert capsys.readouterr().out.count("the tokens are written to") == 3
+    assert {path.suffix for path in (project.out / "tokens").iterdir()} == {".bin"}
+
+
+def test_a_crash_leaves_no_half_of_the_tokens(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project, {"a.jsonl": b'{"text": "one two three"}\n' * 9})
+    data = project.load({**JSONL, "packing": False})
+    module = sys.modules["corpus"]
+    encode = module.encode
+
+    def stops(texts: Iterator[str]) -> Iterator[np.ndarray]:
+        yield next(encode(texts))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "encode", stops)
+    with pytest.raises(data.SetupError, match="No space left on device"):
+        data.load_data(project.out, 8)
+    assert list((project.out / "documents").iterdir()) == []
+    monkeypatch.setattr(module, "encode", encode)
+    assert len(data.load_data(project.out, 8)[0]) == 8
+
+
+class Rows:
+    """What the code uses of `datasets.Dataset`; benchmarks/data_kinds.py runs the package itself."""
+
+    def __init__(self, texts: list[Any]) -> None:
+        self.column_names, self.texts = ["text", "id"], texts
+
+    def select_columns(self, names: list[str]) -> Rows:
+        assert names == ["text"]
+        return self
+
+    def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
+        yield {"text": self.texts[:2]}
+        yield {"text": self.texts[2:]}
+
+
+class Splits(dict[str, Rows]):
+    pass
+
+
+def datasets(project: Project, content: object, split: str | None) -> None:
+    """`content` is what the package gives; on the disk is what `fsdp2 spec check` looks for."""
+    folder = project.folder / "corpus" / (split or "")
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    if split:
+        (project.folder / "corpus" / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+    (project.folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    package = ModuleType("datasets")
+    package.DatasetDict = Splits  # type: ignore[attr-defined]
+
+    def load_from_disk(folder: str) -> object:
+        assert folder == str(project.folder / "corpus")
+        if isinstance(content, Exception):
+            raise content
+        return content
+
+    package.load_from_disk = load_from_disk  # type: ignore[attr-defined]
+    project.monkeypatch.setitem(sys.modules, "datasets", package)
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
+    rows = Rows(["one two", "three", "two"])
+    datasets(project, rows if split is None else Splits(test=Rows([]), train=rows), split)
+    keys = {"kind": "datasets", "folder": "corpus", "split": split, **WITH_TOKENIZER}
+    assert corpus(project, keys) == [1, 2, 4, 3, 4, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "message"),
+    [
+        (FileNotFoundError("neither a Dataset"), {}, "corpus is no dataset: neither a Dataset"),
+        (Splits(train=Rows([]), test=Rows([])), {}, r"no split None; it has \['train', 'test'\]"),
+        (Splits(train=Rows([])), {"split": "valid"}, r"no split 'valid'; it has \['train'\]"),
+        (Rows([]), {"split": "train"}, r"no split 'train'; it has \[None\]"),
+        (Rows([]), {"field": "body"}, r"no field 'body'; it has \['text', 'id'\]"),
+        (Rows(["one", "two", None]), {}, "row 2 has no text in 'text'"),
+        (Rows([]), {}, "hold no text"),
+    ],
+)
+def test_bad_datasets(project: Project, content: object, keys: dict[str, str], message: str) -> None:
+    datasets(project, content, keys.get("split"))
+    data = project.load({"kind": "datasets", "folder": "corpus", **keys})
+    with pytest.raises(data.SetupError, match=message):
+        data.load_data(project.out, 2)
+
+
+Content = bytes | Callable[[Project], bytes]
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "content", "message"),
+    [
+        (TOKENS, "a.bin", b"", r"a\.bin cannot be read: cannot mmap an empty file"),
+        (TOKENS, "a.bin", b"123", r"a\.bin cannot be read: .* multiple of the data-type size"),
+        (TOKENS, "a.bin", b"\0\1" * 9, r"a\.bin: token 0 is 256, not one of 256 ids"),
+        (TOKENS, "a.npy", b"123", r"a\.npy cannot be read"),
+        (TOKENS, "a.npy", b"no array at all", r"a\.npy cannot be read: .*magic string"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.arange(9), cut=1), r"a\.npy cannot be read: mmap length"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.ones(9, "f4")), r"a\.npy must hold .* float32 of shape \(9,\)"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.ones((3, 3), "i4")), r"a\.npy must hold .* int32 of shape \(3, 3\)"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.array([], "i4")), r"a\.npy (must hold|cannot be read)"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2, -1])), r"a\.npy: token 2 is -1, not one of 256 ids"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.array([5, 256])), r"a\.npy: token 1 is 256, not one of 256 ids"),
+        (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2])), "2 tokens are too few"),
+        (JSONL, "a.jsonl", b'{"text": "a"}\n{"text": "b}', r"a\.jsonl:2 cannot be read: Unterminated string"),
+        (JSONL, "a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}', r"a\.jsonl:3 has no text in the field 'text'"),
+        (JSONL, "a.jsonl", b'{"text": 7}', r"a\.jsonl:1 has no text in the field 'text'"),
+        (JSONL, "a.jsonl", b'["text"]', r"a\.jsonl:1 has no text in the field 'text'"),
+        (JSONL, "a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1 cannot be read: 'utf-8' codec"),
+        (JSONL, "a.jsonl", b'{"text": "\\ud83d"}', r"a\.jsonl:1 cannot be read: .*surrogates not allowed"),
+        (JSONL, "a.jsonl", b"\n", "hold no text"),
+        (TEXT, "a.txt", b"good \xff bad", r"a\.txt is not UTF-8 text \(byte offset 5\)"),
+        (TEXT, "a.txt", b" \n", "the files hold no text"),
+        ({**TEXT, "separator": ""}, "a.txt", b"x", "1 tokens are too few"),
+        (
+            {**TEXT, **WITH_TOKENIZER},
+            "a.txt",
+            b"one\n" * 30_000 + b"\xff",
+            r"a\.txt is not UTF-8 text \(byte offset 120000\)",
+        ),
+    ],
+)
+def test_bad_files(project: Project, keys: dict[str, Any], name: str, content: Content, message: str) -> None:
+    good = b'{"text": "one two three"}\n' if keys["kind"] == "jsonl" else b"123456"
+    write(project, {"fine": good})
+    data = project.load(keys)
+    write(project, {name: content(project) if callable(content) else content})
+    arguments = (8, 256) if "tokenizer" in keys or keys["kind"] == "tokens" else (8,)
+    out = () if keys["kind"] == "text" and "tokenizer" not in keys else (project.out,)
+    with pytest.raises(data.SetupError, match=message):
+        data.load_data(*out, *arguments)
+
+
+def test_missing_files_are_an_error(project: Project) -> None:
+    write(project, {"a.bin": bytes(100)})
+    data = project.load({**TOKENS, "files": ["corpus/*.bin"]})
+    write(project, {})
+    with pytest.raises(data.SetupError, match=r"no file matches .*corpus/\*\.bin"):
+        data.load_data(project.out, 8, 256)
+
+
+@pytest.mark.parametrize(
+    ("content", "vocabulary", "message"),
+    [
+        ("{}", 256, "tokenizer.json is no tokenizer"),
+        (json.dumps(TOKENIZER), 4, "tokenizer.json has token ids up to 4, the model has 4"),
+    ],
+)
+def test_bad_tokenizers(project: Project, content: str, vocabulary: int, message: str) -> None:
+    write(project, {"a.txt": b"one two"})
+    data = project.load({**TEXT, **WITH_TOKENIZER})
+    (project.folder / "tokenizer.json").write_text(content)
+    with pytest.raises(data.SetupError, match=message):
+        data.load_data(project.out, 8, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("package", "keys"),
+    [
+        ("tokenizers", {**TEXT, **WITH_TOKENIZER}),
+        ("datasets", {"kind": "datasets", "folder": "corpus"}),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command(project: Project, package: str, keys: dict[str, Any]) -> None:
+    write(project, {"a.txt": b"one two", "state.json": b"{}"})
+    data = project.load(keys)
+    project.monkeypatch.setitem(sys.modules, package, None)
+    arguments = {"tokenizers": (8, 256), "datasets": (8,)}[package]
+    with pytest.raises(data.SetupError, match=f"pip install {package}"):
+        data.load_data(project.out, *arguments)
+
+
+@pytest.mark.parametrize("keys", [TOKENS, JSONL])
+def test_an_out_folder_that_cannot_be_written(project: Project, keys: dict[str, Any]) -> None:
+    write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
+    data = project.load(keys)
+    project.out.write_text("a file is in the way")
+    arguments = (8, 1 << 16) if keys is TOKENS else (8,)
+    with pytest.raises(data.SetupError, match=r"cannot be written: .*(Not a directory|File exists)"):
+        data.load_data(project.out, *arguments)

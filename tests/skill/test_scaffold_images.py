@@ -1,0 +1,74 @@
+"""Images in generated projects: read, cut and numbered as they should be, and damaged ones named."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_project import IMPORTED, Project
+
+
+def image(project: Project, name: str, pixels: np.ndarray) -> None:
+    path = project.folder / "images" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def image_data(project: Project) -> ModuleType:
+    """Two classes: 6 images of a cat, wide and all red, and 6 of a dog, high and grey."""
+    for number in range(6):
+        red = np.zeros((20, 40, 3), np.uint8)
+        red[:, 10:30, 0] = 255  # what the crop keeps
+        image(project, f"cat/{number}.png", red)
+        image(project, f"dog/{number}.png", np.full((40, 20), 51, np.uint8))
+    keys = {"kind": "images", "folder": "images", "image_size": 8, "validation_fraction": 0.25}
+    return project.load(keys, IMPORTED)
+
+
+def test_images_are_scaled_cropped_and_normalised(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    data = image_data(project)
+    train, held_out = data.load_data(project.out, 2)
+    assert (len(train), len(held_out)) == (9, 3)
+    samples = [*(train[index] for index in range(9)), *(held_out[index] for index in range(3))]
+    assert sorted(int(target) for _, target in samples) == [0] * 6 + [1] * 6
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    for pixels, target in samples:
+        assert pixels.shape == (3, 8, 8) and pixels.dtype == torch.float32 and target.shape == ()
+        colour = torch.tensor([1.0, 0.0, 0.0]) if target == 0 else torch.full((3,), 0.2)
+        middle = pixels[:, 2:6, 2:6].flatten(1)
+        torch.testing.assert_close(middle, ((colour - mean) / deviation)[:, None].expand(3, 16))
+    data.load_data(project.out, 2)
+    assert capsys.readouterr().out.count("12 data files are checked") == 1
+
+
+def test_bad_images(project: Project) -> None:
+    data = image_data(project)
+    with pytest.raises(data.SetupError, match="images has 2 class folders, the model 3 classes"):
+        data.load_data(project.out, 3)
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    for name in ("dog/5.png", "dog/5.jpg", "dog/5.bmp"):
+        image(project, name, noise)
+        path = project.folder / "images" / name
+        path.write_bytes(path.read_bytes()[:-300])
+        with pytest.raises(data.SetupError, match=rf"{name} cannot be decoded: "):
+            data.load_data(project.out, 2)
+        path.unlink()
+    (project.folder / "images" / "dog" / "notes.txt").write_text("no image")
+    with pytest.raises(data.SetupError, match=r"notes\.txt cannot be decoded: cannot identify image file"):
+        data.load_data(project.out, 2)
+    for path in (project.folder / "images" / "dog").iterdir():
+        path.unlink()
+    with pytest.raises(data.SetupError, match="dog holds no image"):
+        data.load_data(project.out, 2)
+
+
+def test_pillow_is_asked_for(project: Project) -> None:
+    data = image_data(project)
+    project.monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(data.SetupError, match="pip install pillow"):
+        data.load_data(project.out, 2)
