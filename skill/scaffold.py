@@ -102,6 +102,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
+        "process": values["checkpoint"]["mode"] == "process",
         "reshard_to": suited,
         "unsuited": [world for world in worlds if world not in suited],
         "save_step": values["verify"]["steps"] // 2 + 1,
