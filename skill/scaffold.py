@@ -30,14 +30,17 @@ SCHEDULES = {
 
 def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
+    export = {"export.py": "export.py.j2"} if spec.checkpoint.export else {}
     return {
         "train.py": "train.py.j2",
         "model.py": "model.py.j2",
         "optim.py": "optim.py.j2",
         **data_files(spec.data.to_dict()),
         "checkpoint.py": "checkpoint.py.j2",
+        "runs.py": "runs.py.j2",
         "metrics.py": "metrics.py.j2",
         "distributed.py": "distributed.py.j2",
+        **export,
         "verify.yaml": "verify.yaml.j2",
         "spec.yaml": "spec.yaml.j2",
         "README.md": "README.md.j2",
@@ -101,6 +104,8 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
+        "process": values["checkpoint"]["mode"] == "process",
+        "tied_names": values["checkpoint"]["export"] and model["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in worlds if world not in suited],
         "save_step": values["verify"]["steps"] // 2 + 1,

@@ -87,6 +87,8 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["train.log_interval=5"]],
     [[], ["train.validate_interval=3"]],
     [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
+    [[], ["checkpoint.export=true"]],
+    [[], ["checkpoint.grace_seconds=86399.123456789", "checkpoint.keep=1000000"]],
     [[], ["train.seed=4294967295", "train.steps=1000000000", "optimizer.lr=1.2345678901234567e-05"]],
 ]
 # Lines of each module at most, all of them together fewer than 1,200.
@@ -98,6 +100,8 @@ LIMITS = {
     "corpus.py": 130,
     "images.py": 100,
     "checkpoint.py": 250,
+    "runs.py": 190,
+    "export.py": 80,
     "metrics.py": 150,
     "distributed.py": 150,
 }
@@ -228,9 +232,11 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         (["precision.param_dtype=float32"], "model.py", ["MixedPrecision", "bfloat16"]),
         (["precision.param_dtype=float32"], "train.py", [".float()"]),
         (["train.clip_norm=null"], "train.py", ["clip", "MAX_NORM"]),
-        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save("]),
-        ([], "checkpoint.py", ["async", "Future"]),
-        ([], "train.py", ["before_update", "poll", "VALIDATE_INTERVAL", "skip", "Stack"]),
+        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save(", "PROCESS", "writer", "signal"]),
+        ([], "checkpoint.py", ["async", "Future", "copied", "stag", "thread", "PROCESS", "writer", "close", "tied"]),
+        (["checkpoint.export=true"], "checkpoint.py", ["tied"]),
+        (["checkpoint.export=true"], "export.py", ["tied"]),
+        ([], "train.py", ["before_update", "failed", "checkpoints.close", "__mp_main__", "VALIDATE_INTERVAL", "skip", "Stack"]),
         (["train.dry_run=false"], "train.py", ["dry_run", "torch.int64"]),
         ([], "metrics.py", ["LOG_INTERVAL"]),
         ([], "distributed.py", ["dp_replicate", "faulthandler", "TORCH_FR"]),
@@ -271,6 +277,9 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["operation.step_timeout=7"], "distributed.py", ["STEP_TIMEOUT = 7"]),
         (["parallel.dp_replicate=2"], "distributed.py", ['("dp_replicate", "dp_shard")']),
         (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.async_save("]),
+        (["checkpoint.mode=process"], "checkpoint.py", ["AsyncCheckpointerType.PROCESS", "use_shared_memory=True"]),
+        (["checkpoint.mode=process"], "train.py", ['elif __name__ == "__mp_main__":', "tend_writer()"]),
+        (["checkpoint.grace_seconds=7"], "checkpoint.py", ["GRACE_SECONDS = 7.0"]),
     ],
 )
 def test_what_is_on_is_there(tmp_path: Path, settings: list[str], path: str, present: list[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 
+from . import torchlib
 from .saving import place_of
 from .session import Session
 
@@ -44,7 +45,12 @@ def install(session: Session, before_write: Callable[[], None]) -> None:
             _die(session)
         return finish(self, *args, **kwargs)
 
+    def given_away(target: object) -> None:
+        if moment == "before-data" and place_of(target) in _armed:
+            _die(session)
+
     writer.write_data, writer.finish = written, finished  # type: ignore[method-assign]
+    torchlib.listen_to_writing_processes(given_away)
 
 
 def arm(session: Session, call: int, target: str) -> None:

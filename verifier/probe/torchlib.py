@@ -13,6 +13,7 @@
 | `utils.data.dataloader._BaseDataLoaderIter` | the batches that a loader has given | 2.13.0 |
 | `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
 | `distributed.checkpoint.state_dict_saver._stateful_to_state_dict` | what a DCP save is about to take | 2.13.0 |
+| `distributed.checkpoint._async_process_executor._AsyncCheckpointProcess.save` | a rank gives a save to its writing process | 2.13.0 |
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint import _async_process_executor, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -168,6 +169,19 @@ def listen_to_saved_dicts(heard: Callable[[dict[str, Any]], None]) -> None:
         return result
 
     state_dict_saver._stateful_to_state_dict = expanded
+
+
+def listen_to_writing_processes(heard: Callable[[object], None]) -> None:
+    """Call `heard` with the checkpoint id of every save that is about to go to a process of DCP's own."""
+    process = _async_process_executor._AsyncCheckpointProcess
+    real = process.save
+
+    @functools.wraps(real)
+    def given(self: Any, *args: Any, **kwargs: Any) -> Any:
+        heard(kwargs.get("checkpoint_id"))
+        return real(self, *args, **kwargs)
+
+    process.save = given  # type: ignore[method-assign]
 
 
 def leaves(value: Any) -> list[Any]:
