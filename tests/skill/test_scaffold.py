@@ -83,6 +83,12 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["train.on_nonfinite=skip"]],
     [[], ["train.dry_run=false"]],
     [[], ["operation.flight_recorder=true"]],
+    [[], ["operation.progress=true"]],
+    [[], ["operation.tensorboard=true"]],
+    [[], ["operation.wandb=true"]],
+    [[], ["operation.mfu=true"], ["operation.mfu=true", "operation.peak_tflops=0.5"]],
+    [[], ["operation.plot=true"]],
+    [[], ["operation.profile=true"]],
     [[], ["train.clip_norm=null"]],
     [[], ["train.log_interval=5"]],
     [[], ["train.validate_interval=3"]],
@@ -99,6 +105,9 @@ LIMITS = {
     "images.py": 100,
     "checkpoint.py": 250,
     "metrics.py": 150,
+    "flops.py": 80,
+    "profiling.py": 130,
+    "plot.py": 90,
     "distributed.py": 150,
 }
 DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
