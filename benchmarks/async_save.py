@@ -161,9 +161,7 @@ def launch(ranks: int, trials: int, folder: Path) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians, and each trial's ratio to the sync save beside it."""
-    held = {
-        mode: [row["held"] for row in rows if row["mode"] == mode and row["trial"] != "first"] for mode in MODES
-    }
+    held = {mode: [row["held"] for row in rows if row["mode"] == mode and row["trial"] != "first"] for mode in MODES}
     ratios = {
         mode: [one / sync for one, sync in zip(held[mode], held["sync"], strict=True)] for mode in ("thread", "process")
     }

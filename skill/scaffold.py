@@ -26,11 +26,12 @@ SCHEDULES = {
     "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
     "constant": "constant",
 }
+PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
 def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
-    export = {"export.py": "export.py.j2"} if spec.checkpoint.export else {}
+    operation = spec.operation
     return {
         "train.py": "train.py.j2",
         "model.py": "model.py.j2",
@@ -39,8 +40,11 @@ def files(spec: Spec) -> dict[str, str]:
         "checkpoint.py": "checkpoint.py.j2",
         "runs.py": "runs.py.j2",
         "metrics.py": "metrics.py.j2",
+        **({"flops.py": "flops.py.j2"} if operation.mfu else {}),
+        **({"profiling.py": "profiling.py.j2"} if operation.profile else {}),
+        **({"plot.py": "plot.py.j2"} if operation.plot else {}),
         "distributed.py": "distributed.py.j2",
-        **export,
+        **({"export.py": "export.py.j2"} if spec.checkpoint.export else {}),
         "verify.yaml": "verify.yaml.j2",
         "spec.yaml": "spec.yaml.j2",
         "README.md": "README.md.j2",
@@ -80,6 +84,9 @@ def context(spec: Spec) -> dict[str, Any]:
         path = values[section].get("import", "")
         if path.partition(":")[0].partition(".")[0] in own:
             raise UserError(f"{section}.import {path!r}: the scaffold has a module of this name; rename yours")
+    operation = values["operation"]
+    packages = [package for key, package in PACKAGES.items() if operation[key]]
+    peak_table = operation["mfu"] and operation["peak_tflops"] is None
     decay = optimizer["weight_decay"] > 0
     worlds = values["verify"]["reshard_to"]
     suited = [world for world in worlds if _fits(parallel, world)]
@@ -103,6 +110,8 @@ def context(spec: Spec) -> dict[str, Any]:
         "clip": train["clip_norm"] is not None,
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
+        "packages": packages,
+        "peak_table": peak_table,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
         "process": values["checkpoint"]["mode"] == "process",
         "tied_names": values["checkpoint"]["export"] and model["kind"] == "import",

@@ -1,0 +1,461 @@
+"""The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+from verified_fsdp2.skill import scaffold, spec
+
+OWN = ("distributed", "flops", "model", "metrics", "plot", "profiling")
+SPEC = {
+    "version": 1,
+    "name": "sample",
+    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
+    "data": {"kind": "synthetic", "samples": 128},
+    "precision": {"param_dtype": "float32"},
+    "optimizer": {"lr": 0.01},
+    "train": {"steps": 40, "global_batch": 8},
+    "verify": {"reshard_to": []},
+}
+Load = Callable[..., ModuleType]
+
+
+def project(folder: Path, *settings: str) -> Path:
+    (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
+    return folder / "project"
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Imports a generated module of the spec with these settings, as on the only rank."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    for name in OWN:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def imported(name: str, *settings: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(project(tmp_path, *settings)))
+        return __import__(name)
+
+    yield imported
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fixed = Clock()
+    monkeypatch.setattr("time.perf_counter", fixed.perf_counter)
+    return fixed
+
+
+class Scalar:
+    """Stands in for a tensor on a device: to read it means to wait for the device."""
+
+    reads = 0
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def item(self) -> float:
+        Scalar.reads += 1
+        return self.value
+
+
+def train(metrics: Any, steps: range, clock: Clock | None = None) -> None:
+    """Each step has 10 tokens and takes 2 seconds; between them lies a validation of 50."""
+    for step in steps:
+        metrics.step_begins()
+        if clock:
+            clock.now += 2.0
+        metrics.train_step(step, 0.1, Scalar(1 / (3 * step)), 10, Scalar(step))
+        if clock:
+            clock.now += 50.0
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_lines_are_whole_not_rounded_and_appended(load: Load, tmp_path: Path, capsys: Any) -> None:
+    module = load("metrics")
+    train(module.Metrics(tmp_path), range(1, 3))
+    again = module.Metrics(tmp_path)
+    train(again, range(3, 4))
+    again.validation(3, 2 / 7)
+    found = records(tmp_path)
+    assert [record["step"] for record in found] == [1, 2, 3, 3]
+    assert [record.get("loss") for record in found] == [1 / 3, 1 / 6, 1 / 9, None]
+    assert found[-1] == {"step": 3, "validation_loss": 2 / 7}
+    assert found[0]["grad_norm"] == 1 and found[0]["lr"] == 0.1 and found[0]["peak_memory_mib"] > 10
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01  ") and len(shown) == 4
+    assert shown[3] == "step      3  validation loss 0.2857"
+
+
+def test_throughput_counts_steps_alone(load: Load, tmp_path: Path, clock: Clock) -> None:
+    """Not the first of a start, not what lies between them."""
+    train(load("metrics", "train.log_interval=3").Metrics(tmp_path), range(1, 10), clock)
+    found = records(tmp_path)
+    assert [(r["step"], r["tokens_per_second"]) for r in found] == [(3, 5.0), (6, 5.0), (9, 5.0)]
+
+
+def test_the_first_step_alone_has_no_throughput(load: Load, tmp_path: Path, clock: Clock) -> None:
+    train(load("metrics").Metrics(tmp_path), range(1, 3), clock)
+    first, second = records(tmp_path)
+    assert "tokens_per_second" not in first and second["tokens_per_second"] == 5.0
+
+
+def test_nothing_waits_for_the_device_between_two_lines(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true")
+    monkeypatch.setattr(Scalar, "reads", 0)
+    train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
+    assert Scalar.reads == 2  # loss and norm of step 4
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
+    assert Scalar.reads == 2 and len(records(tmp_path)) == 1
+
+
+def test_what_is_not_finite_is_null(load: Load, tmp_path: Path, capsys: Any) -> None:
+    metrics = load("metrics").Metrics(tmp_path)
+    metrics.train_step(1, 0.1, Scalar(math.nan), 10, Scalar(math.inf))
+    assert records(tmp_path)[0]["loss"] is None and records(tmp_path)[0]["grad_norm"] is None
+    assert "loss nan  norm inf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "present", "said"),
+    [
+        (["tensorboard"], [], "a package is missing: pip install tensorboard"),
+        (["tensorboard", "wandb", "progress"], ["tqdm"], "packages are missing: pip install tensorboard wandb"),
+    ],
+)
+def test_a_missing_package_is_said_with_its_mend(
+    load: Load, monkeypatch: pytest.MonkeyPatch, settings: list[str], present: list[str], said: str
+) -> None:
+    module = load("metrics", *(f"operation.{setting}=true" for setting in settings))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in present else None)
+    with pytest.raises(module.SetupError) as caught:
+        module.check_packages()
+    assert str(caught.value) == said
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(load: Load, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    module = load("metrics", "operation.tensorboard=true")
+    train(module.Metrics(tmp_path, 0), range(1, 7))  # is killed, so not closed
+    resumed = module.Metrics(tmp_path, 4)
+    train(resumed, range(5, 9))
+    resumed.validation(8, 0.25)
+    resumed.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    scalars = board.Scalars("loss")
+    assert [scalar.step for scalar in scalars] == list(range(1, 9))
+    assert [scalar.value for scalar in scalars] == pytest.approx([1 / (3 * step) for step in range(1, 9)])
+    assert [scalar.step for scalar in board.Scalars("validation_loss")] == [8]
+
+
+class FakeRun:
+    """Keeps what W&B is given; benchmarks/wandb_offline.py runs the real package."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.logged, self.finished = settings, [], False
+        self.id = settings["id"] or "k3f9"
+        started = len(list(settings["dir"].glob("wandb/*")))
+        (settings["dir"] / "wandb" / f"offline-run-2026_{started}-{self.id}").mkdir(parents=True)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.logged.append((step, dict(values)))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_calls_of_wandb_after_a_resume(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the shape of the calls: the package is a fake."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
+    module = load("metrics", "operation.wandb=true")
+    first = module.Metrics(tmp_path)
+    train(first, range(1, 4))
+    again = module.Metrics(tmp_path)
+    train(again, range(4, 6))
+    again.close()
+    settings = again.wandb.settings
+    assert (settings["mode"], settings["project"], settings["name"]) == ("offline", "sample", tmp_path.name)
+    assert settings["config"]["train"]["steps"] == 40
+    assert first.wandb.settings["id"] is None and settings["id"] == first.wandb.id
+    assert [step for step, _ in first.wandb.logged] == [1, 2, 3]
+    assert [step for step, _ in again.wandb.logged] == [1, 2, 3, 4, 5]
+    assert again.wandb.logged[0][1]["loss"] == 1 / 3 and "step" not in again.wandb.logged[0][1]
+    assert again.wandb.finished
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("metrics", "operation.progress=true")
+    out, errors = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    metrics = module.Metrics(tmp_path, 2, 5)
+    train(metrics, range(3, 5))
+    metrics.validation(4, 0.25)
+    metrics.bar.refresh()
+    metrics.close()
+    assert "4/5" in errors.getvalue() and "loss 0.0833" in errors.getvalue()
+    assert out.getvalue().splitlines() == ["step      4  validation loss 0.2500"]
+    monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
+    metrics = module.Metrics(tmp_path, 4, 5)
+    train(metrics, range(5, 6))
+    metrics.close()
+    assert metrics.bar is None and lines.getvalue().startswith("step      5  loss")
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_flops_are_what_torch_counts(load: Load, tied: str) -> None:
+    """But for the norms, whose weights the formula counts as if they multiplied matrices."""
+    flops = load("flops", "operation.mfu=true", f"model.tied_embeddings={tied}", "model.kv_heads=1")
+    from model import Decoder, ModelConfig  # type: ignore[import-not-found]
+
+    with torch.device("meta"):
+        model = Decoder(ModelConfig())
+        tokens = torch.zeros(3, 16, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    norms = sum(param.numel() for param in model.parameters() if param.ndim == 1)
+    assert flops.flops_per_sample(model) - 6 * 16 * norms == counter.get_total_flops() / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312),
+        ("NVIDIA A100-SXM4-80GB", "float32", 19.5),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989),
+        ("NVIDIA H100 PCIe", "bfloat16", 756),
+        ("NVIDIA H200", "bfloat16", 989),
+        ("NVIDIA GB200", "bfloat16", 2500),
+        ("NVIDIA B200", "float32", 75),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
+        ("NVIDIA H20", "bfloat16", None),
+        (None, "bfloat16", None),
+    ],
+)
+def test_peak_of_a_device(
+    load: Load, monkeypatch: pytest.MonkeyPatch, name: str | None, dtype: str, peak: float | None
+) -> None:
+    flops = load("flops", "operation.mfu=true", f"precision.param_dtype={dtype}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    if peak is not None:
+        assert flops.peak_tflops() == peak
+        return
+    with pytest.raises(flops.SetupError, match=f"the peak of {name or 'a CPU'}: set operation.peak_tflops"):
+        flops.peak_tflops()
+
+
+def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Load, tmp_path: Path, clock: Clock) -> None:
+    settings = ["operation.mfu=true", "operation.peak_tflops=2", "train.log_interval=2"]
+    flops = load("flops", *settings)
+    model = SimpleNamespace(
+        parameters=lambda: iter([torch.empty(1000, 100)]),
+        config=SimpleNamespace(layers=2, width=50, sequence_length=16),
+    )
+    ideal = flops.ideal_seconds(model, 8)
+    assert ideal == pytest.approx(8 * 16 * (6 * 100_000 + 12 * 2 * 50 * 16) / 2e12)
+    module = __import__("metrics")
+    train(module.Metrics(tmp_path, 0.5), range(1, 7), clock)
+    assert [record["mfu"] for record in records(tmp_path)] == [0.25, 0.25, 0.25]
+
+
+def event(name: str, start: float, end: float, category: str = "cpu_op", thread: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, "tid": thread}
+
+
+STEPS = [event("ProfilerStep#2", 0, 100, "user_annotation"), event("ProfilerStep#3", 100, 290, "user_annotation")]
+ON_CPU = [
+    {"ph": "M", "name": "process_name"},
+    *STEPS,
+    event("aten::linear", 10, 60),
+    event("aten::mm", 20, 50),
+    event("c10d::_allgather_base_", 60, 70),
+    event("gloo:all_gather", 40, 80, "user_annotation", 2),
+    event("gloo:all_reduce", 250, 300, "user_annotation", 2),
+]
+ON_GPU = [
+    *STEPS,
+    event("aten::mm", 0, 290),
+    event("gloo:all_reduce", 0, 290, "user_annotation", 2),
+    event("sgemm", 10, 60, "kernel", 7),
+    event("ncclDevKernel_AllGather_RING_LL", 40, 80, "kernel", 9),
+    event("ncclDevKernel_ReduceScatter", 250, 300, "kernel", 9),
+]
+
+
+@pytest.mark.parametrize(("events", "cuda"), [(ON_CPU, False), (ON_GPU, True)])
+def test_shares_of_the_traced_time(
+    load: Load, monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], cuda: bool
+) -> None:
+    module = load("profiling", "operation.profile=true")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    found = module.shares(events)
+    assert found == pytest.approx(
+        {
+            "step_seconds": 1e-4,
+            "computation_share": 50 / 300,
+            "communication_share": 90 / 300,
+            "exposed_communication_share": 70 / 300,
+        }
+    )
+
+
+def test_time_of_an_operator_without_what_it_calls(load: Load) -> None:
+    module = load("profiling", "operation.profile=true")
+    found = module.own_seconds([*ON_CPU[3:5], event("aten::mm", 20, 25, thread=2), event("aten::mm", 60, 70)])
+    assert found == pytest.approx({"aten::linear": 20e-6, "aten::mm": 45e-6})
+
+
+def lines(*values: dict[str, Any]) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+GOOD = lines(
+    {"step": 1, "loss": 4.0, "lr": 0.1},
+    {"step": 2, "loss": None, "lr": 0.2, "tokens_per_second": 10.0, "grad_norm": 1.0},
+    {"step": 3, "loss": 0.3, "lr": 0.2, "tokens_per_second": 11.0},
+    {"step": 3, "validation_loss": 0.4},
+)
+
+
+def plot(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, arguments)])
+    try:
+        module.main()
+    except SystemExit as done:
+        return int(done.code or 0)
+    return 0
+
+
+def test_a_picture_of_the_newest_run_and_of_several(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("plot", "operation.plot=true")
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        run = tmp_path / "out" / f"run-00{number}"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text(GOOD + '{"step": 4, "lo')
+    assert plot(module, monkeypatch) == 0
+    assert (tmp_path / "out/run-002/metrics.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert plot(module, monkeypatch, "out/run-001", "out/run-002", "--out", "both.png") == 0
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+    curves = module.read_curves(Path("out/run-001"))
+    assert curves["loss"] == ([1, 2, 3], [4.0, pytest.approx(math.nan, nan_ok=True), 0.3])
+    assert curves["validation_loss"] == ([3], [0.4])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory"),
+        ("", "holds no step"),
+        (lines({"step": 1, "validation_loss": 1.0}), "holds no step"),
+        ("\x00\n", "metrics.jsonl:1 is no line of metrics"),
+        (GOOD + "[]\n", "metrics.jsonl:5 is no line of metrics"),
+        (lines({"loss": 1.0}), "metrics.jsonl:1 is no line of metrics"),
+        (lines({"step": 1, "loss": "x"}), "metrics.jsonl:1 is no line of metrics"),
+    ],
+)
+def test_a_bad_file_of_metrics_is_one_line(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, content: str | None, said: str
+) -> None:
+    module = load("plot", "operation.plot=true")
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    assert plot(module, monkeypatch, tmp_path) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and said in errors and errors.count("\n") == 1
+
+
+def test_no_run_no_package_and_no_place_to_write(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = load("plot", "operation.plot=true")
+    monkeypatch.chdir(tmp_path)
+    assert plot(module, monkeypatch) == 2
+    (tmp_path / "metrics.jsonl").write_text(GOOD)
+    assert plot(module, monkeypatch, tmp_path, "--out", tmp_path / "absent" / "a.png") == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert plot(module, monkeypatch, tmp_path) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == "error: out holds no run: name the folder of one"
+    assert second.startswith("error: [Errno 2] No such file") and "absent" in second
+    assert third == "error: a package is missing: pip install matplotlib"
+
+
+def launch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.launch
+def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) -> None:
+    folder = project(tmp_path, "operation.profile=true")
+    two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = launch(folder, *two_ranks, "train.py", "--steps", "6", "--profile", "--out", "profiled")
+    assert "step      6  validation loss" in done.stdout, done.stderr[-3000:]
+    launch(folder, "train.py", "--steps", "6", "--out", "plain")
+    profiled, plain = (records(folder / out / "run-001") for out in ("profiled", "plain"))
+    shares = [record for record in profiled if "communication_share" in record]
+    rest = [record for record in profiled if record not in shares]
+    assert [record["step"] for record in rest] == [1, 2, 3, 4, 5, 6, 6]
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert [r.get(key, 0) for r in rest] == pytest.approx([r.get(key, 0) for r in plain], rel=1e-6)
+
+    traces = folder / "profiled" / "run-001" / "profile_steps_3_to_5"
+    assert sorted(path.name for path in traces.iterdir()) == [
+        "summary.json",
+        "trace-rank-0.json.gz",
+        "trace-rank-1.json.gz",
+    ]
+    summary = json.loads((traces / "summary.json").read_text())
+    assert summary["steps"] == [3, 5] and len(summary["ranks"]) == 2
+    for found in summary["ranks"]:
+        assert 0 < found["exposed_communication_share"] <= found["communication_share"] < 1
+        assert 0 < found["computation_share"] < 1 and 0 < found["step_seconds"] < 60
+    assert {"gloo:all_gather", "aten::mm"} < set(summary["top_seconds"])
+    (written,) = shares
+    mean = {key: value for key, value in summary["mean"].items() if key.endswith("share")}
+    assert written == {"step": 5, **mean}
+    assert "profile  communication_share" in done.stdout
