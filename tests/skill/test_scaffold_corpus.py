@@ -215,7 +215,7 @@ def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
 @pytest.mark.parametrize(
     ("content", "keys", "message"),
     [
-        (FileNotFoundError("neither a Dataset"), {}, "corpus is no dataset: neither a Dataset"),
+        (FileNotFoundError("neither a Dataset"), {}, "corpus cannot be read: neither a Dataset"),
         (Splits(train=Rows([]), test=Rows([])), {}, r"no split None; it has \['train', 'test'\]"),
         (Splits(train=Rows([])), {"split": "valid"}, r"no split 'valid'; it has \['train'\]"),
         (Rows([]), {"split": "train"}, r"no split 'train'; it has \[None\]"),

@@ -110,7 +110,8 @@ class ReshardKeepsTrajectory(Rule):
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 a, b = run.objective(k), base.objective(offset + k)
                 if a is not None and b is not None:
-                    worst = max(worst, abs(a - b) / abs(b)) if a == a and b == b else float("inf")
+                    apart = abs(a - b) / max(abs(b), 1e-12)  # a loss may come down to 0
+                    worst = max(worst, apart) if a == a and b == b else float("inf")
             told.append(where)
         if worst > allowed:
             return self.failed(

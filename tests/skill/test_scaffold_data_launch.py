@@ -1,0 +1,52 @@
+"""Generated projects with data of their own, really run: workers, and bad data that no rank may train on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_scaffold_launch import STEPS, assert_close, finish, project, run, start, steps_of
+
+pytestmark = pytest.mark.launch
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
+    """A scheduler sends SIGTERM to all processes, workers first; they must outlive the checkpoint."""
+    out = project(tmp_path, "data.workers=2")
+    straight = run(out, 1, tmp_path / "straight")
+    stopped = start(out, 1, tmp_path / "parts", "--steps", "1000000")
+    assert stopped.stdout
+    shown = ""
+    for line in stopped.stdout:
+        shown += line
+        if line.startswith("step      2"):
+            workers = children(stopped.pid)
+            assert len(workers) == 2
+            for pid in (*workers, stopped.pid):
+                os.kill(pid, signal.SIGTERM)
+            break
+    shown += finish(stopped)
+    assert "stopped by a signal" in shown
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    last = steps_of(tmp_path / "parts")[-1]["step"]
+    steps = max(STEPS, last + 1)
+    if steps > STEPS:  # the signal came late
+        straight = run(out, 1, tmp_path / "longer", steps)
+    assert_close(run(out, 2, tmp_path / "parts", steps, "--resume"), straight)
+
+
+def test_bad_data_stop_all_ranks_before_one_trains(tmp_path: Path) -> None:
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    out = project(tmp_path, "data={kind: tokens, files: [a.bin]}")
+    shown = finish(start(out, 2, tmp_path / "out"), status=1)  # torchrun's; that of a rank is 2
+    assert len(re.findall(r"^error: .*a\.bin: token 64 is 64, not one of 64 ids$", shown, re.MULTILINE)) == 1
+    assert re.search(r"exitcode *: 2", shown)
+    assert not list((tmp_path / "out").glob("run-*"))
