@@ -84,15 +84,14 @@ def context(spec: Spec) -> dict[str, Any]:
         path = values[section].get("import", "")
         if path.partition(":")[0].partition(".")[0] in own:
             raise UserError(f"{section}.import {path!r}: the scaffold has a module of this name; rename yours")
-    operation = values["operation"]
+    operation, data = values["operation"], data_context(values)
     packages = [package for key, package in PACKAGES.items() if operation[key]]
-    peak_table = operation["mfu"] and operation["peak_tflops"] is None
     decay = optimizer["weight_decay"] > 0
     worlds = values["verify"]["reshard_to"]
     suited = [world for world in worlds if _fits(parallel, world)]
     return {
         **values,
-        **data_context(values),
+        **data,
         "spec": spec.as_written(),
         "decoder": model["kind"] == "decoder",
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
@@ -111,7 +110,8 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "packages": packages,
-        "peak_table": peak_table,
+        "wanted_packages": data["data_packages"] + packages + ["matplotlib"] * operation["plot"],
+        "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
         "process": values["checkpoint"]["mode"] == "process",
         "tied_names": values["checkpoint"]["export"] and model["kind"] == "import",
