@@ -22,7 +22,17 @@ OTHERS = ["verify.yaml", "spec.yaml", "README.md", "tests/test_train.py"]
 
 def project_files() -> list[str]:
     """All but the manifest and what it keeps."""
-    return ["train.py", "model.py", "optim.py", "data.py", "checkpoint.py", "metrics.py", "distributed.py", *OTHERS]
+    return [
+        "train.py",
+        "model.py",
+        "optim.py",
+        "data.py",
+        "checkpoint.py",
+        "runs.py",
+        "metrics.py",
+        "distributed.py",
+        *OTHERS,
+    ]
 
 
 def run(*arguments: str) -> int:
