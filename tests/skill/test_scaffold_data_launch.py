@@ -41,6 +41,10 @@ def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_pat
     if steps > STEPS:  # the signal came late
         straight = run(out, 1, tmp_path / "longer", steps)
     assert_close(run(out, 2, tmp_path / "parts", steps, "--resume"), straight)
+    code = (out / "data.py").read_text()
+    (out / "data.py").write_text(code.replace("SAMPLES = 128", "SAMPLES = 160"))
+    shown = finish(start(out, 1, tmp_path / "parts", "--resume"), status=2)
+    assert "was saved when there were 122 training samples; with 152 some would be lost" in shown
 
 
 def test_bad_data_stop_all_ranks_before_one_trains(tmp_path: Path) -> None:

@@ -184,3 +184,13 @@ def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_o
     assert (find_shard_use((script,), "Other") or {})["line"] == 2
     script.write_text("def clip(p):\n    return p.full_tensor()\n")
     assert find_shard_use((script,), "Muon") is None
+
+
+@pytest.mark.parametrize(("loss", "status"), [(0.0, "pass"), (1e-3, "fail")])
+def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float, status: str) -> None:
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+    first, then = [model(), micro(1), step(1), stepped(1), save], [micro(2, loss=0.0), step(2), stepped(2)]
+    resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
+    whole = run([*first, *then])
+    evidence = Evidence(train=whole, exact=whole, continued=whole, reshards=(resharded,))
+    assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status
