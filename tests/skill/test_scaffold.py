@@ -213,7 +213,7 @@ def lines_that_train(files: dict[str, str]) -> int:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_size_of_an_example(path: Path) -> None:
-    assert lines_that_train(scaffold.render(spec.load(path))) < 1200
+    assert lines_that_train(scaffold.render(spec.load(path))) <= 1200
 
 
 def test_sizes(rendered: list[dict[str, str]]) -> None:
@@ -261,7 +261,15 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         (
             [],
             "train.py",
-            ["before_update", "failed", "checkpoints.close", "__mp_main__", "VALIDATE_INTERVAL", "skip", "faulthandler"],
+            [
+                "before_update",
+                "failed",
+                "checkpoints.close",
+                "__mp_main__",
+                "VALIDATE_INTERVAL",
+                "skip",
+                "faulthandler",
+            ],
         ),
         (["train.dry_run=false"], "train.py", ["dry_run", "torch.int64"]),
         ([], "metrics.py", ["LOG_INTERVAL", "mfu", "close", "wandb", "Summary", "bar", "share", "find_spec", "Any"]),
