@@ -1,6 +1,6 @@
 """What a scaffold's metrics cost in each step, and what is left of them after a kill -9: TensorBoard and W&B, the real packages.
 
-    pip install tensorboard wandb tqdm
+    pip install tensorboard wandb
     python benchmarks/operation.py --out benchmarks/results/operation.json
 
 cost: microseconds of `step_begins` and `train_step` together, on rank 0, the median of 1,000 calls; a line goes to a file.
@@ -47,7 +47,6 @@ COSTS = {
     "and MFU": ["operation.mfu=true", "operation.peak_tflops=1"],
     "and TensorBoard": ["operation.tensorboard=true"],
     "and W&B": ["operation.wandb=true"],
-    "and a progress bar": ["operation.progress=true"],
 }
 
 
@@ -195,7 +194,7 @@ def main() -> int:
     if options.inside:
         inside(options.inside)
         return 0
-    packages = ("torch", "tensorboard", "wandb", "tqdm")
+    packages = ("torch", "tensorboard", "wandb")
     environment = {package: importlib.metadata.version(package) for package in packages}
     with tempfile.TemporaryDirectory() as folder:
         results = {

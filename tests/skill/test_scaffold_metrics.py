@@ -183,7 +183,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(load: Load, tmp_path: Pat
 
 
 class FakeRun:
-    """Keeps what W&B is given; benchmarks/wandb_offline.py runs the real package."""
+    """Keeps what W&B is given; benchmarks/operation.py runs the real package."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings, self.logged, self.finished = settings, [], False
