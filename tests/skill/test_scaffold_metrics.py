@@ -267,6 +267,8 @@ def test_flops_are_what_torch_counts(load: Load, tied: str) -> None:
         ("NVIDIA GB200", "bfloat16", 2500),
         ("NVIDIA B200", "float32", 75),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
+        ("NVIDIA H200 NVL", "bfloat16", None),
+        ("NVIDIA H100 PCIe", "float32", None),
         ("NVIDIA H20", "bfloat16", None),
         (None, "bfloat16", None),
     ],
