@@ -142,8 +142,9 @@ def test_every_filter_is_used() -> None:
 
 def test_a_signature_is_broken_where_it_is_long() -> None:
     assert signature(["a: int"], "f", "None") == "def f(a: int) -> None:"
-    parameters, returns = ["out: Path", "sequence_length: int"], "tuple[Progressions, Progressions]"
-    wanted = f"def load_data(\n    out: Path, sequence_length: int\n) -> {returns}:"
+    parameters = ["out: Path", "sequence_length: int", "vocabulary: int"]
+    returns = "tuple[Progressions, Progressions]"
+    wanted = f"def load_data(\n    out: Path, sequence_length: int, vocabulary: int\n) -> {returns}:"
     assert signature(parameters, "load_data", returns) == wanted
 
 
