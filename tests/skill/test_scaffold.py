@@ -119,6 +119,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
 IMAGE_OPTIONS = [
     [[], ["data={kind: import, import: 'mydata:load', workers: 1}"]],
+    [[], ["data.workers=2"]],
     [[], ["train.dry_run=false"]],
     [[], ["precision.param_dtype=float32"]],
     [[], ["operation.tensorboard=true", "operation.wandb=true", "operation.progress=true", "train.log_interval=2"]],

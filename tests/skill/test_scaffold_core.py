@@ -193,3 +193,5 @@ def test_rank_0_first_tells_the_error_of_rank_0(imported: Any, monkeypatch: pyte
     with pytest.raises(module.SetupError, match=r"a\.txt is empty"):
         module.rank_0_first(empty, "a.txt")
     assert heard == [None, "a.txt is empty"]
+    with pytest.raises(module.SetupError, match=r"No such file or directory: 'nowhere/a\.txt'"):
+        module.rank_0_first(Path("nowhere/a.txt").read_bytes)

@@ -12,7 +12,17 @@ import pytest
 import yaml as pyyaml
 
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.scaffold_literals import FILTERS, factory_call, factory_import, markdown, py, text, yaml
+from verified_fsdp2.skill.scaffold_literals import (
+    FILTERS,
+    factory_call,
+    factory_import,
+    markdown,
+    py,
+    samples_import,
+    signature,
+    text,
+    yaml,
+)
 
 HOSTILE = [
     "plain",
@@ -128,3 +138,18 @@ def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) ->
 def test_every_filter_is_used() -> None:
     sources = "".join(path.read_text() for path in scaffold.TEMPLATES.iterdir())
     assert not [name for name in FILTERS if f"| {name}" not in sources]
+
+
+def test_a_signature_is_broken_where_it_is_long() -> None:
+    assert signature(["a: int"], "f", "None") == "def f(a: int) -> None:"
+    parameters = ["out: Path", "sequence_length: int", "vocabulary: int"]
+    returns = "tuple[Progressions, Progressions]"
+    wanted = f"def load_data(\n    out: Path, sequence_length: int, vocabulary: int\n) -> {returns}:"
+    assert signature(parameters, "load_data", returns) == wanted
+
+
+def test_the_imports_of_own_data_are_sorted() -> None:
+    lines = samples_import("package.module:Loader.load").splitlines()
+    assert lines[0] == "from package.module import Loader as load_samples"
+    assert samples_import("ztorch:load").splitlines()[-1] == "from ztorch import load as load_samples"
+    assert factory_call("package.module:Loader.load", "load_samples") == "load_samples.load"
