@@ -18,8 +18,8 @@ pytestmark = pytest.mark.launch
 ROOT = Path(__file__).parents[1]
 
 
-def write(folder: Path) -> Path:
-    scaffold.write(scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml")), folder)
+def write(folder: Path, *settings: str) -> Path:
+    scaffold.write(scaffold.render(spec.load(ROOT / "examples" / "quickstart.yaml", settings)), folder)
     return folder
 
 
@@ -116,3 +116,12 @@ def test_a_lost_data_position_is_found(verify_script, tmp_path: Path) -> None:
     assert finding.location is not None
     assert finding.location["file"].endswith("checkpoint.py")
     assert "data position" in (finding.fix or "")
+
+
+def test_a_save_that_a_process_writes_can_be_interrupted(verify_script, tmp_path: Path) -> None:
+    folder = write(tmp_path / "project", "checkpoint.mode=process")
+    (finding,) = verify_script(folder, only=("incomplete-checkpoint-chosen",)).findings
+    assert finding.status == "pass"
+    assert finding.evidence == (
+        "rank 1 killed in its save number 2, before it wrote its data file: it resumes from the save after step 3, bitwise"
+    )

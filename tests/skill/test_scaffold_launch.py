@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,10 +41,11 @@ def project(folder: Path, *settings: str) -> Path:
     return out
 
 
-def start(project: Path, ranks: int, out: Path, *flags: str) -> subprocess.Popen[str]:
+def start(project: Path, ranks: int, out: Path, *flags: str, restarts: int = 0) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-W", "error"]
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        launcher += ["--max-restarts", str(restarts)]
     command = [*launcher, "train.py", "--out", str(out), *flags]
     return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -118,6 +121,62 @@ def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path) -> None:
     assert "stopped by a signal; continue with --resume" in shown
     last = steps_of(tmp_path)[-1]["step"]
     assert [path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir()] == [f"step_{last:08d}"]
+
+
+def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
+    flags = ("--steps", "40", "--checkpoint-interval", "2")
+    process = start(project(tmp_path, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
+    assert process.stdout
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if line.startswith("step      5"):
+            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(ranks[1]), signal.SIGKILL)
+            break
+    shown += finish(process)
+    starts = re.findall(r"^run .*, step (\d+) of 40", shown, flags=re.MULTILINE)
+    assert len(starts) == 2 and 2 <= int(starts[1]) <= 38 and int(starts[1]) % 2 == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run-001"]
+    found = steps_of(tmp_path / "out")
+    assert [record["step"] for record in found] == list(range(1, 41))
+    assert found[:STEPS] == straight
+
+
+def test_a_damaged_checkpoint_is_refused(sample: Path, straight: list[dict[str, Any]], tmp_path: Path) -> None:
+    run(sample, 2, tmp_path, 4, "--checkpoint-interval", "2")
+    folder = tmp_path / "run-001" / "checkpoints"
+    flip(folder / "step_00000004" / "__1_0.distcp")
+    shown = finish(start(sample, 2, tmp_path, "--steps", str(STEPS), "--resume"))
+    assert f"warning: {folder}/step_00000004 is damaged (__1_0.distcp), it is step_00000004.damaged now" in shown
+    assert f"run    {tmp_path}/run-001, step 2 of {STEPS}" in shown
+    assert steps_of(tmp_path) == straight
+    for checkpoint in folder.glob("step_*"):
+        flip(checkpoint / ".metadata")
+    shown = finish(start(sample, 1, tmp_path, "--resume"), status=2)
+    assert shown.splitlines()[-1] == f"error: nothing to resume: no complete checkpoint in {tmp_path}"
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    file.write_bytes(data)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, tmp_path: Path) -> None:
+    """A limit on the size of a file stands for the disk: it gets in the way of the data, and of nothing else."""
+    run(sample, 1, tmp_path, 2)
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    program = limit + "runpy.run_path('train.py', run_name='__main__')"
+    command = [sys.executable, "-c", program, "--out", str(tmp_path), "--steps", "5", "--resume"]
+    done = subprocess.run(command, cwd=sample, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 or TEARDOWN_ABORT in done.stderr
+    folder = tmp_path / "run-001" / "checkpoints"
+    last = folder / "step_00000002"
+    assert re.fullmatch(
+        rf"error: step_00000005 could not be saved: .* were free\); last good checkpoint: {last}\n", done.stderr
+    ), done.stderr
+    assert [path.name for path in folder.iterdir()] == [last.name]
 
 
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
