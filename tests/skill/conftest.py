@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from checkpoint_project import Modules
 from data_project import MODULES, Project
 from trees import Workshop
 
@@ -24,3 +26,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     yield Project(tmp_path, monkeypatch)
     for name in MODULES:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
+    """The generated checkpoint modules."""
+    found = Modules(tmp_path, monkeypatch)
+    yield found
+    found.forget()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """This process is the only rank of its group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
