@@ -322,7 +322,7 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["operation.step_timeout=7"], "distributed.py", ["STEP_TIMEOUT = 7"]),
         (["parallel.dp_replicate=2"], "distributed.py", ['("dp_replicate", "dp_shard")']),
         (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.async_save("]),
-        (["checkpoint.mode=process"], "checkpoint.py", ["AsyncCheckpointerType.PROCESS", "use_shared_memory=True"]),
+        (["checkpoint.mode=process"], "checkpoint.py", ["AsyncCheckpointerType.PROCESS", "end_writer"]),
         (["checkpoint.mode=process"], "train.py", ['elif __name__ == "__mp_main__":', "tend_writer()"]),
         (["checkpoint.grace_seconds=7"], "checkpoint.py", ["GRACE_SECONDS = 7.0"]),
     ],
