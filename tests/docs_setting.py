@@ -1,7 +1,7 @@
-"""The small setting in which the code blocks of the documents are run: one rank, gloo, a decoder with two blocks.
+"""The small setting in which the code blocks of the documents are run: gloo, a decoder with two blocks.
 
-`python docs_setting.py FOLDER` runs every block*.py there, each in names of its own, and prints {number: error} as JSON.
-A block with a comment `# raises ErrorName` must raise that error.
+`python docs_setting.py FOLDER` runs every NAME.N.py there on N ranks, each in names of its own, and prints as JSON
+{"failed": {NAME: error}, "raised": {NAME: message}}. A block with a comment `# raises ErrorName` must raise that error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import re
 import runpy
 import sys
-import tempfile
 import threading
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: F401
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: F401
 from torch.utils.data import DistributedSampler
@@ -99,27 +99,29 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def setting(folder: Path, block: str) -> dict[str, object]:
+def setting(path: Path, block: str) -> dict[str, object]:
     """Fresh names for one block: the model is sharded unless the block shards it, and has gradients and a step behind it."""
     torch.manual_seed(0)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     dataset = torch.randint(0, VOCABULARY, (64, LENGTH))
-    batch = dataset[:4]
+    batch = dataset[4 * rank : 4 * rank + 4]
     model = Decoder()
     optimizer = None
     if "fully_shard(" not in block and "shard(model" not in block:
         shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        loss_of(model, batch[:, :]).backward()
+        loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
         loss_of(model, batch).backward()
-    path = tempfile.mkdtemp(dir=folder)
+    path.mkdir(exist_ok=True)
     names: dict[str, object] = {
         **globals(),
         "model": model,
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
-        "mesh": init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard")),
+        "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
+        "device": torch.device("cpu"),
         "dataset": dataset,
         "batch": batch[:, :-1],
         "micros": list(batch.split(2)),
@@ -131,7 +133,7 @@ def setting(folder: Path, block: str) -> dict[str, object]:
         "seed": 0,
         "samples_seen": 64,
         "max_norm": 1.0,
-        "path": path,
+        "path": str(path),
         "model_state": {},
         "optimizer_state": {},
         "denoiser": Denoiser(),
@@ -153,28 +155,67 @@ def setting(folder: Path, block: str) -> dict[str, object]:
     if "loss_of(" in block:
         names["batch"] = batch
     if "torch.save(" in block:
-        names["path"] = str(Path(path) / "state.pt")
+        names["path"] = str(path / "state.pt")
     return names
 
 
-def main(folder: Path) -> None:
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+def run_block(file: Path, told: dict[str, dict[str, str]]) -> None:
+    """Run one block, and add to `told` what went wrong, or the message of the error that it has to raise."""
+    block = file.read_text(encoding="utf-8")
+    name = file.name.split(".")[0]
+    expected = re.search(r"# raises (\w+)", block)
+    try:
+        runpy.run_path(str(file), init_globals=setting(file.with_suffix(".files"), block))
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        if expected and expected[1] == type(error).__name__:
+            told["raised"][name] = message
+        else:
+            told["failed"][name] = message[:400]
+    else:
+        if expected:
+            told["failed"][name] = "ran to its end"
+
+
+def rank_main(rank: int, ranks: int, files: list[Path], folder: Path) -> None:
+    """All blocks for this number of ranks, one after the other; ends the process."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
     warnings.simplefilter("ignore")
-    failed = {}
-    for file in sorted(folder.glob("block*.py")):
-        block = file.read_text(encoding="utf-8")
-        expected = re.search(r"# raises (\w+)", block)
-        told = "ran to its end" if expected else ""
-        try:
-            runpy.run_path(str(file), init_globals=setting(folder, block))
-        except Exception as error:
-            told = "" if expected and expected[1] == type(error).__name__ else f"{type(error).__name__}: {error}"[:300]
-        if told:
-            failed[file.stem.removeprefix("block").lstrip("0") or "0"] = told
+    told: dict[str, dict[str, str]] = {"failed": {"setting": "a rank ended early"}, "raised": {}}
+    result = folder / f"told.{ranks}.{rank}.json"
+    for file in files:
+        told["failed"]["setting"] = f"a rank ended in {file.name}"
+        result.write_text(json.dumps(told), encoding="utf-8")
+        run_block(file, told)
+        dist.barrier()
+    del told["failed"]["setting"]
+    result.write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()
-    print(json.dumps(failed))
+    os._exit(0)
+
+
+def main(folder: Path) -> None:
+    by_ranks: dict[int, list[Path]] = {}
+    for file in sorted(folder.glob("*.py")):
+        by_ranks.setdefault(int(file.name.split(".")[1]), []).append(file)
+    for ranks, files in sorted(by_ranks.items()):
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                rank_main(rank, ranks, files, folder)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+    merged: dict[str, dict[str, str]] = {"failed": {}, "raised": {}}
+    for result in sorted(folder.glob("told.*.json")):
+        for kind, messages in json.loads(result.read_text(encoding="utf-8")).items():
+            merged[kind].update({name: text for name, text in messages.items() if name not in merged[kind]})
+    print(json.dumps(merged))
 
 
 if __name__ == "__main__":
