@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: F401
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: F401
 from torch.utils.data import DistributedSampler
@@ -230,5 +232,5 @@ if __name__ == "__main__":
         set_model_state_dict,
         set_state_dict,
     )
-    _USED_TOO = (copy, threading, time, DefaultLoadPlanner)
+    _USED_TOO = (copy, threading, time, DefaultLoadPlanner, DeviceMesh, Callable, crc32)
     main(Path(sys.argv[1]))
