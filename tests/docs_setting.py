@@ -11,11 +11,13 @@ import json
 import os
 import re
 import runpy
+import shutil
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from zlib import crc32
@@ -232,5 +234,5 @@ if __name__ == "__main__":
         set_model_state_dict,
         set_state_dict,
     )
-    _USED_TOO = (copy, threading, time, DefaultLoadPlanner, DeviceMesh, Callable, crc32)
+    _USED_TOO = (copy, threading, time, DefaultLoadPlanner, DeviceMesh, Callable, crc32, dataclass, shutil)
     main(Path(sys.argv[1]))
