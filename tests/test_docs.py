@@ -1,7 +1,8 @@
-"""Every code block of every document is run: Python in one process with a small setting, `fsdp2` lines through the command line."""
+"""Every code block of every document is run: Python in a small setting, `fsdp2` and `torchrun` lines through their parsers."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -11,26 +12,59 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+from documents import DOCUMENTS, ROOT, Block, blocks, claims, diagnosis, python_blocks
 from verified_fsdp2.skill import cli, reference
 from verified_fsdp2.verifier import comparison
 from verified_fsdp2.verifier.rules import RULES, parity
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
 SETTING = Path(__file__).parent / "docs_setting.py"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+RUN = [block for block in [*python_blocks(), *claims()] if block.library is None]
+ELSEWHERE = [block for block in [*python_blocks(), *claims()] if block.library is not None]
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """(where, text) of every block in a language."""
-    found = []
-    for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        for match in BLOCK.finditer(text):
-            if match[1] == language:
-                found.append((f"{document.name}:{text.count(chr(10), 0, match.start()) + 1}", match[2]))
-    return found
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What the setting says of all blocks and claims: {"failed": {name: error}, "raised": {name: message}}."""
+    folder = tmp_path_factory.mktemp("blocks")
+    for block in RUN:
+        (folder / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
+    done = subprocess.run([sys.executable, SETTING, folder], capture_output=True, text=True, timeout=420, check=False)
+    said = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
+    where = {block.name: block.where for block in RUN}
+    return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in said.items()}
+
+
+@pytest.mark.launch
+def test_blocks_and_claims_run(told: dict[str, dict[str, str]]) -> None:
+    assert len(RUN) > 250
+    assert told["failed"] == {}
+
+
+@pytest.mark.launch
+def test_the_errors_of_the_contract_are_found_by_their_text(told: dict[str, dict[str, str]]) -> None:
+    """The real message of every error that a rule's page raises leads, in the diagnosis, to that rule."""
+    contract = (ROOT / "references" / "contract.md").read_text(encoding="utf-8").splitlines()
+    missed = {}
+    for where, message in told["raised"].items():
+        document, line = where.split(":")
+        assert document == "contract.md"
+        rule = next(text[3:] for text in reversed(contract[: int(line)]) if text.startswith("## "))
+        if not any(rule in row.rules and row.fits(message) for row in diagnosis()):
+            missed[rule] = message
+    assert len(told["raised"]) > 20
+    assert missed == {}
+
+
+@pytest.mark.parametrize("block", ELSEWHERE, ids=lambda block: block.where)
+def test_blocks_for_libraries_were_run_as_they_stand(block: Block) -> None:
+    """Their packages are not installed here: `benchmarks/library_blocks.py` runs them and keeps their hashes."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "library_blocks.json").read_text(encoding="utf-8"))
+    ran = results.get(hashlib.sha256(block.text.encode()).hexdigest())
+    assert ran is not None, "run benchmarks/library_blocks.py"
+    assert ran["error"] is None
+    assert block.library in ran["versions"]
 
 
 def test_every_block_names_a_language_that_is_tested() -> None:
@@ -38,17 +72,6 @@ def test_every_block_names_a_language_that_is_tested() -> None:
         text = document.read_text(encoding="utf-8")
         opened = re.findall(r"^```(\w*)$", text, re.M)[::2]
         assert set(opened) <= {"python", "sh", "yaml", "json", "text"}, document.name
-
-
-@pytest.mark.launch
-def test_python_blocks_run(tmp_path: Path) -> None:
-    found = blocks("python")
-    assert len(found) > 30
-    for number, (_, text) in enumerate(found):
-        (tmp_path / f"block{number:03}.py").write_text(text, encoding="utf-8")
-    done = subprocess.run([sys.executable, SETTING, tmp_path], capture_output=True, text=True, timeout=300, check=False)
-    failed = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"setting": done.stderr[-2000:]}
-    assert {found[int(k)][0] if k.isdigit() else k: v for k, v in failed.items()} == {}
 
 
 def test_the_contract_is_what_the_rules_say() -> None:
@@ -75,11 +98,13 @@ def test_the_skill_and_the_options_name_every_rule_and_role() -> None:
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("sh"))
-def test_fsdp2_lines_are_valid(where: str, text: str) -> None:
+def test_command_lines_are_valid(where: str, text: str) -> None:
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["fsdp2"]:
             cli.parse(words[1:])
+        if words[:1] == ["torchrun"]:
+            get_args_parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("json"))
