@@ -23,6 +23,7 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
+import torch._dynamo  # once, before the ranks are forked: blocks that compile would import it on each
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional
