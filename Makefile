@@ -28,6 +28,7 @@ unit: $(VENV)/installed-test
 # Real packages in pinned versions, published faults and their mends; FOLDER takes the environments (network, gigabytes).
 libraries: $(VENV)/installed-test
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
+	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)
 
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
 detection: $(VENV)/installed-test
