@@ -175,8 +175,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
             continue
         plan.contents[path] = None
         plan.removed.append(path)
-        place, stem = folder / path, PurePosixPath(path).stem
-        for compiled in (place.parent / "__pycache__").glob(f"{stem}.*.pyc") if place.suffix == ".py" else ():
+        for compiled in _compiled(folder / path):
             plan.contents[compiled.relative_to(folder).as_posix()] = None
     plan.contents[MANIFEST] = _record({path: before[path] for path in plan.kept}) if plan.kept else None
     return plan
@@ -198,6 +197,14 @@ def carry_out(plans: Sequence[Plan]) -> None:
             place(before, folder)
             _remove_if_empty(folder)
         raise
+
+
+def _compiled(source: Path) -> list[Path]:
+    """What Python has compiled from a module."""
+    cache = source.parent / "__pycache__"
+    if source.suffix != ".py" or cache.is_symlink() or not cache.is_dir():
+        return []
+    return [file for file in cache.iterdir() if file.suffix == ".pyc" and file.name.split(".")[0] == source.stem]
 
 
 def _remove_if_empty(folder: Path) -> None:
