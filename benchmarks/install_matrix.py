@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -64,22 +65,31 @@ class Setting:
             folder.mkdir(parents=True)
         self.run(["git", "init", "--quiet"])
 
-    def run(self, command: list[str], timeout: int = 180) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in the project, with this home and few variables."""
+        words = [self.filled(word) for word in command]
+        return subprocess.run(words, capture_output=True, timeout=180, check=False, **self.around())
+
+    def filled(self, word: str) -> str:
+        """With the paths of this row."""
+        return word.replace("{source}", str(self.source)).replace("{home}", str(self.home))
+
+    def first_line(self, command: list[str]) -> str:
+        """What a command prints first; then it is ended."""
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **self.around()) as process:
+            timer = threading.Timer(60, process.kill)
+            timer.start()
+            line = process.stdout.readline() if process.stdout is not None else ""
+            timer.cancel()
+            process.kill()
+        return str(line)
+
+    def around(self) -> dict[str, Any]:
+        """Where a command runs, and the few variables that it sees."""
         variables = {key: os.environ[key] for key in KEPT if key in os.environ}
         variables |= {"HOME": str(self.home), "PATH": self.path, "ANTHROPIC_API_KEY": "none", "CI": "1"}
         variables |= {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-        words = [word.replace("{source}", str(self.source)).replace("{home}", str(self.home)) for word in command]
-        return subprocess.run(
-            words,
-            cwd=self.project,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        return {"cwd": self.project, "env": variables, "text": True, "stdin": subprocess.DEVNULL}
 
 
 def rows(wheel: str) -> Iterator[Row]:
@@ -114,13 +124,13 @@ def rows(wheel: str) -> Iterator[Row]:
     gemini = ["gemini", "skills", "install", "{source}", "--consent"]
     yield Row("gemini skills install", [gemini], ["{home}/.gemini/skills"], ("gemini",), "gemini", "PATH --consent")
     added = ["copilot", "skill", "add", "{source}"]
-    yield Row("copilot skill add", [added], ["{home}/.copilot/skills"], ("copilot",), "copilot", "PATH")
+    yield Row("copilot skill add", [added], ["{source}"], ("copilot",), "copilot", "PATH (registers it)")
 
 
 def seen_by_claude(setting: Setting) -> bool:
     """The first message of a session lists the skills, before anything is sent."""
-    done = setting.run(["claude", "-p", "hello", "--output-format", "stream-json", "--verbose", "--max-turns", "1"])
-    skills = json.loads(done.stdout.splitlines()[0])["skills"]
+    line = setting.first_line(["claude", "-p", "hello", "--output-format", "stream-json", "--verbose"])
+    skills = json.loads(line)["skills"]
     return any(name in (NAME, f"{NAME}:{NAME}") for name in skills)
 
 
@@ -169,9 +179,10 @@ def measure(row: Row, setting: Setting) -> dict[str, Any]:
     if failed is not None:
         return {**result, "error": (failed.stderr or failed.stdout)[-500:]}
     for below in row.folders:
-        place = setting.project / below.replace("{home}", str(setting.home))
-        copy = next((path for path in (place / NAME, *sorted(place.glob("*"))) if (path / "SKILL.md").is_file()), place)
-        result["copies"].append({"folder": below.replace("{home}", "~"), **use(copy, setting)})
+        place = setting.project / setting.filled(below)
+        around = (place, place / NAME, *sorted(place.glob("*")))
+        copy = next((path for path in around if (path / "SKILL.md").is_file()), place)
+        result["copies"].append({"folder": below.format(home="~", source="PATH"), **use(copy, setting)})
     asked = [client for client in row.clients if client in ASKED and shutil.which(client, path=setting.path)]
     result["seen"] = {client: ASKED[client](setting) for client in asked}
     result["not_asked"] = [client for client in row.clients if client not in asked]
