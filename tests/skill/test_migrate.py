@@ -29,7 +29,8 @@ FSDP2 += [
     TESTS / "libraries" / name / "train.py" for name in ("accelerate", "lightning", "peft", "torch", "transformers")
 ]
 
-FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy\nm = torch.nn.Linear(2, 2)\n"
+FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy\n"
+FSDP1 += "m = torch.nn.Linear(2, 2)\n"
 DDP = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as D\ntorch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n"
 TRAIN = "\nopt = torch.optim.SGD(m.parameters())\nm(torch.zeros(2)).sum().backward()\nopt.step()\n"
 # (script, a construct, what its FSDP2 counterpart says)
