@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation libraries zoo references clean
+.PHONY: demo test lint types unit detection mutation libraries zoo references scan installs clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -42,6 +42,16 @@ zoo: $(VENV)/installed-test
 mutation: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
 
+# The installed copy before a skill scanner, which is a heavy package and gets an environment of its own (network).
+scan: $(VENV)/installed-test
+	test -x $(VENV)-scan/bin/skill-scanner || $(PYTHON) -m venv $(VENV)-scan
+	$(VENV)-scan/bin/python -m pip install --quiet --disable-pip-version-check cisco-ai-skill-scanner==2.3.2
+	$(BIN)/python benchmarks/skill_scanner.py --scanner $(VENV)-scan/bin/skill-scanner
+
+# Every way to install the skill, and what the copies do; CLIENTS is a folder into which npm has put the agents' command lines.
+installs: $(VENV)/installed-test
+	$(BIN)/python benchmarks/install_matrix.py $(if $(CLIENTS),--clients $(CLIENTS))
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
@@ -53,7 +63,7 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-scan build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 references: $(VENV)/installed
 	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md

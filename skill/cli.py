@@ -13,7 +13,7 @@ from .. import __version__
 from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
 from .output import Help, log
 
-COMMANDS = ("new", "diff", "update", "lint", "verify", "spec", "explain", "doctor")
+COMMANDS = ("new", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
 this machine refuses, 130 interrupted.
@@ -27,6 +27,7 @@ examples:
   fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 explain optim-before-shard              what a rule says, why, and how to mend it
+  fsdp2 install --user                          put the skill where coding agents look
 """
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..verifier.errors import UserError
-from ..verifier.finding import Verdict
 from .output import log, say
 
 Report = tuple[str, Path | None]
+T = TypeVar("T")
 
 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
@@ -27,12 +28,10 @@ def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
     return found
 
 
-def write_reports(
-    reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
-) -> None:
+def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]) -> None:
     """Render and write each report."""
     for name, path in reports:
-        text = renderers[name](verdict)
+        text = renderers[name](result)
         if path is None:
             say(text.rstrip("\n"))
             continue

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from verified_fsdp2 import __version__
+from verified_fsdp2.skill import installer
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "skill", "verifier", "examples")
@@ -87,7 +88,11 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     ):
         for path in (ROOT / folder).glob(pattern):
             assert path.relative_to(ROOT).as_posix() in shipped
-    assert {"SKILL.md", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= shipped
+    assert set(installer.pack_files()) <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
-    assert len(shipped) < 200
+    assert len(shipped) < 240
     fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
+    fsdp2(package / "skill", "install", "--client", "claude", cwd=tmp_path)
+    copy = tmp_path / ".claude" / "skills" / "verified-fsdp2"
+    installed = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
+    assert installed == {*installer.pack_files(), installer.MANIFEST}

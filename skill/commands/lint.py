@@ -1,4 +1,4 @@
-"""`fsdp2 lint PATH...`: the rules that the sources alone can break."""
+"""`fsdp2 lint PATH...`: the rules that the sources alone can break; with `--migrate`, what is not FSDP2 yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from ...verifier.errors import FAIL, PASS
+from ...verifier.errors import FAIL, PASS, UserError
 from ..output import Help
 from ..reports import wanted_reports, write_reports
 
@@ -14,12 +14,16 @@ EPILOG = """\
 Reads the files and what they import from their own folder; runs nothing and imports neither torch nor your code. It speaks only where it
 is certain: no hit is no proof, `fsdp2 verify` is. A line is left alone by `# fsdp2: ignore[rule] reason` on it or above it.
 
+With --migrate it judges nothing: it lists what a script of one process, of DDP or of FSDP1 must change, each construct with its
+counterpart, in the order of work. It edits nothing.
+
 examples:
   fsdp2 lint train.py
   fsdp2 lint src/ --skip root-only-wrap
   fsdp2 lint train.py --only checkpoint --json
+  fsdp2 lint train_ddp.py --migrate
 
-exit codes: 0 no hit, 1 hits, 2 bad usage, or a file that is not Python.
+exit codes: 0 no hit, or nothing to migrate, 1 hits, or something to migrate, 2 bad usage, or a file that is not Python.
 """
 
 
@@ -47,6 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="text or json, to stdout or a file (repeatable)",
     )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
+    parser.add_argument("--migrate", action="store_true", help="list what must change to make it FSDP2")
     parser.set_defaults(run=run)
 
 
@@ -58,9 +63,24 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.static.verdict import lint
 
     gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
+    if options.migrate:
+        return _migrate(options)
     renderers = {"text": lint_text.render, "json": json_report.render}
     reports = wanted_reports(options.report, options.json, renderers)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
     verdict = lint(options.paths, options.only, options.skip, command)
     write_reports(reports, verdict, renderers)
     return FAIL if verdict.verdict == "fail" else PASS
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    """List the changes; 1 if there are any."""
+    from ...verifier.report import migration as report
+    from ...verifier.static.migration import migrate
+
+    if options.only or options.skip:
+        raise UserError("--migrate judges no rules: leave out --only and --skip")
+    reports = wanted_reports(options.report, options.json, report.RENDERERS)
+    found = migrate(options.paths)
+    write_reports(reports, found, report.RENDERERS)
+    return FAIL if found.items else PASS

@@ -125,7 +125,7 @@ def sockets_fault() -> str:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
             server.listen(1)
-            with socket.create_connection(server.getsockname(), timeout=2.0):
+            with socket.create_connection(("127.0.0.1", server.getsockname()[1]), timeout=2.0):
                 return ""
     except OSError as error:
         return str(error)

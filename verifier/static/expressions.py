@@ -168,6 +168,8 @@ class Expressions(Names):
             base.attrs[f"[{key.const}]"] = item
             base.parts.append(item)
         else:
+            for name, known in base.attrs.items():
+                base.attrs[name] = either([known, item])  # it may be the one that is replaced
             base.parts.append(derived("entry", [key, item]))
             base.name = "open"
 

@@ -16,18 +16,19 @@ EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]
 
 
-def follow(project: Project) -> list[Trace]:
+def follow(project: Project, kind: type[Follower] | None = None) -> list[Trace]:
     """The traces of a script: of its first line to its last, and of each function that this does not come to."""
     module = project.script
     if module is None:
         return []
-    follower = Follower(project, True, BUDGET)
+    kind = kind or Follower
+    follower = kind(project, True, BUDGET)
     follower.start(module)
     traces, met = [follower.trace], follower.met
     for value in list(follower.entries(module)):
         if value.node in met:
             continue
-        again = Follower(project, False, BUDGET // 10)
+        again = kind(project, False, BUDGET // 10)
         again.entry(module, value)
         met |= again.met
         traces.append(again.trace)
@@ -201,7 +202,7 @@ class Follower(Calls):
 
     def _do_if(self, node: ast.If) -> bool:
         test = self.evaluate(node.test)
-        if test.kind == "const":
+        if self.decided(node, test):
             return self.run_body(node.body if test.const else node.orelse)
         saved, names = self.guards, dict(self.frame.names)
         self.guards = (*saved, Guard(node, test, True))
@@ -222,6 +223,10 @@ class Follower(Calls):
         else:
             self._put_names(self._joined(after_body, after_other, test))
         return False
+
+    def decided(self, node: ast.If, test: Value) -> bool:
+        """Whether only one branch is followed."""
+        return test.kind == "const"
 
     def _put_names(self, names: dict[str, Value]) -> None:
         if self.frame.names is self.frame.module.names:

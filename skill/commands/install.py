@@ -1,0 +1,111 @@
+"""`fsdp2 install`: a copy of the skill where coding agents look for it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...verifier.errors import FAIL, PASS
+from ..output import Help, emit_json, say
+
+if TYPE_CHECKING:
+    from ..installer import Plan
+
+CLIENTS = ("claude", "codex", "cursor", "gemini", "opencode", "copilot", "all")
+EPILOG = """\
+The copy runs without an install: `python FOLDER/skill doctor`, in any Python that has torch, jinja2, pyyaml and jsonschema.
+Installing again upgrades it. A file that you edited is kept and named (exit 1); --force replaces it. Nothing else in the folder is touched.
+
+examples:
+  fsdp2 install                                  the two folders that reach all clients, in this project
+  fsdp2 install --client claude --user           ~/.claude/skills/verified-fsdp2
+  fsdp2 install --client codex --client gemini --dry-run
+  fsdp2 install --uninstall                      remove what was installed in this project, for every client
+
+exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that cannot be written.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "install",
+        help="put the skill where coding agents look",
+        description="Write a lean copy of the skill where coding agents look for skills: all of it, or nothing.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
+    parser.add_argument(
+        "--client", choices=CLIENTS, action="append", default=[], help="for whom (repeatable; default: all)"
+    )
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--project", action="store_true", help="in the current folder (the default)")
+    scope.add_argument("--user", action="store_true", help="in your home, for all projects")
+    parser.add_argument("--uninstall", action="store_true", help="remove what was installed, and nothing else")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--force", action="store_true", help="replace or remove files that you edited, too")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan for every folder, then do all of it or nothing; 1 if something had to be left alone."""
+    from .. import installer
+
+    places = installer.targets(options.client or ["all"], options.user, everywhere=options.uninstall)
+    files = {} if options.uninstall else installer.pack_files()
+    if options.uninstall:
+        plans = [installer.plan_uninstall(place, options.force) for place in places]
+        plans = [plan for plan in plans if plan.action != "absent"]
+    else:
+        plans = [installer.plan_install(place, files, options.force) for place in places]
+    if not options.dry_run:
+        installer.carry_out(plans)
+    ok = not any(plan.kept or plan.action == "foreign" for plan in plans)
+    told = [_told(plan, files) for plan in plans]
+    if options.json:
+        emit_json({"ok": ok, "dry_run": options.dry_run, "version": __version__, "targets": told})
+    else:
+        _say(told, options)
+    return PASS if ok else FAIL
+
+
+def _told(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
+    return {
+        "folder": str(plan.target.folder),
+        "clients": list(plan.target.clients),
+        "action": plan.action,
+        "previous": plan.previous,
+        "files": len(files),
+        "bytes": sum(map(len, files.values())),
+        "new": len(plan.new),
+        "replaced": len(plan.replaced),
+        "removed": len(plan.removed),
+        "kept": plan.kept,
+    }
+
+
+def _say(told: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    if not told:
+        say("nothing is installed here")
+    would = "would be " if options.dry_run else ""
+    for one in told:
+        folder = one["folder"]
+        size = f"{one['files']} files, {one['bytes'] / 1e6:.1f} MB"
+        changes = f"{one['new']} files new, {one['replaced']} replaced, {one['removed']} removed"
+        lines = {
+            "install": f"{would}installed: {folder} ({size})",
+            "upgrade": f"{would}upgraded from {one['previous']}: {folder} ({changes})",
+            "none": f"up to date: {folder}",
+            "uninstall": f"{would}removed: {folder} ({one['removed']} files)",
+            "foreign": f"left alone, since `fsdp2 install` did not write it: {folder}",
+        }
+        say(f"{lines[one['action']]}, for {', '.join(one['clients'])}")
+        for path in one["kept"]:
+            say(f"  kept, since you edited it: {path}")
+    if any(one["kept"] for one in told):
+        say("--force replaces or removes the files that were kept")
+    if told and not options.uninstall and not options.dry_run:
+        say(f"try it: python {shlex.quote(told[0]['folder'])}/skill doctor")

@@ -1,0 +1,260 @@
+"""A lean copy of the pack where coding agents look for skills: written, upgraded and removed all or nothing, never over an edit.
+
+Where each client looks, by its own documentation (read in November 2026):
+
+- Claude Code: code.claude.com/docs/en/skills, "Where skills live".
+- Codex: developers.openai.com/codex/skills, "Where to save skills".
+- Cursor: cursor.com/docs/context/skills, "Skill directories"; it also loads `.agents/skills`, and `.claude/skills` of project and user.
+- Gemini CLI: geminicli.com/docs/cli/using-agent-skills, "Discovery tiers"; `.agents/skills` is an alias, which wins.
+- OpenCode: opencode.ai/v2/docs/skills, "Discovery"; it also loads `.claude/skills` and `.agents/skills`.
+- GitHub Copilot: docs.github.com/en/copilot, "Create skills"; it also loads `.claude/skills` and `.agents/skills`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from .. import __version__
+from ..verifier.errors import UserError
+from .placing import obstacle, place
+
+NAME = "verified-fsdp2"
+MANIFEST = "INSTALLED.json"
+PACK = Path(__file__).resolve().parents[1]
+
+# client: (folder below a project, folder below the home)
+PLACES = {
+    "claude": (".claude/skills", ".claude/skills"),
+    "codex": (".agents/skills", ".agents/skills"),
+    "cursor": (".cursor/skills", ".cursor/skills"),
+    "gemini": (".gemini/skills", ".gemini/skills"),
+    "opencode": (".opencode/skills", ".config/opencode/skills"),
+    "copilot": (".github/skills", ".copilot/skills"),
+}
+# The two folders that reach all of them, in a project and for a user.
+SHARED = {
+    ".claude/skills": ("claude", "cursor"),
+    ".agents/skills": ("codex", "gemini", "opencode", "copilot"),
+}
+
+_ALONE = ("SKILL.md", "LICENSE", "__init__.py")
+_FOLDERS = ("references", "templates", "examples", "skill", "verifier")
+_SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One folder for the copy, and the clients that are served by it."""
+
+    folder: Path
+    clients: tuple[str, ...]
+
+
+@dataclass
+class Plan:
+    """What is to be done in one folder. `contents`: what is written, None for what is removed; `kept`: a person's edits."""
+
+    target: Target
+    action: str
+    previous: str | None = None
+    contents: dict[str, bytes | None] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+def pack_files(pack: Path = PACK) -> dict[str, bytes]:
+    """What an installed copy holds, path to content: the text of the skill, and all that its commands need to run."""
+    found = list(_ALONE)
+    for folder in _FOLDERS:
+        for path in sorted((pack / folder).rglob("*")):
+            name = path.relative_to(pack)
+            hidden = path.name[0] == "." or any(part[0] in "._" for part in name.parts[:-1])
+            if path.suffix in _SUFFIXES and path.is_file() and not hidden:
+                found.append(name.as_posix())
+    missing = [name for name in found if not (pack / name).is_file()]
+    if missing:
+        raise UserError(f"{pack} is no whole copy of {NAME}: {', '.join(missing)} is missing")
+    return {name: (pack / name).read_bytes() for name in found}
+
+
+def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:
+    """The folders for these clients; `all` is the two that reach all of them.
+
+    `everywhere`: those of these folders that are there, and for `all` each client's own, too.
+    """
+    base = Path(os.environ.get("HOME", "")) if user else Path.cwd()
+    if not base.is_absolute():
+        raise UserError("HOME is not set to a folder")
+    wanted = [(PLACES[client][user], client) for client in clients if client != "all"]
+    if "all" in clients:
+        wanted += [(place, client) for place, served in SHARED.items() for client in served]
+        wanted += [(places[user], client) for client, places in PLACES.items() if everywhere]
+    found: dict[str, Target] = {}
+    for place_below, client in dict.fromkeys(wanted):
+        folder = base / place_below / NAME
+        if everywhere and not os.path.lexists(folder):
+            continue
+        _check_place(folder, base)
+        one = found.setdefault(os.path.realpath(folder), Target(folder, ()))
+        found[os.path.realpath(folder)] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))))
+    return list(found.values())
+
+
+def _check_place(folder: Path, base: Path) -> None:
+    """Refuse a folder that is none, that is somebody's link, or that lies outside of the project or the home."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`")
+    real = Path(os.path.realpath(folder))
+    if not real.is_relative_to(os.path.realpath(base)):
+        raise UserError(f"{folder} leads out of {base}, to {real}")
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise UserError(f"{there} is in the way: it must be a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{there} cannot be written by you")
+
+
+def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False) -> Plan:
+    """What it takes to have exactly these files there; files that a person edited are kept unless `force`."""
+    folder = target.folder
+    manifest = _read(folder)
+    if Path(os.path.realpath(folder)) == PACK:
+        return Plan(target, "none", manifest[0] if manifest else None)  # the copy that is running
+    if manifest is None and folder.is_dir() and any(folder.iterdir()):
+        if (folder / ".git").exists():
+            raise UserError(f"{folder} is a git clone: `git pull` brings it up to date")
+        if not force:
+            raise UserError(f"{folder} was not written by `fsdp2 install`; move it away, or --force to write into it")
+    previous, before = manifest or (None, {})
+    plan = Plan(target, "install" if manifest is None else "upgrade", previous)
+    for path in (*files, *(old for old in before if old not in files), MANIFEST):
+        if blocked := obstacle(folder, path, replace_link=True):
+            raise UserError(blocked)
+    for path in dict.fromkeys((*files, *before)):
+        data, there = files.get(path), _hash(folder / path)
+        if there == (None if data is None else _sha256(data)):
+            continue
+        if there is not None and there != before.get(path) and not force:
+            plan.kept.append(path)
+            continue
+        plan.contents[path] = data
+        (plan.removed if data is None else plan.replaced if there else plan.new).append(path)
+    record = _record({path: _sha256(data) for path, data in files.items()})
+    if _hash(folder / MANIFEST) != _sha256(record):
+        plan.contents[MANIFEST] = record
+    if not plan.contents:
+        plan.action = "none"
+    return plan
+
+
+def plan_uninstall(target: Target, force: bool = False) -> Plan:
+    """What it takes to remove what was installed, and what Python compiled from it; edited files stay unless `force`."""
+    folder = target.folder
+    manifest = _read(folder)
+    if manifest is None:
+        foreign = folder.is_dir() and any(folder.iterdir())
+        return Plan(target, "foreign" if foreign else "absent")
+    previous, before = manifest
+    plan = Plan(target, "uninstall", previous)
+    for path, known in before.items():
+        there = _hash(folder / path)
+        if there is None or obstacle(folder, path, replace_link=True):
+            continue
+        if there != known and not force:
+            plan.kept.append(path)
+            continue
+        plan.contents[path] = None
+        plan.removed.append(path)
+        for compiled in _compiled(folder / path):
+            plan.contents[compiled.relative_to(folder).as_posix()] = None
+    plan.contents[MANIFEST] = _record({path: before[path] for path in plan.kept}) if plan.kept else None
+    return plan
+
+
+def carry_out(plans: Sequence[Plan]) -> None:
+    """Do all of it, or nothing. Raises UserError."""
+    done: list[tuple[Path, dict[str, bytes | None]]] = []
+    try:
+        for plan in plans:
+            folder = plan.target.folder
+            if plan.contents:
+                before = {path: _content(folder / path) for path in plan.contents}
+                place(plan.contents, folder)
+                done.append((folder, before))
+                _remove_if_empty(folder)
+    except BaseException:
+        for folder, before in reversed(done):
+            place(before, folder)
+            _remove_if_empty(folder)
+        raise
+
+
+def _compiled(source: Path) -> list[Path]:
+    """What Python has compiled from a module."""
+    cache = source.parent / "__pycache__"
+    if source.suffix != ".py" or cache.is_symlink() or not cache.is_dir():
+        return []
+    return [file for file in cache.iterdir() if file.suffix == ".pyc" and file.name.split(".")[0] == source.stem]
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
+    """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it cannot be trusted."""
+    path = folder / MANIFEST
+    try:
+        told = json.loads(path.read_bytes())
+        version, files = str(told["version"]), dict(told["files"])
+        good = told["manifest"] == 1 and all(_inside(name) and isinstance(files[name], str) for name in files)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        good = False
+    if not good:
+        raise UserError(f"{path} is not what `fsdp2 install` wrote; move {folder} away and install again")
+    return version, files
+
+
+def _record(hashes: Mapping[str, str]) -> bytes:
+    return (json.dumps({"manifest": 1, "version": __version__, "files": dict(hashes)}, indent=1) + "\n").encode()
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(name) and str(path) == name and not path.is_absolute() and ".." not in path.parts and name != MANIFEST
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _hash(path: Path) -> str | None:
+    """The hash of a file; None if nothing is there. A link is no file of ours, whatever it leads to."""
+    if path.is_symlink():
+        return "a link"
+    data = _content(path)
+    return None if data is None else _sha256(data)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None

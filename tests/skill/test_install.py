@@ -1,0 +1,402 @@
+"""`fsdp2 install`: where it writes, upgrades, what it leaves alone, what it refuses, and that it is all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verified_fsdp2 import __version__
+from verified_fsdp2.skill import installer, placing
+from verified_fsdp2.skill.cli import main
+
+ROOT = Path(__file__).parents[2]
+NAME = "verified-fsdp2"
+SMALL = {"SKILL.md": b"skill\n", "skill/cli.py": b"a = 1\n", "verifier/flow.py": b"b = 1\n"}
+Tree = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home and a project of their own."""
+    for name in ("home", "project"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "project")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A pack of three files, which a test may change."""
+    files = dict(SMALL)
+    monkeypatch.setattr(installer, "pack_files", lambda: files)
+    return files
+
+
+def tree(folder: Path) -> Tree:
+    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    """(exit code, the JSON; for a usage error its line)."""
+    code = main(["install", *words, "--json"])
+    told = capsys.readouterr()
+    return code, json.loads(told.out) if told.out else told.err.rstrip("\n")
+
+
+def test_the_real_copy_is_whole_and_small(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.perf_counter()
+    code, told = run(capsys, "--client", "claude")
+    assert code == 0 and time.perf_counter() - started < 1
+    copy = Path(".claude/skills") / NAME
+    found = tree(copy)
+    assert set(found) == {*installer.pack_files(), installer.MANIFEST}
+    assert told["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 1_500_000
+    for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2"), ("references", "*.md")):
+        assert {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob(pattern)} <= set(found)
+    assert {"SKILL.md", "LICENSE", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= set(found)
+    assert not any(path.startswith(("tests", "benchmarks", ".")) or "__pycache__" in path for path in found)
+
+
+def test_the_copy_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--client", "codex")[0] == 0
+    fault = ROOT / "tests" / "faults" / "optim_before_shard.py"
+    words = [sys.executable, f".agents/skills/{NAME}/skill", "lint", str(fault), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
+    again = subprocess.run([*words[:2], "install", "--client", "claude"], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    ours = {path: text for path, text in tree(Path(f".agents/skills/{NAME}")).items() if not path.endswith(".pyc")}
+    assert tree(Path(f".claude/skills/{NAME}")) == ours
+    gone = subprocess.run([*words[:2], "install", "--uninstall"], capture_output=True, text=True, check=False)
+    assert gone.returncode == 0, gone.stderr
+    assert not tree(Path()), "what Python compiled from the copy goes with it"
+
+
+@pytest.mark.parametrize(
+    ("client", "user", "folders"),
+    [
+        ("claude", False, [".claude/skills"]),
+        ("claude", True, [".claude/skills"]),
+        ("codex", True, [".agents/skills"]),
+        ("cursor", False, [".cursor/skills"]),
+        ("gemini", True, [".gemini/skills"]),
+        ("opencode", False, [".opencode/skills"]),
+        ("opencode", True, [".config/opencode/skills"]),
+        ("copilot", False, [".github/skills"]),
+        ("copilot", True, [".copilot/skills"]),
+        ("all", False, [".claude/skills", ".agents/skills"]),
+        ("all", True, [".claude/skills", ".agents/skills"]),
+    ],
+)
+def test_places(
+    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path, client: str, user: bool, folders: list[str]
+) -> None:
+    code, told = run(capsys, "--client", client, "--user" if user else "--project")
+    base = tmp_path / ("home" if user else "project")
+    assert code == 0 and told["ok"]
+    assert [one["folder"] for one in told["targets"]] == [str(base / folder / NAME) for folder in folders]
+    served = {name for one in told["targets"] for name in one["clients"]}
+    assert served == (set(installer.PLACES) if client == "all" else {client})
+    assert {p.parent for p in base.rglob("SKILL.md")} == {base / folder / NAME for folder in folders}
+    assert not tree(tmp_path / ("project" if user else "home"))
+
+
+def test_without_a_client_it_is_all_in_the_project(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    assert run(capsys)[0] == 0
+    assert set(tree(Path())) == {
+        f"{folder}/{NAME}/{path}" for folder in installer.SHARED for path in (*SMALL, installer.MANIFEST)
+    }
+
+
+def test_clients_of_one_folder_share_one_copy(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    Path(".agents").mkdir()
+    Path(".claude").symlink_to(".agents")
+    code, told = run(capsys, "--client", "codex", "--client", "claude")
+    assert code == 0
+    assert [(Path(one["folder"]).parts[-3], one["clients"]) for one in told["targets"]] == [
+        (".agents", ["codex", "claude"])
+    ]
+
+
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], small: dict[str, bytes], tmp_path: Path) -> None:
+    code, told = run(capsys, "--dry-run")
+    assert code == 0 and [one["action"] for one in told["targets"]] == ["install", "install"]
+    assert not list((tmp_path / "project").iterdir()) and not list((tmp_path / "home").iterdir())
+    run(capsys)
+    before = tree(tmp_path)
+    small["SKILL.md"] = b"new\n"
+    assert run(capsys, "--dry-run")[1]["targets"][0]["replaced"] == 1
+    assert run(capsys, "--dry-run", "--uninstall")[1]["targets"][0]["removed"] == 3
+    assert tree(tmp_path) == before
+
+
+def test_an_upgrade_in_place(
+    capsys: pytest.CaptureFixture[str], small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "__version__", "0.0.9")
+    run(capsys, "--client", "claude")
+    monkeypatch.setattr(installer, "__version__", __version__)
+    copy = Path(f".claude/skills/{NAME}")
+    (copy / "notes.txt").write_text("mine")
+    small["skill/cli.py"] = b"a = 2\n"
+    small["skill/more.py"] = b"c = 3\n"
+    del small["verifier/flow.py"]
+    code, told = run(capsys, "--client", "claude")
+    one = told["targets"][0]
+    assert (code, one["action"], one["previous"]) == (0, "upgrade", "0.0.9")
+    assert (one["new"], one["replaced"], one["removed"], one["kept"]) == (1, 1, 1, [])
+    found = tree(copy)
+    assert json.loads(found.pop(installer.MANIFEST))["version"] == __version__
+    assert found == {**{path: data.decode() for path, data in small.items()}, "notes.txt": "mine"}
+    assert not (copy / "verifier").exists()
+    assert run(capsys, "--client", "claude")[1]["targets"][0]["action"] == "none"
+
+
+def test_a_missing_file_is_written_again(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    run(capsys, "--client", "claude")
+    copy = Path(f".claude/skills/{NAME}")
+    (copy / "SKILL.md").unlink()
+    assert run(capsys, "--client", "claude")[1]["targets"][0]["new"] == 1
+    assert (copy / "SKILL.md").read_bytes() == SMALL["SKILL.md"]
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["the pack has it anew", "the pack has it no more"])
+def test_an_edited_file_is_kept_and_named(
+    capsys: pytest.CaptureFixture[str], small: dict[str, bytes], gone: bool
+) -> None:
+    run(capsys, "--client", "claude")
+    edited = Path(f".claude/skills/{NAME}/skill/cli.py")
+    edited.write_text("mine\n")
+    small["SKILL.md"] = b"new\n"
+    if gone:
+        del small["skill/cli.py"]
+    else:
+        small["skill/cli.py"] = b"a = 2\n"
+    for _ in range(2):
+        code, told = run(capsys, "--client", "claude")
+        assert code == 1 and not told["ok"]
+        assert told["targets"][0]["kept"] == ["skill/cli.py"]
+        assert edited.read_text() == "mine\n"
+        if gone:
+            break
+    assert (edited.parents[1] / "SKILL.md").read_bytes() == b"new\n"
+
+
+def test_force_replaces_an_edit(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    run(capsys, "--client", "claude")
+    edited = Path(f".claude/skills/{NAME}/skill/cli.py")
+    edited.write_text("mine\n")
+    assert run(capsys, "--client", "claude", "--force")[0] == 0
+    assert edited.read_bytes() == SMALL["skill/cli.py"]
+
+
+def test_a_file_that_became_a_link_is_an_edit(
+    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path
+) -> None:
+    run(capsys, "--client", "claude")
+    linked = Path(f".claude/skills/{NAME}/SKILL.md")
+    (tmp_path / "mine.md").write_bytes(SMALL["SKILL.md"])
+    linked.unlink()
+    linked.symlink_to(tmp_path / "mine.md")
+    assert run(capsys, "--client", "claude")[1]["targets"][0]["kept"] == ["SKILL.md"]
+    assert run(capsys, "--client", "claude", "--force")[0] == 0
+    assert not linked.is_symlink() and (tmp_path / "mine.md").read_bytes() == SMALL["SKILL.md"]
+
+
+def test_uninstall_removes_what_was_installed(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    run(capsys, "--client", "all", "--client", "cursor")
+    other = Path(".claude/skills/another/SKILL.md")
+    other.parent.mkdir()
+    other.write_text("another\n")
+    cache = Path(f".claude/skills/{NAME}/skill/__pycache__")
+    cache.mkdir()
+    for name in ("cli.cpython-311.pyc", "mine.cpython-311.pyc"):
+        (cache / name).write_bytes(b"")
+    code, told = run(capsys, "--uninstall")
+    assert code == 0
+    assert sorted(Path(one["folder"]).parts[-3] for one in told["targets"]) == [".agents", ".claude", ".cursor"]
+    assert set(tree(Path())) == {f".claude/skills/{NAME}/skill/__pycache__/mine.cpython-311.pyc", str(other)}
+    assert not Path(f".agents/skills/{NAME}").exists()
+    code, told = run(capsys, "--uninstall", "--client", "codex")
+    assert (code, told["targets"]) == (0, [])
+
+
+def test_uninstall_keeps_an_edit_until_force(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    run(capsys, "--client", "claude")
+    edited = Path(f".claude/skills/{NAME}/SKILL.md")
+    edited.write_text("mine\n")
+    code, told = run(capsys, "--uninstall")
+    assert code == 1 and told["targets"][0]["kept"] == ["SKILL.md"]
+    assert set(tree(edited.parent)) == {"SKILL.md", installer.MANIFEST}
+    assert run(capsys, "--uninstall", "--force")[0] == 0
+    assert not edited.parent.exists()
+
+
+def test_uninstall_leaves_alone_what_it_did_not_write(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    mine = Path(f".claude/skills/{NAME}/SKILL.md")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine\n")
+    code, told = run(capsys, "--uninstall", "--force")
+    assert code == 1 and told["targets"][0]["action"] == "foreign"
+    assert mine.read_text() == "mine\n"
+
+
+def make_folder_in_the_way(copy: Path) -> None:
+    (copy / "SKILL.md" / "x").mkdir(parents=True)
+    (copy / installer.MANIFEST).write_text('{"manifest": 1, "version": "0", "files": {}}')
+
+
+def make_link_inside(copy: Path) -> None:
+    copy.mkdir(parents=True)
+    (copy / "skill").symlink_to(Path.home())
+    (copy / installer.MANIFEST).write_text('{"manifest": 1, "version": "0", "files": {}}')
+
+
+def make_manifest(text: str) -> Any:
+    def make(copy: Path) -> None:
+        copy.mkdir(parents=True)
+        (copy / installer.MANIFEST).write_text(text)
+
+    return make
+
+
+def make_clone(copy: Path) -> None:
+    (copy / ".git").mkdir(parents=True)
+
+
+def make_file(copy: Path) -> None:
+    copy.parent.mkdir(parents=True)
+    copy.write_text("mine")
+
+
+def make_file_above(copy: Path) -> None:
+    copy.parents[1].write_text("mine")
+
+
+def make_link(copy: Path) -> None:
+    copy.parent.mkdir(parents=True)
+    (Path.home() / "elsewhere").mkdir()
+    copy.symlink_to(Path.home() / "elsewhere")
+
+
+def make_link_out(copy: Path) -> None:
+    copy.parents[1].mkdir()
+    copy.parent.symlink_to(Path.home())
+
+
+def make_foreign(copy: Path) -> None:
+    copy.mkdir(parents=True)
+    (copy / "SKILL.md").write_text("mine")
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"], ["--force"]], ids=["", "dry run", "force"])
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (make_file, "must be a folder"),
+        (make_file_above, "must be a folder"),
+        (make_link, "is a symbolic link to"),
+        (make_link_out, "leads out of"),
+        (make_link_inside, "is in the way: it must be a folder"),
+        (make_folder_in_the_way, "is in the way: it must be a file"),
+        (make_clone, "is a git clone"),
+        (make_foreign, "was not written by `fsdp2 install`"),
+        (make_manifest("{"), "is not what `fsdp2 install` wrote"),
+        (make_manifest("[]"), "is not what `fsdp2 install` wrote"),
+        (make_manifest('{"manifest": 1, "version": "1", "files": {"../x": ""}}'), "is not what `fsdp2 install` wrote"),
+        (make_manifest('{"manifest": 1, "version": "1", "files": {"/x": ""}}'), "is not what `fsdp2 install` wrote"),
+        (make_manifest('{"manifest": 9, "version": "1", "files": {}}'), "is not what `fsdp2 install` wrote"),
+    ],
+)
+def test_odd_targets_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path, make: Any, told: str, words: list[str]
+) -> None:
+    make(Path(f".claude/skills/{NAME}").absolute())
+    before = tree(tmp_path)
+    if make is make_foreign and "--force" in words:
+        assert run(capsys, *words)[0] == 0
+        return
+    code, error = run(capsys, *words)
+    assert (code, error.count("\n")) == (2, 0) and told in error
+    assert tree(tmp_path) == before and not Path(".agents").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    Path(".claude").mkdir(mode=0o500)
+    code, error = run(capsys)
+    assert code == 2 and "cannot be written" in error and not Path(".agents").exists()
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_no_home(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert run(capsys, "--user") == (2, "HOME is not set to a folder")
+
+
+def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--client", "emacs"], ["--user", "--project"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["install", *words])
+        assert stopped.value.code == 2
+    assert "emacs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_a_failure_in_the_second_folder_undoes_the_first(
+    capsys: pytest.CaptureFixture[str],
+    small: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    upgrade: bool,
+) -> None:
+    if upgrade:
+        run(capsys)
+        small.update({"SKILL.md": b"new\n", "skill/more.py": b"c\n"})
+    before = tree(tmp_path)
+    real = placing.place
+
+    def failing(contents: placing.Contents, out: Path) -> None:
+        if ".agents" in str(out):
+            raise installer.UserError(f"cannot write {out}: No space left on device")
+        real(contents, out)
+
+    monkeypatch.setattr(installer, "place", failing)
+    code, error = run(capsys)
+    assert code == 2 and "No space left" in error
+    assert tree(tmp_path) == before
+
+
+def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "skill").mkdir()
+    (tmp_path / "SKILL.md").write_text("")
+    with pytest.raises(installer.UserError, match=r"no whole copy of verified-fsdp2: LICENSE, __init__\.py is missing"):
+        installer.pack_files(tmp_path)
+
+
+def test_the_text(capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path) -> None:
+    folder = tmp_path / "project" / ".claude" / "skills" / NAME
+
+    def told(*words: str) -> list[str]:
+        main(["install", "--client", "claude", *words])
+        return capsys.readouterr().out.splitlines()
+
+    assert told("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
+    assert told() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]
+    assert told() == [f"up to date: {folder}, for claude", f"try it: python {folder}/skill doctor"]
+    (folder / "SKILL.md").write_text("mine")
+    assert told("--uninstall") == [
+        f"removed: {folder} (2 files), for claude",
+        "  kept, since you edited it: SKILL.md",
+        "--force replaces or removes the files that were kept",
+    ]
+    assert told("--uninstall", "--force")[0].startswith("removed: ")
+    assert told("--uninstall") == ["nothing is installed here"]

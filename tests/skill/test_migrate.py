@@ -1,0 +1,293 @@
+"""`fsdp2 lint --migrate`: every construct of the scripts in tests/migrate is listed at its line, and no other; FSDP2 needs nothing.
+
+A line of these scripts that must change ends in `# -> construct; construct`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.verifier.report.migration import render
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.static import migration
+from verified_fsdp2.verifier.static.lint import look
+from verified_fsdp2.verifier.static.migration import STEPS, migrate
+
+TESTS = Path(__file__).parents[1]
+ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
+SCRIPTS = sorted((TESTS / "migrate").glob("*.py"))
+FSDP2 = [*sorted((TESTS / "zoo").glob("*.py")), *sorted((TESTS / "faults").glob("*.py"))]
+FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir()]
+FSDP2 += [
+    TESTS / "libraries" / name / "train.py" for name in ("accelerate", "lightning", "peft", "torch", "transformers")
+]
+
+FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy\n"
+FSDP1 += "m = torch.nn.Linear(2, 2)\n"
+DDP = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as D\ntorch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n"
+TRAIN = "\nopt = torch.optim.SGD(m.parameters())\nm(torch.zeros(2)).sum().backward()\nopt.step()\n"
+# (script, a construct, what its FSDP2 counterpart says)
+INLINE = [
+    (
+        "m = FullyShardedDataParallel(m)",
+        "FullyShardedDataParallel without auto_wrap_policy",
+        "for block in model.blocks",
+    ),
+    ("m = FullyShardedDataParallel(m, device_mesh=mesh)", "FSDP device_mesh", "mesh="),
+    (
+        "m = FullyShardedDataParallel(m, None, ShardingStrategy.FULL_SHARD)",
+        "FSDP sharding_strategy=FULL_SHARD",
+        "nothing",
+    ),
+    (
+        "S = ShardingStrategy\nm = FullyShardedDataParallel(m, sharding_strategy=S.NO_SHARD)",
+        "FSDP sharding_strategy=NO_SHARD",
+        "DDP",
+    ),
+    (
+        "m = FullyShardedDataParallel(m, sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)",
+        "FSDP sharding_strategy=_HYBRID_SHARD_ZERO2",
+        "reshard_after_forward=False",
+    ),
+    (
+        "m = FullyShardedDataParallel(m, sharding_strategy=args.strategy)",
+        "FSDP sharding_strategy",
+        "SHARD_GRAD_OP: reshard",
+    ),
+    ("m = FullyShardedDataParallel(m, auto_wrap_policy=lambda *a: True)", "FSDP auto_wrap_policy", "a loop"),
+    (
+        "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n"
+        "m = FullyShardedDataParallel(m, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear, torch.nn.Embedding}))",
+        "FSDP auto_wrap_policy by class",
+        "isinstance(m, (Linear, Embedding))",
+    ),
+    (
+        "m = FullyShardedDataParallel(m, mixed_precision=MixedPrecision(param_dtype=torch.float16))",
+        "FSDP mixed_precision",
+        "MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)",
+    ),
+    (
+        "m = FullyShardedDataParallel(m, mixed_precision=MixedPrecision(reduce_dtype=torch.bfloat16))",
+        "FSDP mixed_precision",
+        "MixedPrecisionPolicy(param_dtype=None, reduce_dtype=torch.bfloat16)",
+    ),
+    ("m = FullyShardedDataParallel(m, mixed_precision=policy)", "FSDP mixed_precision", "param_dtype=..."),
+    ("m = D(m, init_sync=False)", "DDP init_sync", "nothing"),
+    ("m = D(m, device_mesh=mesh)", "DDP device_mesh", "mesh="),
+    ("m = D(m, mixed_precision=policy)", "DDP mixed_precision", "MixedPrecisionPolicy"),
+    ("m = D(m)\nm.register_comm_hook(None, hook)", "register_comm_hook", "nothing that compresses"),
+    (
+        "m = D(m)\nfrom torch.distributed import checkpoint as c\nc.load_state_dict({}, None)",
+        "dcp.load_state_dict",
+        "dcp.load(",
+    ),
+    ("m = D(m)\nmaker = torch.compile\nfast = maker(model=m)", "DistributedDataParallel", "for block in model.blocks"),
+    ("from accelerate import Accelerator\na = Accelerator()", "Accelerator", "fsdp_version=2"),
+    (
+        "import accelerate\np = accelerate.FullyShardedDataParallelPlugin()\na = accelerate.Accelerator(fsdp_plugin=p)",
+        "FullyShardedDataParallelPlugin",
+        "fsdp_version=2",
+    ),
+    (
+        "from transformers import Trainer, TrainingArguments\nTrainer(m, TrainingArguments('out', fsdp='full_shard'))",
+        "TrainingArguments",
+        "'version': 2",
+    ),
+    ("import lightning as L\nL.Trainer(strategy='fsdp').fit(m)", "Lightning's strategy", "ModelParallelStrategy"),
+    (
+        "import pytorch_lightning as pl\npl.Trainer(strategy=pl.strategies.FSDPStrategy())",
+        "Lightning's strategy",
+        "configure_model",
+    ),
+    ("import deepspeed\nengine = deepspeed.initialize(model=m)", "deepspeed.initialize", "a plain loop"),
+]
+SECTIONS = {
+    "accelerate": "accelerate",
+    "transformers": "accelerate",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+}
+
+
+def found(script: Path) -> dict[int, set[str]]:
+    """{line: constructs}."""
+    lines: dict[int, set[str]] = {}
+    for item in migrate([script]).items:
+        for place in item.places:
+            lines.setdefault(place["line"], set()).add(item.construct)
+    return lines
+
+
+def marked(script: Path) -> dict[int, set[str]]:
+    lines = enumerate(script.read_text(encoding="utf-8").splitlines(), start=1)
+    return {number: set(line.partition(" # -> ")[2].split("; ")) for number, line in lines if " # -> " in line}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.stem)
+def test_every_construct_at_its_line(script: Path) -> None:
+    assert found(script) == marked(script)
+
+
+@pytest.mark.parametrize("path", FSDP2, ids=lambda p: p.relative_to(TESTS).as_posix())
+def test_fsdp2_has_nothing_to_migrate(path: Path) -> None:
+    assert migrate([path]).items == ()
+
+
+@pytest.mark.parametrize(("lines", "construct", "counterpart"), INLINE, ids=range(len(INLINE)))
+def test_in_one_line(tmp_path: Path, lines: str, construct: str, counterpart: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text((DDP if "D(m" in lines else FSDP1) + lines + TRAIN, encoding="utf-8")
+    items = {item.construct: item for item in migrate([script]).items}
+    assert counterpart in items[construct].fsdp2
+    package = next((name for name in SECTIONS if f" {name}" in lines), None)
+    if package:
+        assert items[construct].reference.endswith("#" + SECTIONS[package])
+
+
+def test_every_row_is_found_somewhere() -> None:
+    names = {name for script in SCRIPTS for line in marked(script).values() for name in line}
+    assert names | {construct for _, construct, _ in INLINE} == set(ROWS)
+
+
+def test_every_row_is_whole() -> None:
+    for name, row in ROWS.items():
+        assert set(row) <= {"step", "action", "fsdp2", "mind", "rules", "section"}, name
+        assert row["step"] in STEPS and row["action"] in ("add", "replace", "drop", "move", "check"), name
+        assert (row["action"] == "drop") == row["fsdp2"].startswith("nothing") or name == "register_comm_hook", name
+        assert set(row.get("rules", ())) <= set(RULES), name
+
+
+def test_every_section_is_a_heading() -> None:
+    page = TESTS.parent / "references" / "converting.md"
+    if not page.exists():
+        pytest.skip("references/converting.md is not here yet")
+    headings = {
+        line.removeprefix("## ").lower()
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("## ")
+    }
+    assert {"single", "ddp", "fsdp1", "accelerate", "lightning"} <= headings
+    assert {row["section"] for row in ROWS.values() if "section" in row} <= headings
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import torch\nx = torch.zeros(2)\n",
+        "import json\nprint(json.dumps({}))\n",
+        "import torch\nmodel = torch.nn.Linear(2, 2)\nprint(model(torch.zeros(2)))\ntorch.save(model.state_dict(), 'm.pt')\n",
+    ],
+    ids=["tensors", "no torch", "inference"],
+)
+def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(lines, encoding="utf-8")
+    assert migrate([script]).items == () and "no training loop is seen" in render(migrate([script]))
+
+
+def test_a_script_that_is_fsdp2_in_part_lists_the_wrapper_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    lines = "from torch.distributed.fsdp import fully_shard\nif torch.cuda.is_available():\n    fully_shard(m)\nelse:\n    m = D(m)"
+    script.write_text(DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n", encoding="utf-8")
+    assert [item.construct for item in migrate([script]).items] == ["DistributedDataParallel"]
+
+
+def test_modules_of_one_project_are_followed_from_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        DDP + "from parts import wrap, save\nm = wrap(m)" + TRAIN + "save(m)\n", encoding="utf-8"
+    )
+    lines = (
+        "import torch\nfrom torch.nn import parallel\n\ndef wrap(m):\n    return parallel.DistributedDataParallel(m)\n"
+    )
+    (tmp_path / "parts.py").write_text(
+        lines + "\ndef save(m):\n    torch.save(m.module.state_dict(), 'm.pt')\n", encoding="utf-8"
+    )
+    items = migrate([tmp_path]).items
+    places = {item.construct: [(Path(p["file"]).name, p["line"], p["function"]) for p in item.places] for item in items}
+    assert places["DistributedDataParallel"] == [("parts.py", 5, "wrap")]
+    assert places[".module"] == places["model.state_dict()"] == [("parts.py", 8, "save")]
+
+
+def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    script = TESTS / "migrate" / "ddp_functions.py"
+    assert main(["lint", "--migrate", str(script)]) == 1
+    out = capsys.readouterr().out
+    heads = re.findall(r"^\d\. (.*)$", out, re.M)
+    assert heads == [step for step in STEPS if step in heads] and len(heads) == 4
+    assert out.startswith(
+        f"{script} (DDP): 22 constructs to change, in the order of work; read references/converting.md#ddp\n"
+    )
+    assert (
+        "   move optimizer before the wrapper   ddp_functions.py:69   (optim-before-shard)\n       -> below the last fully_shard\n"
+        in out
+    )
+    assert out.endswith(f"after your edits: fsdp2 lint {script}, then fsdp2 verify {script}\n")
+    assert main(["lint", "--migrate", str(TESTS / "zoo" / "minimal.py")]) == 0
+    assert "nothing to migrate (it is FSDP2)" in capsys.readouterr().out
+
+
+def test_the_text_is_bounded_and_the_json_has_all(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lint", "--migrate", *map(str, SCRIPTS)]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
+    assert main([*words, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == 1 and told["files"] == len(SCRIPTS)
+    assert set(told["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
+    keys = {"step", "construct", "action", "fsdp2", "mind", "rules", "reference", "places"}
+    assert all(set(item) == keys and item["places"] for item in told["items"])
+    assert [STEPS.index(item["step"]) for item in told["items"]] == sorted(
+        STEPS.index(i["step"]) for i in told["items"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--only", "checkpoint"], "--migrate judges no rules"),
+        (["--skip", "root-only-wrap"], "--migrate judges no rules"),
+        (["--report", "xml"], "unknown format 'xml'"),
+    ],
+)
+def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert main(["lint", "--migrate", str(SCRIPTS[0]), *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = (TESTS / "migrate" / "fsdp1_trainer.py").read_text(encoding="utf-8")
+    script.write_text(text, encoding="utf-8")
+    words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", "--migrate", str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 1 and "verified_fsdp2.verifier.static.migration_loop" in imported
+    assert not imported & {"torch", "numpy", "yaml", "jinja2", "jsonschema"}
+    assert script.read_text(encoding="utf-8") == text and list(tmp_path.iterdir()) == [script]
+
+
+def test_lint_looks_into_a_branch_whose_setting_may_be_replaced(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    lines = [
+        "import sys, copy, torch",
+        "from torch.distributed.fsdp import fully_shard",
+        "DEFAULTS = {'copy': ''}",
+        "options = dict(DEFAULTS)",
+    ]
+    lines += [
+        "for word in sys.argv[1:]:",
+        "    options[word] = type(word)(word)",
+        "model = torch.nn.Linear(2, 2)",
+        "fully_shard(model)",
+    ]
+    lines += ["if options['copy']:", "    other = copy.deepcopy(model)"]
+    script.write_text("\n".join(lines), encoding="utf-8")
+    assert [hit.rule for hit in look([script]).hits] == ["deepcopy-of-fsdp-model"]
