@@ -254,7 +254,7 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         (["precision.param_dtype=float32"], "model.py", ["MixedPrecision", "bfloat16"]),
         (["precision.param_dtype=float32"], "train.py", [".float()"]),
         (["train.clip_norm=null"], "train.py", ["clip", "MAX_NORM"]),
-        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save(", "PROCESS", "writer", "signal"]),
+        (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save(", "PROCESS", "writer", "import signal"]),
         ([], "checkpoint.py", ["async", "Future", "copied", "stag", "thread", "PROCESS", "writer", "close", "tied"]),
         (["checkpoint.export=true"], "checkpoint.py", ["tied"]),
         (["checkpoint.export=true"], "export.py", ["tied"]),
