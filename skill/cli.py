@@ -13,7 +13,7 @@ from .. import __version__
 from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
 from .output import Help, log
 
-COMMANDS = ("new", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
+COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
 this machine refuses, 130 interrupted.

@@ -1,0 +1,115 @@
+"""Cutting a piece out of rendered modules: some functions or classes, with all that they use, as one block of code."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+Definition = tuple[str, str]  # (module, name)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A rendered module: its top-level definitions and imports, by the name that they bind."""
+
+    name: str
+    lines: list[str]
+    definitions: dict[str, ast.stmt]
+    imports: dict[str, tuple[str, ast.alias]]  # name -> (module it is taken from, "" for `import x`; alias)
+
+
+def cut(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
+    """The wanted definitions of `files` (path -> text) and all of these modules that they use, in the order of `files`.
+
+    Imports come first, then constants, then the rest. Raises KeyError for a definition that is not there.
+    """
+    modules = {path.removesuffix(".py"): _read(path.removesuffix(".py"), text) for path, text in files.items()}
+    taken: dict[Definition, None] = {}
+    imports: dict[tuple[str, str, str], None] = {}
+    waiting = list(wanted)
+    while waiting:
+        home, name = waiting.pop()
+        if (home, name) in taken:
+            continue
+        taken[home, name] = None
+        module = modules[home]
+        for used in _names(module.definitions[name]):
+            if used in module.definitions:
+                waiting.append((home, used))
+            elif used in module.imports:
+                source, alias = module.imports[used]
+                if source in modules:
+                    waiting.append((source, alias.name))
+                else:
+                    imports[source, alias.name, alias.asname or ""] = None
+    body = [(module, name, node) for module in modules.values() for name, node in module.definitions.items()]
+    chosen = [(module, node) for module, name, node in body if (module.name, name) in taken]
+    chosen = list({id(node): (module, node) for module, node in chosen}.values())
+    constants = [
+        _source(module, node) for module, node in chosen if not isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
+    blocks = [_source(module, node) for module, node in chosen if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    top = "\n\n".join(part for part in (_import_block(imports), "\n".join(constants)) if part)
+    return "\n\n\n".join([top, *blocks]) + "\n"
+
+
+def _read(name: str, text: str) -> Module:
+    definitions: dict[str, ast.stmt] = {}
+    imports: dict[str, tuple[str, ast.alias]] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            definitions[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            definitions |= {
+                inner.id: node for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)
+            }
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            source = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                bound = alias.asname or (alias.name if source else alias.name.partition(".")[0])
+                imports[bound] = (source, alias)
+    return Module(name, text.splitlines(), definitions, imports)
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+
+
+def _source(module: Module, node: ast.stmt) -> str:
+    """The lines of a definition, with its decorators and the comment above it."""
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+    while first > 0 and module.lines[first - 1].startswith("#"):
+        first -= 1
+    return "\n".join(module.lines[first : node.end_lineno])
+
+
+def _import_block(imports: Mapping[tuple[str, str, str], None]) -> str:
+    """Import lines as isort leaves them: the standard library first, `import x` before `from x import y`."""
+    plain = [
+        (name, f"import {name}{f' as {asname}' if asname else ''}") for source, name, asname in imports if not source
+    ]
+    taken: dict[str, list[str]] = {}
+    for source, name, asname in imports:
+        if source:
+            taken.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for name, line in sorted(plain):
+        groups[name.partition(".")[0] in sys.stdlib_module_names].append(line)
+    for source in sorted(taken, key=str.lower):
+        line = f"from {source} import {', '.join(sorted(taken[source], key=_isort_key))}"
+        if len(line) > 88:
+            inner = "".join(f"    {name},\n" for name in sorted(taken[source], key=_isort_key))
+            line = f"from {source} import (\n{inner})"
+        groups[source.partition(".")[0] in sys.stdlib_module_names].append(line)
+    return "\n\n".join("\n".join(lines) for lines in (groups[True], groups[False]) if lines)
+
+
+def _isort_key(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)

@@ -1,0 +1,96 @@
+"""Recipes: proved pieces of a training script, cut from the templates that make scaffolds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..verifier.errors import UserError
+from . import scaffold, spec
+from .cutting import Definition, cut
+
+ORDER = ("distributed.py", "data.py", "model.py", "optim.py", "runs.py", "checkpoint.py", "metrics.py", "train.py")
+BASE = Path(__file__).with_name("recipe_base.yaml")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a piece does, the definitions that it is cut from, and the rules that prove it where it was pasted."""
+
+    about: str
+    wanted: tuple[Definition, ...]
+    rules: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+
+RECIPES = {
+    "init-distributed": Recipe(
+        "Join the other ranks: device, process group, mesh; under torchrun or alone.",
+        (("distributed", "init_distributed"), ("distributed", "build_mesh")),
+        ("set-device-missing", "mesh-argument-wrong"),
+    ),
+    "meta-init": Recipe(
+        "Build on the meta device, shard from the inside out, then fill every parameter and buffer alike on any number of ranks.",
+        (("model", "build_model"),),
+        ("meta-params-not-reset", "meta-buffers-garbage", "rank-dependent-init-no-broadcast", "root-not-wrapped"),
+    ),
+    "optimizer": Recipe(
+        "Parameter groups, optimizer and learning-rate schedule, built on the sharded parameters.",
+        (("optim", "build_optimizer"), ("optim", "build_scheduler")),
+        ("optim-before-shard", "matches-original"),
+    ),
+    "train-step": Recipe(
+        "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on the global norm.",
+        (("train", "agree"), ("train", "train_step")),
+        ("double-or-missing-world-scale", "token-mean-of-means", "accum-never-resynced", "matches-single-process"),
+    ),
+    "data-position": Recipe(
+        "One shuffled order for all ranks and a position in global samples: a run resumes on any number of ranks.",
+        (("data", "GlobalBatches"),),
+        ("same-data-on-every-rank", "scheduler-or-progress-not-restored", "reshard-keeps-trajectory"),
+    ),
+    "checkpoint": Recipe(
+        "Save, find the newest complete checkpoint, resume on any number of ranks.",
+        (
+            ("checkpoint", "Checkpointer"),
+            ("runs", "open_run"),
+            ("checkpoint", "load_checkpoint"),
+            ("checkpoint", "seed_rank"),
+        ),
+        ("resume-is-exact", "reshard-keeps-trajectory", "incomplete-checkpoint-chosen", "damaged-checkpoint-loaded"),
+    ),
+    "export": Recipe(
+        "One safetensors file from a checkpoint, checked against its checksums first.",
+        (("export", "main"),),
+        ("local-shard-export",),
+        ("checkpoint.export=true",),
+    ),
+    "parallelize": Recipe(
+        "Shard any module from the inside out: the classes that are named, then the root.",
+        (("model", "build_model"),),
+        ("root-not-wrapped", "parent-before-child", "root-only-wrap"),
+        ("model={kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256}",),
+    ),
+    "preemption": Recipe(
+        "SIGTERM and SIGUSR1 set a flag; all ranks agree on it before a step, save and leave.",
+        (("distributed", "catch_signals"), ("train", "agree")),
+        ("rank-local-control-flow",),
+    ),
+}
+
+
+def text(name: str, settings: Sequence[str] = ()) -> str:
+    """The code of a recipe with the options of a spec. Raises UserError for an unknown name."""
+    if name not in RECIPES:
+        raise UserError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    loaded = spec.load(BASE, [*recipe.settings, *settings])
+    files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
+    ordered = {path: files[path] for path in sorted(files, key=lambda path: _order(path))}
+    about = [f"# {recipe.about}", f"# Proved where you paste it by: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
+    return "\n".join(about) + "\n" + cut(ordered, recipe.wanted)
+
+
+def _order(path: str) -> int:
+    return ORDER.index(path) if path in ORDER else len(ORDER)
