@@ -24,7 +24,8 @@ TESTS = Path(__file__).parents[1]
 ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SCRIPTS = sorted((TESTS / "migrate").glob("*.py"))
 FSDP2 = [*sorted((TESTS / "zoo").glob("*.py")), *sorted((TESTS / "faults").glob("*.py"))]
-FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir()]
+FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir() and path.name != "converted"]
+FSDP2 += [path for path in sorted((TESTS / "hosts" / "converted").glob("*.py")) if path.name != "before.py"]
 FSDP2 += [
     TESTS / "libraries" / name / "train.py" for name in ("accelerate", "lightning", "peft", "torch", "transformers")
 ]
@@ -149,6 +150,13 @@ def test_in_one_line(tmp_path: Path, lines: str, construct: str, counterpart: st
     package = next((name for name in SECTIONS if f" {name}" in lines), None)
     if package:
         assert items[construct].reference.endswith("#" + SECTIONS[package])
+
+
+def test_the_script_before_a_conversion() -> None:
+    """What it lists is what the script after it has otherwise."""
+    constructs = [item.construct for item in migrate([TESTS / "hosts" / "converted" / "before.py"]).items]
+    assert constructs[:3] == ["DistributedDataParallel", ".module", "with no_sync()"]
+    assert constructs[3:] == ["model.state_dict()", "torch.save of the model alone"]
 
 
 def test_every_row_is_found_somewhere() -> None:
