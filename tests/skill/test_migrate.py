@@ -236,7 +236,7 @@ def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> N
         "   move optimizer before the wrapper   ddp_functions.py:69   (optim-before-shard)\n       -> below the last fully_shard\n"
         in out
     )
-    assert out.endswith(f"after your edits: fsdp2 lint {script}, then fsdp2 verify {script}\n")
+    assert out.endswith(f"in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {script}\n")
     assert main(["lint", "--migrate", str(TESTS / "zoo" / "minimal.py")]) == 0
     assert "nothing to migrate (it is FSDP2)" in capsys.readouterr().out
 
