@@ -24,7 +24,8 @@ TESTS = Path(__file__).parents[1]
 ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SCRIPTS = sorted((TESTS / "migrate").glob("*.py"))
 FSDP2 = [*sorted((TESTS / "zoo").glob("*.py")), *sorted((TESTS / "faults").glob("*.py"))]
-FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir()]
+FSDP2 += [path for path in sorted((TESTS / "hosts").iterdir()) if path.is_dir() and path.name != "converted"]
+FSDP2 += [path for path in sorted((TESTS / "hosts" / "converted").glob("*.py")) if path.name != "before.py"]
 FSDP2 += [
     TESTS / "libraries" / name / "train.py" for name in ("accelerate", "lightning", "peft", "torch", "transformers")
 ]
@@ -151,6 +152,13 @@ def test_in_one_line(tmp_path: Path, lines: str, construct: str, counterpart: st
         assert items[construct].reference.endswith("#" + SECTIONS[package])
 
 
+def test_the_script_before_a_conversion() -> None:
+    """What it lists is what the script after it has otherwise."""
+    constructs = [item.construct for item in migrate([TESTS / "hosts" / "converted" / "before.py"]).items]
+    assert constructs[:3] == ["DistributedDataParallel", ".module", "with no_sync()"]
+    assert constructs[3:] == ["model.state_dict()", "torch.save of the model alone"]
+
+
 def test_every_row_is_found_somewhere() -> None:
     names = {name for script in SCRIPTS for line in marked(script).values() for name in line}
     assert names | {construct for _, construct, _ in INLINE} == set(ROWS)
@@ -228,7 +236,7 @@ def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> N
         "   move optimizer before the wrapper   ddp_functions.py:69   (optim-before-shard)\n       -> below the last fully_shard\n"
         in out
     )
-    assert out.endswith(f"after your edits: fsdp2 lint {script}, then fsdp2 verify {script}\n")
+    assert out.endswith(f"in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {script}\n")
     assert main(["lint", "--migrate", str(TESTS / "zoo" / "minimal.py")]) == 0
     assert "nothing to migrate (it is FSDP2)" in capsys.readouterr().out
 

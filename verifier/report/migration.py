@@ -40,7 +40,7 @@ def render(migration: Migration) -> str:
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return f"{text}\n\nnothing was edited or run; after your edits: fsdp2 lint {names}, then fsdp2 verify {names}\n"
+    return f"{text}\n\nnothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}\n"
 
 
 def _lines(item: Item) -> list[str]:
