@@ -107,20 +107,23 @@ def test_resume_is_bitwise_and_reshards(sample: Path, straight: list[dict[str, A
         assert_close(found, straight)
 
 
-def test_sigterm_leaves_a_checkpoint(sample: Path, tmp_path: Path) -> None:
-    process = start(sample, 2, tmp_path, "--steps", "1000000")
+@pytest.mark.parametrize("mode", ["sync", "process"])
+def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
+    """torchrun signals all processes of a rank: that which writes, too, here while it is being started."""
+    folder = project(tmp_path, f"checkpoint.mode={mode}", "checkpoint.keep=1")
+    process = start(folder, 2, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "2")
     assert process.stdout
     shown = ""
     for line in process.stdout:
         shown += line
-        if line.startswith("step      2"):
+        if line.startswith("step      3"):
             process.send_signal(signal.SIGTERM)
             break
     # torchrun always returns 1 after a signal, whatever its ranks return
     shown += finish(process, status=1)
     assert "stopped by a signal; continue with --resume" in shown
-    last = steps_of(tmp_path)[-1]["step"]
-    assert [path.name for path in (tmp_path / "run-001" / "checkpoints").iterdir()] == [f"step_{last:08d}"]
+    last = steps_of(tmp_path / "out")[-1]["step"]
+    assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [f"step_{last:08d}"]
 
 
 def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
