@@ -50,10 +50,11 @@ _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
 
 @dataclass(frozen=True)
 class Target:
-    """One folder for the copy, and the clients that are served by it."""
+    """One folder for the copy, and the clients that are served by it. `odd`: why nothing is written there."""
 
     folder: Path
     clients: tuple[str, ...]
+    odd: str = ""
 
 
 @dataclass
@@ -100,28 +101,29 @@ def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> lis
     found: dict[str, Target] = {}
     for place_below, client in dict.fromkeys(wanted):
         folder = base / place_below / NAME
-        if everywhere and not os.path.lexists(folder):
-            continue
-        _check_place(folder, base)
-        one = found.setdefault(os.path.realpath(folder), Target(folder, ()))
-        found[os.path.realpath(folder)] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))))
+        odd = _odd(folder, base)
+        if odd and not everywhere:
+            raise UserError(odd)
+        if not everywhere or os.path.lexists(folder):
+            real = str(folder) if odd else os.path.realpath(folder)
+            one = found.get(real, Target(folder, (), odd))
+            found[real] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))), one.odd)
     return list(found.values())
 
 
-def _check_place(folder: Path, base: Path) -> None:
-    """Refuse a folder that is none, that is somebody's link, or that lies outside of the project or the home."""
+def _odd(folder: Path, base: Path) -> str:
+    """Why nothing is written there: it is no folder, somebody's link, outside of the project or home, or closed; else empty."""
     if folder.is_symlink():
-        raise UserError(f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`")
+        return f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`"
     real = Path(os.path.realpath(folder))
     if not real.is_relative_to(os.path.realpath(base)):
-        raise UserError(f"{folder} leads out of {base}, to {real}")
+        return f"{folder} leads out of {base}, to {real}"
     there = folder
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir():
-        raise UserError(f"{there} is in the way: it must be a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{there} cannot be written by you")
+        return f"{there} is in the way: it must be a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written by you"
 
 
 def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False) -> Plan:
@@ -160,10 +162,11 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
 def plan_uninstall(target: Target, force: bool = False) -> Plan:
     """What it takes to remove what was installed, and what Python compiled from it; edited files stay unless `force`."""
     folder = target.folder
+    if target.odd:
+        return Plan(target, "foreign")
     manifest = _read(folder)
     if manifest is None:
-        foreign = folder.is_dir() and any(folder.iterdir())
-        return Plan(target, "foreign" if foreign else "absent")
+        return Plan(target, "foreign" if any(folder.iterdir()) else "absent")
     previous, before = manifest
     plan = Plan(target, "uninstall", previous)
     for path, known in before.items():

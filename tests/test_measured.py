@@ -8,6 +8,9 @@ from pathlib import Path
 
 from corpus import faults, right
 from detection_table import table
+from install_matrix import good
+from install_matrix import table as table_of_installs
+from verified_fsdp2.skill import installer
 from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -59,3 +62,15 @@ def test_a_save_in_the_background_holds_the_loop_for_a_tenth_at_most() -> None:
     for run in results["runs"]:
         assert run["bytes"] > 1e9
         assert max(run["ratio"].values()) <= results["limit"] == 0.1
+
+
+def test_every_way_to_install_works() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "install_matrix.json").read_text())
+    assert [row["command"] for row in results["rows"] if not good(row)] == []
+    ours = [row for row in results["rows"] if row["installer"] == "fsdp2 install"]
+    assert {client for row in ours for client in row["clients"]} == set(installer.PLACES)
+    assert max(row["seconds"] for row in ours) <= 1
+    seen = {client for row in results["rows"] for client in row["seen"]}
+    assert seen == set(installer.PLACES) - {"cursor"}, "Cursor has no command that lists its skills"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table_of_installs(results) in readme or "| installer |" not in readme

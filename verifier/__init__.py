@@ -1,1 +1,1 @@
-"""From code to verdict: target -> runs -> traces -> findings -> report."""
+"""From code to verdict: a target is run, its traces are judged, the findings make a report. It never imports `skill`."""

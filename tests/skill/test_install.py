@@ -249,6 +249,19 @@ def test_uninstall_leaves_alone_what_it_did_not_write(capsys: pytest.CaptureFixt
     assert mine.read_text() == "mine\n"
 
 
+def test_uninstall_goes_on_past_a_link_that_is_not_ours(capsys: pytest.CaptureFixture[str], small: object) -> None:
+    run(capsys, "--client", "codex")
+    link = Path(f".claude/skills/{NAME}")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path(".agents/skills").absolute() / NAME)
+    (Path(".gemini/skills") / NAME).mkdir(parents=True)
+    code, told = run(capsys, "--uninstall")
+    assert code == 1
+    actions = {Path(one["folder"]).parts[-3]: one["action"] for one in told["targets"]}
+    assert actions == {".agents": "uninstall", ".claude": "foreign"}
+    assert link.is_symlink() and not tree(Path(".agents"))
+
+
 def make_folder_in_the_way(copy: Path) -> None:
     (copy / "SKILL.md" / "x").mkdir(parents=True)
     (copy / installer.MANIFEST).write_text('{"manifest": 1, "version": "0", "files": {}}')
