@@ -109,8 +109,8 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
         mend = "Mend the error at that line; the other ranks only lost their peer."
         return Blame(rank, told, line, mend, f"{end['error']}: {end['message']}", tuple(frames))
     if end["how"] == "sys.exit" and run.steps() == 0 and all((t.end or end)["how"] == "sys.exit" for t in run.traces):
-        last = _last_line(run.stderr.get(rank, ""))
-        told = f"the script gave up at its start with exit status {end['code']}{f': {last}' if last else ''}"
+        why = str(end.get("message") or "") or _last_line(run.stderr.get(rank, ""))
+        told = f"the script gave up at its start with exit status {end['code']}{f': {why}' if why else ''}"
         return Blame(rank, told, line, _ARGUMENTS)
     said = f" ({end['message']})" if end.get("message") else ""
     told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
