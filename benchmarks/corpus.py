@@ -174,7 +174,7 @@ def load(path: Path) -> Case:
     for key in ("rule", "silent"):
         base.pop(key, None)
     about = {key: values[key] for key in ABOUT if key in values}
-    return Case(path, values["rule"], host, {**base, **own}, about, tuple(values["edits"]))
+    return Case(path, values.get("rule"), host, {**base, **own}, about, tuple(values["edits"]))
 
 
 def header(script: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from .cutting import Definition, cut
 
 ORDER = ("distributed.py", "data.py", "model.py", "optim.py", "runs.py", "checkpoint.py", "metrics.py", "train.py")
 BASE = Path(__file__).with_name("recipe_base.yaml")
+FOREIGN = "kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256"
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ RECIPES = {
         ("set-device-missing", "mesh-argument-wrong"),
     ),
     "meta-init": Recipe(
-        "Build on the meta device, shard from the inside out, then fill every parameter and buffer alike on any number of ranks.",
+        "Build any module on the meta device but on rank 0, shard it, then fill every parameter and buffer from rank 0.",
         (("model", "build_model"),),
         ("meta-params-not-reset", "meta-buffers-garbage", "rank-dependent-init-no-broadcast", "root-not-wrapped"),
+        (f"model={{{FOREIGN}, initialize: rank-0}}",),
     ),
     "optimizer": Recipe(
         "Parameter groups, optimizer and learning-rate schedule, built on the sharded parameters.",
         (("optim", "build_optimizer"), ("optim", "build_scheduler")),
-        ("optim-before-shard", "matches-original"),
+        ("optim-before-shard",),
     ),
     "train-step": Recipe(
         "One optimizer step: accumulation, a loss over the valid tokens of all ranks, clipping on the global norm.",
@@ -70,7 +72,7 @@ RECIPES = {
         "Shard any module from the inside out: the classes that are named, then the root.",
         (("model", "build_model"),),
         ("root-not-wrapped", "parent-before-child", "root-only-wrap"),
-        ("model={kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256}",),
+        (f"model={{{FOREIGN}}}",),
     ),
     "preemption": Recipe(
         "SIGTERM and SIGUSR1 set a flag; all ranks agree on it before a step, save and leave.",

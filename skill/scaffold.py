@@ -98,6 +98,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
         "bf16": values["precision"]["param_dtype"] == "bfloat16",
+        "broadcast": model.get("initialize") == "rank-0",
         "hsdp": parallel["dp_replicate"] > 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
         "adamw": optimizer["kind"] == "adamw",

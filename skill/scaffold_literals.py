@@ -45,11 +45,15 @@ def dtype(value: str) -> str:
     return {"float32": "torch.float32", "bfloat16": "torch.bfloat16"}[value]
 
 
-def factory_import(path: str, mixed: bool) -> str:
+def factory_import(path: str) -> str:
     """The imports of model.py, with `package.module:callable` bound to the name `factory` at its sorted place."""
-    fsdp = "MixedPrecisionPolicy, fully_shard" if mixed else "fully_shard"
-    lines = ["from torch import nn", "from torch.distributed.device_mesh import DeviceMesh"]
-    return _with_import(path, "factory", [*lines, f"from torch.distributed.fsdp import {fsdp}"])
+    lines = [
+        "from torch import Tensor, nn",
+        "from torch.distributed.device_mesh import DeviceMesh",
+        "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
+        "from torch.distributed.tensor import DTensor, distribute_tensor",
+    ]
+    return _with_import(path, "factory", lines)
 
 
 def factory_call(path: str, name: str = "factory") -> str:

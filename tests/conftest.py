@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ def mutant() -> None:
         rule.judge = lambda evidence: rule.passed("switched off")  # type: ignore[method-assign]
         if isinstance(rule, SourceRule) and name in DETECTORS:
             DETECTORS[name] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell that starts the tests in the background has SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,6 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     script, mark = tmp_path / "script.py", tmp_path / "rank"
     script.write_text(SCRIPT.format(mark=mark))
     command = ["env", f"TMPDIR={tmp_path}", sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job would hand on that it is ignored
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not (tmp_path / "rank0").exists() or not (tmp_path / "rank1").exists():

@@ -38,6 +38,7 @@ class ImportModel(Section):
     import_: str
     shard: tuple[str, ...]
     arguments: dict[str, Any]
+    initialize: Literal["every-rank", "rank-0"]
     vocabulary: int
     sequence_length: int | None
 

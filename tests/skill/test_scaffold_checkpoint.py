@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 
 from checkpoint_project import Modules, flip, forward, held, names, saved, train_state, update
@@ -176,7 +178,6 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
 def test_export_holds_the_weights_of_the_model(
     modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
     module = modules.load("sync", "checkpoint.export=true")
     export = __import__("export")
     saved(module, tmp_path / "run", 2)
@@ -191,7 +192,7 @@ def test_export_holds_the_weights_of_the_model(
         return 0
 
     assert run(checkpoint, out) == 0
-    found = safetensors.load_file(out)
+    found = load_file(out)
     state = train_state(module)
     module.load_checkpoint(checkpoint, state, seed=0)
     wanted = {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in state.model.state_dict().items()}
@@ -200,7 +201,7 @@ def test_export_holds_the_weights_of_the_model(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted) and torch.equal(
         tied, wanted["embedding.weight"]
     )
-    with safetensors.safe_open(out, "pt") as file:
+    with safe_open(out, "pt") as file:
         assert file.metadata() == {"step": "2", "tied": '[["head.weight", "embedding.weight"]]'}
     capsys.readouterr()
 
@@ -212,7 +213,7 @@ def test_export_holds_the_weights_of_the_model(
     assert [line.partition(":")[0] for line in told] == ["error"] * 3
     assert "cannot be written" in told[0] and "no SHA256SUMS" in told[1] and "is damaged: .metadata" in told[2]
     assert names(tmp_path) == ["project", "run", "spec.yaml", "weights.safetensors"]
-    assert all(torch.equal(value, wanted[name]) for name, value in safetensors.load_file(out).items())
+    assert all(torch.equal(value, wanted[name]) for name, value in load_file(out).items())
 
 
 def test_export_says_what_to_install(
