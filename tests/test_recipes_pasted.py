@@ -28,22 +28,22 @@ def printed(command: re.Match[str]) -> str:
     return recipes.text(name, options[1::2])
 
 
-def pasted(path: Path) -> Case:
-    case = load(path)
-    return replace(case, edits=tuple({**edit, "new": COMMAND.sub(printed, edit["new"])} for edit in case.edits))
+def used(case: Case) -> set[str]:
+    """The recipes that a case stands for."""
+    return {shlex.split(command[1])[0] for edit in case.edits for command in COMMAND.finditer(edit["new"])}
 
 
 def test_each_recipe_is_pasted_into_two_scripts() -> None:
-    used = Counter(shlex.split(command[1])[0] for path in PASTED for command in COMMAND.finditer(path.read_text()))
-    assert used.keys() <= recipes.RECIPES.keys()
-    assert {name for name in recipes.RECIPES if used[name] < 2} == set()
+    hosts = {(name, case.host) for case in map(load, PASTED) for name in used(case)}
+    assert {name: count for name, count in Counter(name for name, _ in hosts).items() if count < 2} == {}
+    assert {name for name, _ in hosts} == recipes.RECIPES.keys()
 
 
 @pytest.mark.parametrize("path", PASTED, ids=lambda path: path.stem)
 def test_it_passes(verify_case, path: Path) -> None:
-    case = pasted(path)
-    verdict = verify_case(case)
+    case = load(path)
+    edits = tuple({**edit, "new": COMMAND.sub(printed, edit["new"])} for edit in case.edits)
+    verdict = verify_case(replace(case, edits=edits))
     assert [(f.rule, f.evidence) for f in verdict.findings if f.status == "fail"] == []
-    names = {shlex.split(command[1])[0] for command in COMMAND.finditer(path.read_text())}
     judged = {f.rule for f in verdict.findings if f.status == "pass"}
-    assert {rule for name in names for rule in recipes.RECIPES[name].rules} - judged == set()
+    assert {rule for name in used(case) for rule in recipes.RECIPES[name].rules} - judged == set()

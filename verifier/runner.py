@@ -22,6 +22,7 @@ from .target import Target
 from .trace import Run, read_run
 
 GRACE = 8.0
+LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 Progress = Callable[[str], None]
 
 
@@ -34,6 +35,7 @@ class Runner:
         self.work = work
         self.progress = progress
         self.made = 0
+        self.longest = 0.0
         self.going: list[Pending] = []
         self.checkpoint = work / "checkpoint"
         self.saved = work / "checkpoint.saved"
@@ -90,8 +92,8 @@ class Runner:
             project=str(root(target.script, target.module)),
             launcher=target.launcher,
             backend=self.sharing,
-            timeout=target.timeout,
-            grace=min(GRACE, target.timeout),
+            timeout=self.timeout,
+            grace=min(GRACE, self.timeout),
             steps=steps or target.steps,
             starting_point=str(self.work / "starting_point"),
         )
@@ -100,6 +102,11 @@ class Runner:
         pending = Pending(self, role, request, " ".join([*words, *argv]), self.launcher.start(request))
         self.going.append(pending)
         return pending
+
+    @property
+    def timeout(self) -> float:
+        """Of a run; once one has ended, the others need not be waited for much longer than for that one."""
+        return min(self.target.timeout, max(LEAST_TIMEOUT, SLOWER * self.longest)) if self.longest else self.target.timeout
 
     @cached_property
     def room(self) -> int:
@@ -138,6 +145,7 @@ class Pending:
         answer = self._runner.launcher.finish(self._number)
         self._runner.going.remove(self)
         run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
+        self._runner.longest = max(self._runner.longest, run.seconds)
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
         ending = "" if run.completed else "  did not complete"
         self._runner.progress(f"{self._role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")

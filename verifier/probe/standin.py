@@ -75,7 +75,13 @@ class StandIn(FSDPModule):
         return _Handle() if async_op else None
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        """As torch does it for DTensors: a parameter is swapped in place, so that `to_empty` leaves a tied one tied."""
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
 
     def _get_fsdp_state(self) -> Any:
         return None
