@@ -43,10 +43,25 @@ def test_every_mutant_was_killed() -> None:
     assert results["mutants"] == len(RULES)
 
 
+def test_no_disturbed_run_lost_or_repeated_a_sample() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "scaffold_kill.json").read_text())
+    kinds = [row["kind"] for row in results["trials"] if row["ok"]]
+    assert (kinds.count("SIGKILL"), kinds.count("SIGTERM"), len(results["trials"])) == (20, 10, 30)
+    assert {row["mode"] for row in results["trials"]} == {"sync", "thread", "process"}
+    assert results["controls"] and all(row["noticed"] for row in results["controls"])
+
+
 def test_every_flipped_bit_was_refused() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "scaffold_bitflip.json").read_text())
     assert [row["ok"] for row in results["trials"]] == [True] * 20
     assert results["control"]["resumed_from"] == 4 and not results["control"]["named"]
+
+
+def test_a_save_in_the_background_holds_the_loop_for_a_tenth_at_most() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "async_save.json").read_text())
+    for run in results["runs"]:
+        assert run["bytes"] > 1e9
+        assert max(run["ratio"].values()) <= results["limit"] == 0.1
 
 
 def test_every_way_to_install_works() -> None:
