@@ -32,7 +32,7 @@ libraries: $(VENV)/installed-test
 
 # Every seeded fault and every right script through the whole verifier: recall and false alarms.
 detection: $(VENV)/installed-test
-	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
+	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/verify.md
 
 # The right scripts shown right without the verifier: equal weights on 1, 2 and 4 ranks, and after a resume.
 zoo: $(VENV)/installed-test

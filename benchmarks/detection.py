@@ -1,6 +1,6 @@
 """How often the verifier is right: every seeded fault and every right script, through the whole verifier.
 
-    python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/detection.md
+    python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/verify.md
 
 A fault is found if its rule fails, or a rule that its case names under `also`, or one that only compares (with DDP, one process, the
 run that went on); it is named if its own rule is the first failure of the report. A right script with any failing rule is a false
@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from corpus import Case, faults, right
-from detection_table import table
+from detection_table import in_page
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
@@ -137,7 +137,7 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, A
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--table", type=Path, help="write the results as a page of Markdown")
+    parser.add_argument("--table", type=Path, help="the page whose last section shows the results")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--from", dest="given", type=Path, help="take the results from this file and run nothing")
     parser.add_argument("--again", type=Path, help="take the results from this file, but run anew what it has wrong")
@@ -155,10 +155,11 @@ def main() -> int:
         results = summary(sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions)
     else:
         results = summary(*run(jobs(options.only), options.workers))
-    for path, text in ((options.out, json.dumps(results, indent=1) + "\n"), (options.table, table(results))):
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.table:
+        page = options.table.read_text(encoding="utf-8")
+        options.table.write_text(in_page(page, results), encoding="utf-8")
     print(
         f"{results['found']} of {results['faults']} faults found, "
         f"{results['false_alarms']} false alarms on {results['right_scripts']} right scripts in {results['right_runs']} runs"

@@ -1,4 +1,4 @@
-"""The results of `detection.py` as references/detection.md."""
+"""The results of `detection.py` as the last section of references/verify.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 Z = 1.959964  # 95 %
+HEADING = "## How often it is right"
 ABOUT = """\
 Made by `make detection` from `benchmarks/results/corpus.json`; do not edit. Every seeded fault of `tests/faults/` and every
 right script of `tests/zoo/` and `tests/hosts/` goes through the verifier with all its rules. A fault counts as found if its own rule
@@ -36,8 +37,13 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The whole page."""
+    """The whole section."""
     return "\n".join([*_head(results), *_by_kind(results), *_by_rule(results), *_missed(results), *_limit(), ""])
+
+
+def in_page(page: str, results: dict[str, Any]) -> str:
+    """The page with its last section made anew."""
+    return page.partition(HEADING)[0] + table(results)
 
 
 def _head(results: dict[str, Any]) -> Iterator[str]:
@@ -48,7 +54,7 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
     found = [row for row in seeded if row["found"]]
     named = sum(row["first"] == row["rule"] for row in found)
     environment = results["environment"]
-    yield "# How often the verifier is right"
+    yield HEADING
     yield ""
     yield from ABOUT
     yield ""
@@ -72,7 +78,7 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _by_kind(results: dict[str, Any]) -> Iterator[str]:
-    yield "## By kind of case"
+    yield "### By kind of case"
     yield ""
     yield "| kind | found | interval |"
     yield "|---|---|---|"
@@ -84,7 +90,7 @@ def _by_kind(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _by_rule(results: dict[str, Any]) -> Iterator[str]:
-    yield "## By rule"
+    yield "### By rule"
     yield ""
     yield "| rule that should name it | found | interval | named first | tier | seconds |"
     yield "|---|---|---|---|---|---|"
@@ -104,13 +110,13 @@ def _missed(results: dict[str, Any]) -> Iterator[str]:
     missed = [row for row in results["rows"] if row["rule"] and not row["found"]]
     alarms = [row for row in results["rows"] if not row["rule"] and row["failed"]]
     if missed:
-        yield "## Missed"
+        yield "### Missed"
         yield ""
         for row in missed:
             yield f"- `{row['case']}` ({row['rule']}): the report says {', '.join(row['failed']) or 'nothing'}"
         yield ""
     if alarms:
-        yield "## False alarms"
+        yield "### False alarms"
         yield ""
         for row in alarms:
             yield f"- `{row['case']}` at {row['ranks']} ranks: {', '.join(row['failed'])}"
@@ -123,7 +129,7 @@ def _limit() -> Iterator[str]:
     if not path.exists():
         return
     limits = json.loads(path.read_text(encoding="utf-8"))
-    yield "## Detection limit"
+    yield "### Detection limit"
     yield ""
     yield "The smallest factor 1 + eps on gradients that is still found, in `zoo/minimal` on 2 ranks (`benchmarks/detection_limit.py`). A"
     yield "factor before an active clip is undone by the clip and has no effect to be found."
