@@ -106,7 +106,9 @@ class Runner:
     @property
     def timeout(self) -> float:
         """Of a run; once one has ended, the others need not be waited for much longer than for that one."""
-        return min(self.target.timeout, max(LEAST_TIMEOUT, SLOWER * self.longest)) if self.longest else self.target.timeout
+        return (
+            min(self.target.timeout, max(LEAST_TIMEOUT, SLOWER * self.longest)) if self.longest else self.target.timeout
+        )
 
     @cached_property
     def room(self) -> int:

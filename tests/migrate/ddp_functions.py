@@ -87,6 +87,7 @@ def main():
                 with model.no_sync():  # -> with no_sync()
                     scaler.scale(F.cross_entropy(model(x), y) / 2).backward()
                 continue
+            model.require_backward_grad_sync = last  # -> require_backward_grad_sync
             with torch.autocast(device.type, dtype=torch.bfloat16):  # -> autocast
                 loss = F.cross_entropy(model(x), y) / 2
             scaler.scale(loss).backward()

@@ -228,7 +228,7 @@ def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> N
     heads = re.findall(r"^\d\. (.*)$", out, re.M)
     assert heads == [step for step in STEPS if step in heads] and len(heads) == 4
     assert out.startswith(
-        f"{script} (DDP): 22 constructs to change, in the order of work; read references/converting.md#ddp\n"
+        f"{script} (DDP): 23 constructs to change, in the order of work; read references/converting.md#ddp\n"
     )
     assert (
         "   move optimizer before the wrapper   ddp_functions.py:69   (optim-before-shard)\n       -> below the last fully_shard\n"

@@ -143,7 +143,8 @@ class GlooPremulSum(RaisedRule):
 class NoSyncIdiom(RaisedRule):
     """Gradient accumulation uses `set_requires_gradient_sync`, not `no_sync`.
 
-    Why: `no_sync` is a method of DDP and FSDP1. FSDP2 keeps your class and has a flag in its place.
+    Why: `no_sync` is a method of DDP and FSDP1. FSDP2 keeps your class and has a flag in its place. DDP's attribute
+    `require_backward_grad_sync` can be set on a sharded module and does nothing: every micro-batch is reduced.
     Wrong:
         with model.no_sync():  # raises AttributeError
             loss_of(model, micros[0]).backward()
@@ -160,6 +161,11 @@ class NoSyncIdiom(RaisedRule):
     name = "no-sync-idiom"
     family = "gradients"
     pattern = r"'FSDP\w*' object has no attribute 'no_sync'"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        hits = evidence.hits.get(self.name, ())  # what no error tells
+        return self.failed(hits[0].told, hits[0].location, tier="static") if hits and found.status == "pass" else found
 
 
 class Fsdp1Idiom(RaisedRule):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .events import CALL
+from .events import CALL, STORE
 from .looks import is_const
 from .migration import Found, Scene
 from .values import Value, choices, reach
@@ -34,6 +34,9 @@ def gradients(scene: Scene) -> Found:
     trace = scene.trace
     for event in trace.methods("no_sync"):
         yield "with no_sync()", event, {}
+    for event in trace.ops(STORE):
+        if event.method == "require_backward_grad_sync":
+            yield "require_backward_grad_sync", event, {}
     for event in trace.methods("clip_grad_norm_"):
         unknown = event.on is not None and event.on.kind in ("free", "attr")
         if scene.wrapper(event.on) or (scene.kind == "fsdp1" and unknown):

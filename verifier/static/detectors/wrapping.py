@@ -152,6 +152,11 @@ def no_sync_idiom(trace: Trace) -> Iterator[Hit]:
         model = event.on
         if model is not None and trace.sharded_by(model, event) is not None:
             yield trace.hit("no-sync-idiom", "a module sharded by fully_shard has no `no_sync`", event)
+    for event in trace.ops(STORE):
+        model = event.on if event.method == "require_backward_grad_sync" else None
+        if model is not None and trace.sharded_by(model, event) is not None:
+            told = f"{text(event.node)} does nothing on a sharded module: every micro-batch is reduced"
+            yield trace.hit("no-sync-idiom", told, event)
 
 
 _ADDS = ("resize_token_embeddings", "add_module", "register_module", "register_parameter", "add_adapter")
