@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import OffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from . import starting_point, torchlib
@@ -21,6 +22,20 @@ from .sketch import row_hashes, sketch
 from .stop import StopRun
 
 STRESS = 1.0e6
+
+
+def _unread(options: dict[str, Any]) -> list[str]:
+    """Options of `fully_shard` that it takes and does nothing with, in words."""
+    offload = options.get("offload_policy")
+    told = []
+    if offload and not isinstance(offload, OffloadPolicy):
+        told.append(f"`offload_policy` is a {type(offload).__name__} and no CPUOffloadPolicy: nothing is offloaded")
+    others = [type(thing).__name__ for thing in options.get("ignored_params") or () if not torch.is_tensor(thing)]
+    if others:
+        told.append(
+            f"`ignored_params` holds no parameters but {', '.join(sorted(set(others)))}: nothing is ignored for it"
+        )
+    return told
 
 
 class Session:
@@ -176,6 +191,7 @@ class Session:
             reduce_dtype=dtype_of(policy, "reduce_dtype"),
             output_dtype=dtype_of(policy, "output_dtype"),
             reshard_after_forward=reshard if isinstance(reshard, bool | int) else None,
+            unread=_unread(options),
             parameters=parameters,
             at_line=self.recorder.here(),
         )

@@ -171,6 +171,18 @@ train(trainer.model, trainer.opt, batches())
         "    model(batch).sum().backward()\n    optimizer.step()",
     ),
     (
+        "no-sync-idiom",
+        MODEL + "for n, batch in enumerate(batches()):\n    model.require_backward_grad_sync = n % 2 == 1\n"
+        "    model(batch).sum().backward()\n    optimizer.step()",
+        MODEL + "for n, batch in enumerate(batches()):\n    model.set_requires_gradient_sync(n % 2 == 1)\n"
+        "    model(batch).sum().backward()\n    optimizer.step()",
+    ),
+    (
+        "shard-option-unread",
+        HEAD + "from torch.distributed.fsdp import CPUOffload\nfit(shard(Net(), offload_policy=CPUOffload(True)))",
+        HEAD + "fit(shard(Net(), offload_policy=CPUOffloadPolicy()))",
+    ),
+    (
         "params-added-after-shard",
         HEAD + "model = shard(Net())\nmodel.head = nn.Linear(8, 32)\nfit(model)",
         HEAD + "model = Net()\nmodel.head = nn.Linear(8, 32)\nfit(shard(model))",

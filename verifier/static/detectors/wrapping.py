@@ -146,6 +146,14 @@ def deepcopy_of_model(trace: Trace) -> Iterator[Hit]:
             )
 
 
+@detector("shard-option-unread")
+def option_unread(trace: Trace) -> Iterator[Hit]:
+    for event, _ in trace.shards:
+        if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffload") is not None:
+            told = f"{text(event.node)}: FSDP1's CPUOffload is no CPUOffloadPolicy: nothing is offloaded"
+            yield trace.hit("shard-option-unread", told, event)
+
+
 @detector("no-sync-idiom")
 def no_sync_idiom(trace: Trace) -> Iterator[Hit]:
     for event in trace.methods("no_sync"):
