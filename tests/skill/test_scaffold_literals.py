@@ -88,13 +88,13 @@ def test_text_from_a_spec_is_refused_as_fixed_text() -> None:
 
 
 def test_imports_of_the_factory() -> None:
-    assert "from a.b import Net as factory\n" in factory_import("a.b:Net.build", mixed=False)
+    assert "from a.b import Net as factory\n" in factory_import("a.b:Net.build")
     assert factory_call("a.b:Net.build") == "factory.build"
     long = "package." + "m" * 80
-    code = factory_import(f"{long}:build", mixed=True)
+    code = factory_import(f"{long}:build")
     assert f"from {long} import (\n    build as factory,\n)" in code
     assert formatted(code + "\n") == code + "\n"
-    assert "from torch import nn" in factory_import("torch:Net", mixed=True)
+    assert "from torch import Tensor, nn" in factory_import("torch:Net")
 
 
 def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) -> None:
