@@ -1,0 +1,169 @@
+"""Grade a solution of a task against oracles that know nothing of this repository's verifier.
+
+    python evals/grade.py TASK FOLDER [--json] [--grading FILE]
+
+Exit code 0 if every check holds, 1 if not, 2 for bad usage. A check that could not be made, because a run that it needs failed,
+has `passed: null`. `--grading` writes the same in skill-creator's grading.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from grader.checks import CHECKS, Grading, judge
+from grader.launch import Launch
+from grader.oracle import PERTURBED, Oracle
+from grader.record import Record
+from grader.tasks import Task, load, names
+
+SECONDS = 58.0  # for all of a task
+ONE_LAUNCH = 25.0
+
+
+class OracleFailed(Exception):
+    """Our own fault: the oracle did not run, or is no oracle."""
+
+
+def words(args: str, out: Path) -> tuple[str, ...]:
+    return tuple(word.replace("{out}", str(out)) for word in args.split())
+
+
+def command(task: Task, run: str) -> str:
+    """The command line of a run, as the user would type it."""
+    told = task.values["runs"][run]
+    start = f"torchrun --nproc-per-node {told['ranks']}" if told["ranks"] else "python"
+    return f"`{start} {task.script} {told.get('args', '').replace('{out}', 'out')}`".replace(" `", "`")
+
+
+def sentences(task: Task) -> list[str]:
+    """The expectations in words, one for each check."""
+    result = []
+    for kind, told in parameters(task):
+        values = {**told, "run": command(task, told["run"])}
+        values = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
+        result.append(
+            CHECKS[kind].sentence.format_map({"most": 0.6, "over": 0, **values})
+            if kind in CHECKS
+            else f"{values['run']} ends well"
+        )
+    return result
+
+
+def parameters(task: Task) -> list[tuple[str, dict[str, Any]]]:
+    """The checks with their parameters, the success of each run first."""
+    killed = {told["run"] for kind, told in task.checks if kind == "killed"}
+    result: list[tuple[str, dict[str, Any]]] = [
+        ("runs", {"run": run}) for run in task.values["runs"] if run not in killed
+    ]
+    for kind, told in task.checks:
+        if kind == "sharded":
+            told = {"over": task.values["runs"][told["run"]]["ranks"], **told}
+        result.append((kind, told))
+    return result
+
+
+def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
+    """The oracle and its perturbed repetitions."""
+    told, records = task.values["oracle"], []
+    for number in range(PERTURBED + 1):
+        script = task.write_oracle(folder / f"oracle-code{number}") / task.script
+        out = folder / f"oracle{number}"
+        out.mkdir()
+        argv = words(told.get("args", ""), out)
+        launch = Launch(script, argv, int(told.get("ranks", 0)), folder / f"oracle-run{number}", perturb=number)
+        if failed := launch.run(until):
+            raise OracleFailed(f"{task.name}: {failed}")
+        records.append(Record(launch.folder, 1))
+    if any(piece["sharded"] for piece in records[0].parameters(0)[0].values()):
+        raise OracleFailed(f"{task.name}: the oracle is sharded")
+    return Oracle(records[0], tuple(records[1:]))
+
+
+def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: float) -> None:
+    """Every run of the solution, in order; those that need a run that failed are not tried."""
+    for name, told in task.values["runs"].items():
+        needs = told.get("after")
+        if needs in grading.failed and not task.values["runs"][needs].get("die_at"):
+            grading.failed[name] = f"not tried: {needs} failed"
+            continue
+        script = code / task.script
+        if not script.is_file():
+            grading.failed[name] = f"no file {task.script}"
+            continue
+        argv = words(told.get("args", ""), grading.out)
+        launch = Launch(script, argv, told["ranks"], folder / ("run-" + name), die_at=told.get("die_at", 0))
+        left = min(until, time.monotonic() + ONE_LAUNCH)
+        if failed := launch.run(left):
+            grading.failed[name] = failed
+        grading.runs[name] = Record(launch.folder, max(told["ranks"], 1))
+
+
+def grade(task: Task, solution: Path) -> dict[str, Any]:
+    """Run a solution, and what every check says of it."""
+    begin = time.monotonic()
+    until = begin + SECONDS
+    checks: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="grade-") as name:
+        folder = Path(name)
+        out = folder / "out"
+        out.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv")
+        code = Path(shutil.copytree(solution, folder / "code", ignore=ignored))
+        grading = Grading(task, out, folder / "oracle0", run_oracle(task, folder, until))
+        run_solution(task, grading, code, folder, until)
+        for kind, told in parameters(task):
+            needed = [grading.failed[run] for run in (told["run"], told.get("of")) if run in grading.failed]
+            label = f"{kind}:{told['run']}"
+            if kind == "runs":
+                checks.append({"name": label, "passed": not needed, "detail": needed[0] if needed else "exit code 0"})
+            elif needed and kind not in ("killed", "marker-last"):
+                checks.append({"name": label, "passed": None, "detail": "not reached"})
+            else:
+                passed, detail = judge(grading, kind, told)
+                checks.append({"name": label, "passed": passed, "detail": detail})
+    passed = all(row["passed"] for row in checks)
+    return {"task": task.name, "passed": passed, "checks": checks, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def as_grading(task: Task, result: dict[str, Any]) -> dict[str, Any]:
+    """The result as skill-creator's grading.json."""
+    rows = [
+        {"text": text, "passed": bool(row["passed"]), "evidence": row["name"] + ": " + row["detail"]}
+        for text, row in zip(sentences(task), result["checks"], strict=True)
+    ]
+    good = sum(row["passed"] for row in rows)
+    summary = {"passed": good, "failed": len(rows) - good, "total": len(rows), "pass_rate": round(good / len(rows), 2)}
+    timing = {"grader_duration_seconds": result["seconds"]}
+    return {"expectations": rows, "summary": summary, "timing": timing}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=names(), metavar="TASK", help="a folder of evals/tasks")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the repository as the agent left it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--grading", type=Path, metavar="FILE", help="also write grading.json")
+    options = parser.parse_args(argv)
+    if not options.folder.is_dir():
+        parser.error(f"no folder {options.folder}")
+    task = load(options.task)
+    result = grade(task, options.folder)
+    if options.grading:
+        options.grading.write_text(json.dumps(as_grading(task, result), indent=2) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        for row in result["checks"]:
+            print(f"{ {True: 'pass', False: 'FAIL', None: '-'}[row['passed']]:<5}{row['name']:<28}{row['detail']}")
+        print(f"{task.name}: {'passed' if result['passed'] else 'failed'} in {result['seconds']} s")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""Tasks: one folder each with task.yaml (the request, the runs, the checks, the edits) and start/ (what the agent is given).
+
+    edits:                      `old` stands exactly once in `file` (the script itself if there is no file)
+      - file: model.py
+        old: |
+          ...
+        new: |
+          ...
+
+A solution is edits of the start; a wrong solution is edits of the solution (`base: start` if of the start).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EVALS = Path(__file__).resolve().parents[1]
+KEYS = {"prompt", "expected", "share", "script", "runs", "oracle", "checks", "start", "solution", "wrong"}
+Edits = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task that is graded."""
+
+    name: str
+    values: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return EVALS / "tasks" / self.name
+
+    @property
+    def script(self) -> str:
+        return str(self.values.get("script", "train.py"))
+
+    @property
+    def wrong(self) -> dict[str, dict[str, Any]]:
+        return dict(self.values["wrong"])
+
+    @functools.cached_property
+    def checks(self) -> list[tuple[str, dict[str, Any]]]:
+        """(kind, parameters) of each check; `run` is always among the parameters."""
+        result = []
+        for entry in self.values["checks"]:
+            ((kind, told),) = entry.items()
+            result.append((kind, dict(told) if isinstance(told, dict) else {"run": told}))
+        return result
+
+    def files(self) -> list[Path]:
+        """What the agent is given."""
+        shared = [EVALS / "shared" / name for name in self.values.get("share", [])]
+        own = [p for p in sorted((self.folder / "start").rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
+        return [*own, *shared]
+
+    def write_start(self, into: Path) -> Path:
+        """The starting repository in the new folder `into`."""
+        shutil.copytree(self.folder / "start", into, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in self.values.get("share", []):
+            shutil.copy(EVALS / "shared" / name, into / name)
+        return into
+
+    def write_solution(self, into: Path) -> Path:
+        """The reference solution in the new folder `into`."""
+        self.write_start(into)
+        self.edit(into, self.values["solution"])
+        return into
+
+    def write_wrong(self, name: str, into: Path) -> Path:
+        """A seeded wrong solution in the new folder `into`."""
+        told = self.wrong[name]
+        (self.write_start if told.get("base") == "start" else self.write_solution)(into)
+        self.edit(into, told["edits"])
+        return into
+
+    def write_oracle(self, into: Path) -> Path:
+        """The script that gives the right answer in one process without FSDP, in the new folder `into`."""
+        self.write_start(into)
+        oracle = self.values["oracle"]
+        self.edit(into, oracle.get("edits", []))
+        if "file" in oracle:
+            shutil.copy(self.folder / oracle["file"], into / self.script)
+        return into
+
+    def edit(self, folder: Path, edits: Edits) -> None:
+        for edit in edits:
+            file = folder / edit.get("file", self.script)
+            text = file.read_text(encoding="utf-8")
+            if text.count(edit["old"]) != 1:
+                raise ValueError(f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}")
+            file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+
+
+def load(name: str) -> Task:
+    """The task of that name."""
+    path = EVALS / "tasks" / name / "task.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if set(values) - KEYS:
+        raise ValueError(f"{path}: unknown keys {sorted(set(values) - KEYS)}")
+    return Task(name, values)
+
+
+def names() -> list[str]:
+    """Every graded task."""
+    return sorted(path.parent.name for path in (EVALS / "tasks").glob("*/task.yaml"))
+
+
+def negatives() -> list[dict[str, str]]:
+    """Requests on which the skill is not to trigger."""
+    found: list[dict[str, str]] = yaml.safe_load((EVALS / "negatives.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def as_evals(sentences: Any) -> str:
+    """evals.json, in the format of skill-creator; `sentences(task)` gives the expectations of a task."""
+    rows: list[dict[str, Any]] = []
+    for name in names():
+        task = load(name)
+        rows.append(
+            {
+                "id": len(rows) + 1,
+                "name": name,
+                "prompt": task.values["prompt"].strip(),
+                "expected_output": one_line(task.values["expected"]),
+                "files": [p.relative_to(EVALS.parent).as_posix() for p in task.files()],
+                "expectations": sentences(task),
+                "should_trigger": True,
+            }
+        )
+    for told in negatives():
+        rows.append(
+            {
+                "id": len(rows) + 1,
+                "name": told["name"],
+                "prompt": told["prompt"].strip(),
+                "expected_output": "The skill does not trigger: " + one_line(told["why"]),
+                "files": [],
+                "expectations": ["The skill is not used"],
+                "should_trigger": False,
+            }
+        )
+    return json.dumps({"skill_name": "verified-fsdp2", "evals": rows}, indent=2) + "\n"
