@@ -19,6 +19,7 @@ from typing import Any
 from grader.checks import CHECKS, Grading, judge
 from grader.launch import Launch
 from grader.oracle import PERTURBED, Oracle
+from grader.rank import Disturb
 from grader.record import Record
 from grader.tasks import Task, load, names
 
@@ -68,6 +69,14 @@ def parameters(task: Task) -> list[tuple[str, dict[str, Any]]]:
     return result
 
 
+def prepare(task: Task, code: Path, out: Path, folder: Path, until: float) -> str:
+    """Run the start's own script that makes what the runs need, such as weights to begin from."""
+    if "prepare" not in task.values:
+        return ""
+    told = task.values["prepare"]
+    return Launch(code / told["script"], words(told["args"], out), 0, folder).run(until)
+
+
 def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
     """The oracle and its perturbed repetitions."""
     told, records = task.values["oracle"], []
@@ -76,8 +85,11 @@ def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
         out = folder / f"oracle{number}"
         out.mkdir()
         argv = words(told.get("args", ""), out)
-        launch = Launch(script, argv, int(told.get("ranks", 0)), folder / f"oracle-run{number}", perturb=number)
-        if failed := launch.run(until):
+        launch = Launch(
+            script, argv, int(told.get("ranks", 0)), folder / f"oracle-run{number}", Disturb(perturb=number)
+        )
+        failed = prepare(task, script.parent, out, folder / f"prepare{number}", until)
+        if failed := failed or launch.run(until):
             raise OracleFailed(f"{task.name}: {failed}")
         records.append(Record(launch.folder, 1))
     if any(piece["sharded"] for piece in records[0].parameters(0)[0].values()):
@@ -87,6 +99,8 @@ def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
 
 def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: float) -> None:
     """Every run of the solution, in order; those that need a run that failed are not tried."""
+    if failed := prepare(task, folder / "oracle-code0", grading.out, folder / "prepare", until):
+        raise OracleFailed(f"{task.name}: {failed}")
     for name, told in task.values["runs"].items():
         needs = told.get("after")
         if needs in grading.failed and not task.values["runs"][needs].get("die_at"):
@@ -97,7 +111,8 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
             grading.failed[name] = f"no file {task.script}"
             continue
         argv = words(told.get("args", ""), grading.out)
-        launch = Launch(script, argv, told["ranks"], folder / ("run-" + name), die_at=told.get("die_at", 0))
+        disturb = Disturb(die_at=told.get("die_at", 0), slow_save=told.get("slow_save", 0.0))
+        launch = Launch(script, argv, told["ranks"], folder / ("run-" + name), disturb)
         left = min(until, time.monotonic() + ONE_LAUNCH)
         if failed := launch.run(left):
             grading.failed[name] = failed

@@ -96,6 +96,12 @@ def no_full_copy(grading: Grading, run: str) -> Result:
     ) <= 1, f"whole tensors of the model's shapes, as a part of it, on each rank: {[round(s, 2) for s in share]}"
 
 
+@check("built-on-meta", "{run}: the parameters are on the meta device when fully_shard gets them")
+def built_on_meta(grading: Grading, run: str) -> Result:
+    found = sorted({device for told in grading.runs[run].told for device in told["sharded_on"]})
+    return found == ["meta"], f"devices of the parameters before sharding: {found}"
+
+
 @check("gathers", "{run}: the model is gathered in pieces, none larger than {most} of it")
 def gathers(grading: Grading, run: str, most: float = 0.6) -> Result:
     told = grading.runs[run].told[0]
@@ -104,6 +110,14 @@ def gathers(grading: Grading, run: str, most: float = 0.6) -> Result:
         return False, "no parameter was gathered"
     part = max(sizes) / told["held"]["all"]
     return part <= most, f"{len(sizes)} gathers in {told['steps']} steps, the largest {part:.2f} of the model"
+
+
+@check("shares-batch", "{run}: the ranks share the work of each step: together they are fed what one process is fed")
+def shares_batch(grading: Grading, run: str) -> Result:
+    right = grading.oracle.run.told[0]["fed"]
+    own = [told["fed"] for told in grading.runs[run].told]
+    parts = [round(sum(fed.get(step, 0) for fed in own) / count, 2) for step, count in right.items()]
+    return bool(parts) and set(parts) == {1.0}, f"fed at each step, as a part of the batch: {parts}"
 
 
 @check("reductions", "{run}: each optimizer step reduces the gradient of each parameter once, not at every micro-batch")
@@ -258,10 +272,11 @@ def metrics(grading: Grading, run: str, file: str, keys: list[str]) -> Result:
 
 
 @check(
-    "export", "{run}: {file} holds plain, whole tensors of the final weights, under the names of the original script"
+    "export", "{run}: {file} holds plain, whole tensors with the right values, under the names of the original script"
 )
-def export(grading: Grading, run: str, file: str) -> Result:
-    path = grading.out / file
+def export(grading: Grading, run: str, file: str, part: str = "", step: int = -1, average: bool = False) -> Result:
+    """The values are the run's weights after `step` (its last one); with `average`, what the oracle's own file has."""
+    path, record = grading.out / file, grading.runs[run]
     if not path.exists():
         return False, f"no file {file}"
     try:
@@ -269,11 +284,12 @@ def export(grading: Grading, run: str, file: str) -> Result:
     except Exception as error:
         return False, f"{file} does not load: {str(error).splitlines()[0][:200]}"
     right = torch.load(grading.oracle_out / file, weights_only=True)
+    if part:
+        own, right = own.get(part, {}), right[part]
     if set(own) != set(right):
         return False, f"{file} has the keys {sorted(set(own) ^ set(right))[:4]} too many or too few"
-    values = renamed(
-        grading.runs[run].weights(grading.runs[run].steps), [n for n in right if n in grading.oracle.run.weights(0)]
-    )
+    known = [name for name in right if name in grading.oracle.run.weights(0) and not average]
+    values = renamed(record.weights(record.steps if step < 0 else step), known)
     for name, tensor in right.items():
         if type(own[name]) is not torch.Tensor or own[name].shape != tensor.shape:
             return (
@@ -281,29 +297,34 @@ def export(grading: Grading, run: str, file: str) -> Result:
                 f"{name} is a {type(own[name]).__name__} of {list(own[name].shape)}, not a tensor of {list(tensor.shape)}",
             )
         if name in values and not torch.equal(own[name].float(), values[name].reshape(tensor.shape).float()):
-            return False, f"{name} in {file} is not what the run ended with"
+            return False, f"{name} in {file} is not what the run had"
         if name not in values and distance(own[name], tensor) > MULTIPLE * FLOOR:
             return False, f"{name} in {file} is off by {distance(own[name], tensor):.1e}"
     return True, f"{len(right)} tensors"
 
 
-@check("saves-in-background", "{run}: checkpoints are written while training goes on")
+@check("read-by-one", "{run}: one rank alone reads {file}")
+def read_by_one(grading: Grading, run: str, file: str) -> Result:
+    readers = [rank for rank, told in enumerate(grading.runs[run].told) if file in told["opened"]]
+    return len(readers) == 1, f"read on ranks {readers}"
+
+
+@check("saves-in-background", "{run}: training goes on while the checkpoint of a step is written to a slow disk")
 def saves_in_background(grading: Grading, run: str) -> Result:
-    saves = grading.runs[run].told[0]["saves"]
-    return bool(saves) and set(saves) == {"async_save"}, f"calls: {saves}"
+    told = [pair for rank in grading.runs[run].told for pair in rank["completed"]]
+    later = [step - int(folder.rpartition("_")[2]) for folder, step in told]
+    return any(more > 0 for more in later), f"each checkpoint and the steps made when it was complete: {told}"
 
 
-@check("marker-last", "{run}: {file} names a checkpoint only when that is complete")
-def marker_last(grading: Grading, run: str, file: str) -> Result:
-    path = grading.out / file
-    if not path.exists():
-        return False, f"no file {file}"
-    named = grading.out / Path(path.read_text(encoding="utf-8").strip()).name
-    metadata = named / ".metadata"
-    if not metadata.exists():
-        return False, f"{file} names {named.name}, which is not complete"
-    later = path.stat().st_mtime_ns - metadata.stat().st_mtime_ns
-    return later >= 0, f"{file} was written {later / 1e6:.1f} ms after {named.name}/.metadata"
+@check("marker-last", "{run}: {file} names {named} and was written when that was complete")
+def marker_last(grading: Grading, run: str, file: str, named: str) -> Result:
+    path, metadata = grading.out / file, grading.out / named / ".metadata"
+    if not path.exists() or not metadata.exists():
+        return False, f"no {file}" if not path.exists() else f"{named} is not complete"
+    if (told := path.read_text(encoding="utf-8").strip()) != named:
+        return False, f"{file} says {told!r}"
+    later = path.stat().st_mtime_ns - metadata.stat().st_ctime_ns
+    return later >= 0, f"{file} was written {later / 1e6:.1f} ms after {named} was complete"
 
 
 @check("killed", "{run} was killed while it saved, as planned")

@@ -32,8 +32,7 @@ class Launch:
     argv: tuple[str, ...]
     ranks: int
     folder: Path
-    perturb: int = 0
-    die_at: int = 0
+    disturb: in_rank.Disturb = in_rank.Disturb()
 
     def run(self, until: float) -> str:
         """Run it to its end or to the time `until`; the empty string if every rank ended with code 0, else what happened."""
@@ -89,7 +88,7 @@ class Launch:
                 size = str(self.ranks)
                 values = (str(rank), str(rank), size, size, "127.0.0.1", str(port), "grade")
                 os.environ.update(zip(LAUNCHER, values, strict=True))
-            code = in_rank.run(self.script, rank, list(self.argv), self.folder, self.perturb, self.die_at)
+            code = in_rank.run(self.script, rank, list(self.argv), self.folder, self.disturb)
         finally:
             os._exit(code)
 

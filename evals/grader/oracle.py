@@ -86,7 +86,8 @@ class Oracle:
         return {name: MULTIPLE * value + FLOOR for name, value in result.items()}
 
     def right(self, what: str, step: int) -> Tensors:
-        return self.grads(step) if what == "gradient" else self.update(step)
+        tensors: Tensors = self.grads(step) if what == "gradient" else self.update(step)
+        return tensors
 
     def deviation(self, run: Record, offset: int = 0) -> Deviation:
         """The worst of all gradients and updates of a run that began after step `offset` of the oracle."""

@@ -5,6 +5,7 @@ Nothing here calls a collective: each rank writes its own pieces, and record.py 
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -12,14 +13,16 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -28,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 GATHERS = ("all_gather_single", "all_gather_into_tensor")
 REDUCES = ("reduce_scatter_single", "reduce_scatter_tensor")
+WEIGHTS = {".pt", ".pth", ".bin", ".safetensors"}
 ULP = 2.0**-23
 
 
@@ -42,7 +46,7 @@ def piece(tensor: torch.Tensor) -> dict[str, Any]:
     local = tensor.detach()
     if isinstance(local, DTensor):
         mesh = local.device_mesh
-        told["placements"] = [[p.dim] if p.is_shard() else [str(p)] for p in local.placements]
+        told["placements"] = [[getattr(p, "dim", str(p))] for p in local.placements]
         told["mesh"], told["coordinate"] = list(mesh.mesh.shape), list(mesh.get_coordinate() or [])
         local = local.to_local()
     told["sharded"] = bool(told["mesh"])
@@ -52,15 +56,27 @@ def piece(tensor: torch.Tensor) -> dict[str, Any]:
     return told
 
 
+@dataclass(frozen=True)
+class Disturb:
+    """What a launch does to the script: weights off by rounding, a kill at the n-th complete checkpoint, a slow disk."""
+
+    perturb: int = 0
+    die_at: int = 0
+    slow_save: float = 0.0
+
+
 class Recorder:
     """Writes what the script holds before its first and after each of its optimizer steps."""
 
-    def __init__(self, rank: int, folder: Path, perturb: int) -> None:
-        self.rank, self.folder, self.perturb = rank, folder, perturb
+    def __init__(self, rank: int, folder: Path, disturb: Disturb) -> None:
+        self.rank, self.folder, self.disturb = rank, folder, disturb
         self.roots: list[nn.Module] = []
         self.inside = threading.local()
         self.made: dict[int, int] = {}
-        self.told: dict[str, Any] = {"steps": 0, "gathers": [], "reduces": [], "saves": [], "held": {}, "state": {}}
+        self.told: dict[str, Any] = {"steps": 0, "gathers": [], "reduces": [], "completed": [], "held": {}, "state": {}}
+        self.told["fed"] = {}
+        self.told["opened"] = []
+        self.told["sharded_on"] = []
 
     def install(self) -> None:
         register_module_forward_pre_hook(self.enter)
@@ -71,8 +87,40 @@ class Recorder:
             for name in names:
                 if hasattr(dist, name):
                     setattr(dist, name, self.counted(getattr(dist, name), list_name))
-        for name in ("save", "async_save"):
-            setattr(dcp, name, self.noted(getattr(dcp, name), name))
+        fsdp.fully_shard = self.watched(fsdp.fully_shard)
+        sys.addaudithook(self.audit)
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Files with tensors that are opened to be read, and distributed checkpoints that are about to be complete."""
+        if event == "os.rename" and str(args[1]).endswith(".metadata"):
+            self.completing(Path(str(args[1])).parent.name)
+        if event == "open" and isinstance(args[0], str | os.PathLike):
+            path = Path(args[0])
+            if (
+                path.suffix in WEIGHTS
+                and not set(str(args[1] or "r")) & set("wax+")
+                and path.name not in self.told["opened"]
+            ):
+                self.told["opened"].append(path.name)
+
+    def completing(self, folder: str) -> None:
+        """On the rank that writes the metadata: be a slow disk, or be killed, if the task says so."""
+        if len(self.told["completed"]) + 1 == self.disturb.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self.disturb.slow_save)
+        self.told["completed"].append([folder, self.told["steps"]])
+
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """fully_shard, told of with the devices of the parameters that it is about to shard."""
+
+        @functools.wraps(function)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            modules = module if isinstance(module, list | tuple) else [module]
+            params = [p for m in modules for p in m.parameters() if not isinstance(p, DTensor)]
+            self.told["sharded_on"] = sorted({*self.told["sharded_on"], *(p.device.type for p in params)})
+            return function(module, *args, **kwargs)
+
+        return call
 
     def counted(self, function: Callable[..., Any], where: str) -> Callable[..., Any]:
         """The collective, told of with the larger of its two tensors."""
@@ -90,20 +138,20 @@ class Recorder:
 
         return call
 
-    def noted(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The call that saves a checkpoint, told of when the script itself makes it."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.told["saves"].append(name)
-            return function(*args, **kwargs)
-
-        return call
-
     def enter(self, module: nn.Module, args: Any) -> None:
         depth = getattr(self.inside, "forward", 0)
         self.inside.forward = depth + 1
         if depth == 0 and next(module.parameters(), None) is not None:
             self.found(module)
+            self.inside.fed = not torch.is_grad_enabled()
+        elif (
+            depth and not self.inside.fed and args and isinstance(args[0], torch.Tensor) and not any(module.children())
+        ):
+            self.inside.fed = (
+                True  # the first layer of a model that is trained: its input tells how much this rank has to do
+            )
+            step = str(self.told["steps"])
+            self.told["fed"][step] = self.told["fed"].get(step, 0) + args[0].numel()
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.inside.forward = max(getattr(self.inside, "forward", 1) - 1, 0)
@@ -114,8 +162,8 @@ class Recorder:
             return
         inner = set(module.modules())
         self.roots = [root for root in self.roots if root not in inner] + [module]
-        if self.perturb:
-            generator = torch.Generator().manual_seed(self.perturb)
+        if self.disturb.perturb:
+            generator = torch.Generator().manual_seed(self.disturb.perturb)
             with torch.no_grad():
                 for parameter in module.parameters():
                     sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
@@ -191,20 +239,6 @@ class Recorder:
         (self.folder / f"told.{self.rank}.json").write_text(json.dumps(self.told), encoding="utf-8")
 
 
-def die_at_metadata(number: int) -> None:
-    """End this process, as a kill would, when it is about to complete its `number`-th distributed checkpoint."""
-    seen = 0
-
-    def watch(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event == "os.rename" and str(args[1]).endswith(".metadata"):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
-
-
 def forget_the_grader() -> None:
     """A graded folder may have modules of the same names as the grader's own."""
     here = Path(__file__).resolve().parents[1]
@@ -215,14 +249,12 @@ def forget_the_grader() -> None:
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != here]
 
 
-def run(script: Path, rank: int, argv: list[str], folder: Path, perturb: int, die_at: int) -> int:
+def run(script: Path, rank: int, argv: list[str], folder: Path, disturb: Disturb) -> int:
     """Run the script in this process and return its exit code."""
     forget_the_grader()
     gc.freeze()  # what the parent holds is not the script's
-    recorder = Recorder(rank, folder, perturb)
+    recorder = Recorder(rank, folder, disturb)
     recorder.install()
-    if die_at:
-        die_at_metadata(die_at)
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     code = 1

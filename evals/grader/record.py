@@ -29,11 +29,11 @@ def whole(name: str, pieces: list[Piece]) -> torch.Tensor:
     if not all(p["sharded"] for p in pieces):
         raise Broken(f"{name} is sharded on some ranks only")
     mesh, placements = pieces[0]["mesh"], pieces[0]["placements"]
-    local = {tuple(p["coordinate"]): p["local"] for p in pieces}
+    local: Tensors = {str(tuple(p["coordinate"])): p["local"] for p in pieces}
 
     def build(place: tuple[int, ...]) -> torch.Tensor:
         if len(place) == len(mesh):
-            return local[place]
+            return local[str(place)]
         parts = [build((*place, index)) for index in range(mesh[len(place)])]
         if isinstance(dim := placements[len(place)][0], int):
             return torch.cat([p for p in parts if p.numel()] or parts[:1], dim)

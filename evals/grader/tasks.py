@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 EVALS = Path(__file__).resolve().parents[1]
-KEYS = {"prompt", "expected", "share", "script", "runs", "oracle", "checks", "start", "solution", "wrong"}
+KEYS = {"prompt", "expected", "share", "script", "runs", "prepare", "oracle", "checks", "start", "solution", "wrong"}
 Edits = list[dict[str, str]]
 
 
