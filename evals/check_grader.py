@@ -3,7 +3,8 @@
     python evals/check_grader.py --out benchmarks/results/evals.json     # all tasks: some minutes
     python evals/check_grader.py --only single-gpt                       # tasks whose name contains this
 
-A wrong solution fails for the right reason if the checks that fail are exactly those that its task names.
+A wrong solution fails for the right reason if the checks that fail are exactly those that its task names; where a run is to
+end with an error, the task also names words of that error.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def failing(result: dict[str, Any]) -> list[str]:
 def examine(name: str) -> list[dict[str, Any]]:
     """One row for the solution, the start and each wrong solution of a task."""
     task, rows = load(name), []
-    variants: list[tuple[str, list[str]]] = [("solution", []), ("start", task.values["start"])]
-    variants += [("wrong/" + key, told["fails"]) for key, told in task.wrong.items()]
-    for variant, foreseen in variants:
+    variants: list[tuple[str, list[str], str]] = [("solution", [], "")]
+    variants.append(("start", task.values["start"], task.values.get("start_says", "")))
+    variants += [("wrong/" + key, told["fails"], told.get("says", "")) for key, told in task.wrong.items()]
+    for variant, foreseen, says in variants:
         with tempfile.TemporaryDirectory() as folder:
             into = Path(folder) / "repository"
             if variant == "solution":
@@ -41,7 +43,8 @@ def examine(name: str) -> list[dict[str, Any]]:
                 task.write_wrong(variant.removeprefix("wrong/"), into)
             result = grade(task, into)
         failed = failing(result)
-        as_foreseen = result["passed"] == (variant == "solution") and sorted(failed) == sorted(foreseen)
+        said = any(says in check["detail"] for check in result["checks"])
+        as_foreseen = result["passed"] == (variant == "solution") and sorted(failed) == sorted(foreseen) and said
         row = {
             "task": name,
             "variant": variant,

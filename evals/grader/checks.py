@@ -174,6 +174,19 @@ def trajectory(grading: Grading, run: str, at: int = 0) -> Result:
     return worst.ratio <= 1, str(worst)
 
 
+@check("follows", "{run}: all steps together change the weights as they do in fp32, within {within} of that change")
+def follows(grading: Grading, run: str, within: float) -> Result:
+    """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and told in the task."""
+    record, oracle = grading.runs[run], grading.oracle
+    if record.steps != oracle.steps:
+        return False, f"{record.steps} optimizer steps, expected {oracle.steps}"
+    right, begin = oracle.update(oracle.steps), record.weights(0)
+    own = renamed(record.weights(record.steps), list(right))
+    moved = torch.cat([(own[name].double() - begin[name].double()).flatten() for name in right])
+    apart = distance(moved, torch.cat([right[name].double().flatten() for name in right]))
+    return apart <= within, f"off by {apart:.2f} of the change"
+
+
 @check("resumes", "{run}: goes on from step {at} as the run that was not interrupted, bitwise on as many ranks")
 def resumes(grading: Grading, run: str, of: str, at: int) -> Result:
     again, before = grading.runs[run], grading.runs[of]
@@ -234,8 +247,10 @@ def replicas(grading: Grading, run: str, groups: list[list[int]]) -> Result:
 def precision(grading: Grading, run: str, masters: str, gather: str, reduce: str) -> Result:
     record = grading.runs[run]
     kept = {str(p["local"].dtype).removeprefix("torch.") for p in record.parameters(record.steps)[0].values()}
+    told = record.told[0]
+    large = PLAIN * told["held"]["all"]  # not the few numbers that a script sends itself, such as its loss
     seen = {
-        key: sorted({dtype.removeprefix("torch.") for _, _, dtype in record.told[0][key]})
+        key: sorted({dtype.removeprefix("torch.") for _, size, dtype in told[key] if size > large})
         for key in ("gathers", "reduces")
     }
     found = (sorted(kept), seen["gathers"], seen["reduces"])

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ class Launch:
     argv: tuple[str, ...]
     ranks: int
     folder: Path
-    disturb: in_rank.Disturb = in_rank.Disturb()
+    disturb: in_rank.Disturb = field(default_factory=in_rank.Disturb)
 
     def run(self, until: float) -> str:
         """Run it to its end or to the time `until`; the empty string if every rank ended with code 0, else what happened."""

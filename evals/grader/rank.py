@@ -72,6 +72,7 @@ class Recorder:
         self.rank, self.folder, self.disturb = rank, folder, disturb
         self.roots: list[nn.Module] = []
         self.inside = threading.local()
+        self.first: dict[str, torch.Tensor] = {}
         self.made: dict[int, int] = {}
         self.told: dict[str, Any] = {"steps": 0, "gathers": [], "reduces": [], "completed": [], "held": {}, "state": {}}
         self.told["fed"] = {}
@@ -87,7 +88,9 @@ class Recorder:
             for name in names:
                 if hasattr(dist, name):
                     setattr(dist, name, self.counted(getattr(dist, name), list_name))
-        fsdp.fully_shard = self.watched(fsdp.fully_shard)
+        for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+            if hasattr(sys.modules.get(name), "fully_shard"):
+                setattr(sys.modules[name], "fully_shard", self.watched(fsdp.fully_shard))
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
@@ -143,7 +146,7 @@ class Recorder:
         self.inside.forward = depth + 1
         if depth == 0 and next(module.parameters(), None) is not None:
             self.found(module)
-            self.inside.fed = not torch.is_grad_enabled()
+            self.inside.fed = not (torch.is_grad_enabled() and any(module is root for root in self.roots))
         elif (
             depth and not self.inside.fed and args and isinstance(args[0], torch.Tensor) and not any(module.children())
         ):
@@ -162,6 +165,8 @@ class Recorder:
             return
         inner = set(module.modules())
         self.roots = [root for root in self.roots if root not in inner] + [module]
+        self.first = {}
+        self.first = self.named("parameters")
         if self.disturb.perturb:
             generator = torch.Generator().manual_seed(self.disturb.perturb)
             with torch.no_grad():
@@ -170,12 +175,18 @@ class Recorder:
                     parameter.mul_(1 + ULP * sign)
 
     def named(self, kind: str) -> dict[str, torch.Tensor]:
-        """Parameters or buffers of the models; of several models, the number of each comes first."""
+        """Parameters or buffers of the models; of several models, the number of each comes first.
+
+        While a group is gathered, its whole tensors are registered instead of the shards, which the optimizer changes: the shards
+        are those from before the first forward.
+        """
         result = {}
         for number, root in enumerate(self.roots):
             front = "" if len(self.roots) == 1 else str(number) + "/"
             for name, tensor in getattr(root, "named_" + kind)(remove_duplicate=False):
-                result[front + clean(name)] = tensor
+                before = self.first.get(front + clean(name)) if kind == "parameters" else None
+                gathered = isinstance(before, DTensor) and not isinstance(tensor, DTensor)
+                result[front + clean(name)] = before if gathered and before is not None else tensor
         return result
 
     @staticmethod

@@ -13,7 +13,6 @@ A solution is edits of the start; a wrong solution is edits of the solution (`ba
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import yaml
 
 EVALS = Path(__file__).resolve().parents[1]
-KEYS = {"prompt", "expected", "share", "script", "runs", "prepare", "oracle", "checks", "start", "solution", "wrong"}
+KEYS = {"prompt", "expected", "share", "script", "runs", "prepare", "oracle", "checks", "start", "start_says", "solution", "wrong"}
 Edits = list[dict[str, str]]
 
 
@@ -116,38 +115,3 @@ def negatives() -> list[dict[str, str]]:
     """Requests on which the skill is not to trigger."""
     found: list[dict[str, str]] = yaml.safe_load((EVALS / "negatives.yaml").read_text(encoding="utf-8"))
     return found
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def as_evals(sentences: Any) -> str:
-    """evals.json, in the format of skill-creator; `sentences(task)` gives the expectations of a task."""
-    rows: list[dict[str, Any]] = []
-    for name in names():
-        task = load(name)
-        rows.append(
-            {
-                "id": len(rows) + 1,
-                "name": name,
-                "prompt": task.values["prompt"].strip(),
-                "expected_output": one_line(task.values["expected"]),
-                "files": [p.relative_to(EVALS.parent).as_posix() for p in task.files()],
-                "expectations": sentences(task),
-                "should_trigger": True,
-            }
-        )
-    for told in negatives():
-        rows.append(
-            {
-                "id": len(rows) + 1,
-                "name": told["name"],
-                "prompt": told["prompt"].strip(),
-                "expected_output": "The skill does not trigger: " + one_line(told["why"]),
-                "files": [],
-                "expectations": ["The skill is not used"],
-                "should_trigger": False,
-            }
-        )
-    return json.dumps({"skill_name": "verified-fsdp2", "evals": rows}, indent=2) + "\n"

@@ -1,7 +1,6 @@
 """Tags each token of a sequence; FSDP1 with hybrid sharding: torchrun --nproc-per-node 4 train.py --shard 2"""
 
 import argparse
-import functools
 
 import torch
 import torch.distributed as dist
