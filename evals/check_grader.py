@@ -1,6 +1,6 @@
-"""Is the grader right? Every reference solution passes, every untouched start and every seeded wrong solution fails as foreseen.
+"""Is the grader right? Right solutions pass; every untouched start and every seeded wrong solution fails as foreseen.
 
-    python evals/check_grader.py --out benchmarks/results/evals.json     # all tasks: some minutes
+    python evals/check_grader.py --out benchmarks/results/grader.json    # all tasks: about a quarter of an hour
     python evals/check_grader.py --only single-gpt                       # tasks whose name contains this
 
 A wrong solution fails for the right reason if the checks that fail are exactly those that its task names; where a run is to
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 from pathlib import Path
@@ -19,57 +20,54 @@ from typing import Any
 import torch
 
 from grade import grade
-from grader.tasks import load, names
+from grader.tasks import Task, load, names
+
+KINDS = {
+    "solution": "reference solutions",
+    "right": "other right solutions",
+    "start": "untouched starts",
+    "wrong": "wrong solutions",
+}
 
 
-def failing(result: dict[str, Any]) -> list[str]:
-    return [row["name"] for row in result["checks"] if row["passed"] is False]
+def foreseen(task: Task, variant: str) -> dict[str, Any]:
+    """The checks that have to fail, words that have to be said, and why."""
+    kind, _, name = variant.partition("/")
+    if kind == "start":
+        return {"fails": task.values["start"], "says": task.values.get("start_says", ""), "why": "untouched"}
+    told = {"right": task.right, "wrong": task.wrong}[kind][name] if name else {}
+    return {"fails": told.get("fails", []), "says": told.get("says", ""), "why": told.get("why", "")}
 
 
-def examine(name: str) -> list[dict[str, Any]]:
-    """One row for the solution, the start and each wrong solution of a task."""
-    task, rows = load(name), []
-    variants: list[tuple[str, list[str], str]] = [("solution", [], "")]
-    variants.append(("start", task.values["start"], task.values.get("start_says", "")))
-    variants += [("wrong/" + key, told["fails"], told.get("says", "")) for key, told in task.wrong.items()]
-    for variant, foreseen, says in variants:
-        with tempfile.TemporaryDirectory() as folder:
-            into = Path(folder) / "repository"
-            if variant == "solution":
-                task.write_solution(into)
-            elif variant == "start":
-                task.write_start(into)
-            else:
-                task.write_wrong(variant.removeprefix("wrong/"), into)
-            result = grade(task, into)
-        failed = failing(result)
-        said = any(says in check["detail"] for check in result["checks"])
-        as_foreseen = result["passed"] == (variant == "solution") and sorted(failed) == sorted(foreseen) and said
-        row = {
-            "task": name,
-            "variant": variant,
-            "passed": result["passed"],
-            "failed": failed,
-            "as_foreseen": as_foreseen,
-        }
-        rows.append({**row, "seconds": result["seconds"], "checks": result["checks"]})
-        print(
-            f"{'ok' if as_foreseen else 'WRONG':<6}{name + ' ' + variant:<52}{result['seconds']:>5} s  {' '.join(failed)}",
-            flush=True,
-        )
-        if not as_foreseen:
-            for check in result["checks"]:
-                print(f"          {check['passed']!s:<6}{check['name']:<26}{check['detail']}", flush=True)
-    return rows
+def examine(task: Task, variant: str) -> dict[str, Any]:
+    """Grade one variant of a task: a row of the table."""
+    expected = foreseen(task, variant)
+    with tempfile.TemporaryDirectory() as folder:
+        result = grade(task, task.write(variant, Path(folder) / "repository"))
+    failed = {check["name"]: check["detail"] for check in result["checks"] if check["passed"] is False}
+    said = not expected["says"] or any(expected["says"] in detail for detail in failed.values())
+    right = result["passed"] == (not expected["fails"]) and sorted(failed) == sorted(expected["fails"]) and said
+    row = {"task": task.name, "variant": variant, "why": expected["why"], "passed": result["passed"], "failed": failed}
+    return {**row, "as_foreseen": right, "checks": len(result["checks"]), "seconds": result["seconds"]}
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, int | float]:
-    """The numbers of the table."""
-    result: dict[str, int | float] = {}
-    for kind in ("solution", "start", "wrong"):
-        own = [row for row in rows if row["variant"].startswith(kind)]
-        result[kind + "s"] = len(own)
-        result[kind + "s_as_foreseen"] = sum(row["as_foreseen"] for row in own)
+def show(row: dict[str, Any]) -> None:
+    name = f"{row['task']} {row['variant']}"
+    print(
+        f"{'ok' if row['as_foreseen'] else 'WRONG':<6}{name:<60}{row['seconds']:>5} s  {' '.join(row['failed'])}",
+        flush=True,
+    )
+    if not row["as_foreseen"]:
+        for check, detail in row["failed"].items():
+            print(f"          {check:<26}{detail}", flush=True)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """For each kind how many there are, how many came out as foreseen, and the longest time."""
+    result: dict[str, Any] = {"tasks": len({row["task"] for row in rows})}
+    for kind in KINDS:
+        own = [row for row in rows if row["variant"].partition("/")[0] == kind]
+        result[kind] = {"graded": len(own), "as_foreseen": sum(row["as_foreseen"] for row in own)}
     result["longest_seconds"] = max(row["seconds"] for row in rows)
     return result
 
@@ -79,11 +77,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--only", default="", help="tasks whose name contains this")
     options = parser.parse_args()
-    rows = [row for name in names() if options.only in name for row in examine(name)]
+    rows = []
+    for task in [load(name) for name in names() if options.only in name]:
+        for variant in task.variants:
+            rows.append(examine(task, variant))
+            show(rows[-1])
+    if not rows:
+        parser.error(f"no task's name contains {options.only}")
     numbers = summary(rows)
-    print(json.dumps(numbers))
+    print(f"{numbers['tasks']} tasks, the longest grading {numbers['longest_seconds']} s")
+    for kind, label in KINDS.items():
+        print(f"{label:<24}{numbers[kind]['as_foreseen']} of {numbers[kind]['graded']} as foreseen")
     if options.out:
-        environment = {"torch": torch.__version__, "python": platform.python_version(), "platform": platform.platform()}
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        environment = {**versions, "platform": platform.platform(), "cores": os.cpu_count()}
         text = json.dumps({"environment": environment, **numbers, "rows": rows}, indent=1)
         options.out.write_text(text + "\n", encoding="utf-8")
     return 0 if all(row["as_foreseen"] for row in rows) else 1

@@ -1,9 +1,10 @@
 """Grade a solution of a task against oracles that know nothing of this repository's verifier.
 
-    python evals/grade.py TASK FOLDER [--json] [--grading FILE]
+    python evals/grade.py TASK FOLDER [--text] [--grading FILE]
 
-Exit code 0 if every check holds, 1 if not, 2 for bad usage. A check that could not be made, because a run that it needs failed,
-has `passed: null`. `--grading` writes the same in skill-creator's grading.json.
+Prints JSON (with --text a table). Exit code 0 if every check holds, 1 if not, 2 for bad usage, 3 if the grader could not judge,
+such as on a machine that is too slow for its own oracle. A check that could not be made, because a run that it needs failed, has
+`passed: null`. `--grading` writes the same as a grading.json of the Agent Skills evaluation guide.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -46,13 +48,10 @@ def sentences(task: Task) -> list[str]:
     """The expectations in words, one for each check."""
     result = []
     for kind, told in parameters(task):
-        values = {**told, "run": command(task, told["run"])}
+        values = {"most": 0.6, "over": 0, **told, "run": command(task, told["run"])}
         values = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
-        result.append(
-            CHECKS[kind].sentence.format_map({"most": 0.6, "over": 0, **values})
-            if kind in CHECKS
-            else f"{values['run']} ends well"
-        )
+        sentence = CHECKS[kind].sentence if kind in CHECKS else "{run} ends well"
+        result.append(sentence.format_map(values))
     return result
 
 
@@ -85,9 +84,8 @@ def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
         out = folder / f"oracle{number}"
         out.mkdir()
         argv = words(told.get("args", ""), out)
-        launch = Launch(
-            script, argv, int(told.get("ranks", 0)), folder / f"oracle-run{number}", Disturb(perturb=number)
-        )
+        ranks, where = int(told.get("ranks", 0)), folder / f"oracle-run{number}"
+        launch = Launch(script, argv, ranks, where, Disturb(perturb=number))
         failed = prepare(task, script.parent, out, folder / f"prepare{number}", until)
         if failed := failed or launch.run(until):
             raise OracleFailed(f"{task.name}: {failed}")
@@ -136,7 +134,8 @@ def grade(task: Task, solution: Path) -> dict[str, Any]:
             needed = [grading.failed[run] for run in (told["run"], told.get("of")) if run in grading.failed]
             label = f"{kind}:{told['run']}"
             if kind == "runs":
-                checks.append({"name": label, "passed": not needed, "detail": needed[0] if needed else "exit code 0"})
+                told_of = needed[0].replace(name, ".") if needed else "exit code 0"
+                checks.append({"name": label, "passed": not needed, "detail": told_of})
             elif needed and kind not in ("killed", "marker-last"):
                 checks.append({"name": label, "passed": None, "detail": "not reached"})
             else:
@@ -147,36 +146,40 @@ def grade(task: Task, solution: Path) -> dict[str, Any]:
 
 
 def as_grading(task: Task, result: dict[str, Any]) -> dict[str, Any]:
-    """The result as skill-creator's grading.json."""
+    """The result as the guide's grading.json."""
     rows = [
         {"text": text, "passed": bool(row["passed"]), "evidence": row["name"] + ": " + row["detail"]}
         for text, row in zip(sentences(task), result["checks"], strict=True)
     ]
     good = sum(row["passed"] for row in rows)
     summary = {"passed": good, "failed": len(rows) - good, "total": len(rows), "pass_rate": round(good / len(rows), 2)}
-    timing = {"grader_duration_seconds": result["seconds"]}
-    return {"expectations": rows, "summary": summary, "timing": timing}
+    return {"assertion_results": rows, "summary": summary}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=names(), metavar="TASK", help="a folder of evals/tasks")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the repository as the agent left it")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--text", action="store_true", help="print a table for people")
     parser.add_argument("--grading", type=Path, metavar="FILE", help="also write grading.json")
     options = parser.parse_args(argv)
     if not options.folder.is_dir():
         parser.error(f"no folder {options.folder}")
     task = load(options.task)
-    result = grade(task, options.folder)
+    try:
+        result = grade(task, options.folder)
+    except OracleFailed as error:
+        print(f"the grader could not judge: {error}", file=sys.stderr)
+        return 3
     if options.grading:
         options.grading.write_text(json.dumps(as_grading(task, result), indent=2) + "\n", encoding="utf-8")
-    if options.json:
-        print(json.dumps(result, indent=2))
-    else:
+    if options.text:
+        words_of = {True: "pass", False: "FAIL", None: "-"}
         for row in result["checks"]:
-            print(f"{ {True: 'pass', False: 'FAIL', None: '-'}[row['passed']]:<5}{row['name']:<28}{row['detail']}")
+            print(f"{words_of[row['passed']]:<5}{row['name']:<28}{row['detail']}")
         print(f"{task.name}: {'passed' if result['passed'] else 'failed'} in {result['seconds']} s")
+    else:
+        print(json.dumps(result, indent=2))
     return 0 if result["passed"] else 1
 
 

@@ -91,9 +91,8 @@ def no_full_copy(grading: Grading, run: str) -> Result:
     held = [told["held"] for told in grading.runs[run].told]
     share = [told["whole"] / told["all"] for told in held]
     many = [rank for rank, part in enumerate(share) if part > WHOLE]
-    return len(
-        many
-    ) <= 1, f"whole tensors of the model's shapes, as a part of it, on each rank: {[round(s, 2) for s in share]}"
+    shown = [round(part, 2) for part in share]
+    return len(many) <= 1, f"whole tensors of the model's shapes, as a part of it, on each rank: {shown}"
 
 
 @check("built-on-meta", "{run}: the parameters are on the meta device when fully_shard gets them")
@@ -125,9 +124,8 @@ def reductions(grading: Grading, run: str) -> Result:
     told = grading.runs[run].told[0]
     parts = [sum(size for step, size, _ in told["reduces"] if step == number) for number in range(told["steps"])]
     shares = [round(part / told["held"]["all"], 2) for part in parts]
-    return all(
-        1 <= share <= SLACK for share in shares
-    ), f"elements reduced at each step, as a part of the model: {shares}"
+    once = all(1 <= share <= SLACK for share in shares)
+    return once, f"elements reduced at each step, as a part of the model: {shares}"
 
 
 @check("same-start", "{run}: the initial weights are those of the original script")
@@ -147,19 +145,16 @@ def buffers(grading: Grading, run: str) -> Result:
         own = renamed({name: p["local"] for name, p in kept["buffers"].items()}, list(right))
         for name, tensor in right.items():
             if not torch.allclose(own[name].double(), tensor.double(), rtol=1e-5, atol=1e-6, equal_nan=True):
-                return (
-                    False,
-                    f"{name} on rank {rank}: {own[name].flatten()[:3].tolist()} for {tensor.flatten()[:3].tolist()}",
-                )
+                here, there = own[name].flatten()[:3].tolist(), tensor.flatten()[:3].tolist()
+                return False, f"{name} on rank {rank}: {here} for {there}"
     return bool(right), f"{len(right)} buffers alike"
 
 
 @check("tied", "{run}: weights that were tied are still one parameter")
 def tied(grading: Grading, run: str) -> Result:
     right, own = grading.oracle.run.told[0]["tied"], grading.runs[run].told[0]["tied"]
-    return bool(right) and [len(names) for names in own] == [
-        len(names) for names in right
-    ], f"tied: {own}, expected {right}"
+    same = bool(right) and [len(names) for names in own] == [len(names) for names in right]
+    return same, f"tied: {own}, expected {right}"
 
 
 @check(
@@ -193,9 +188,8 @@ def resumes(grading: Grading, run: str, of: str, at: int) -> Result:
     begin, kept = again.weights(0), before.weights(at)
     apart = [name for name in kept if not torch.equal(begin[name], kept[name])]
     if apart:
-        earlier = [
-            s for s in range(before.steps + 1) if all(torch.equal(begin[n], w) for n, w in before.weights(s).items())
-        ]
+        steps = range(before.steps + 1)
+        earlier = [s for s in steps if all(torch.equal(begin[n], w) for n, w in before.weights(s).items())]
         return False, f"does not begin with the weights of step {at} but of {earlier or 'no step'}; {apart[0]} differs"
     if again.ranks != before.ranks:
         return trajectory(grading, run, at)
@@ -268,9 +262,8 @@ def metrics(grading: Grading, run: str, file: str, keys: list[str]) -> Result:
     if not path.exists():
         return False, f"no file {file}"
     own, right = rows(path), rows(grading.oracle_out / file)
-    others = [
-        rows(grading.oracle_out.with_name(f"oracle{n}") / file) for n in range(1, len(grading.oracle.perturbed) + 1)
-    ]
+    folders = [grading.oracle_out.with_name(f"oracle{n + 1}") for n in range(len(grading.oracle.perturbed))]
+    others = [rows(folder / file) for folder in folders]
     if [row.get("step") for row in own] != [row["step"] for row in right]:
         return False, f"{file} has the steps {[row.get('step') for row in own]}"
     for number, row in enumerate(right):
@@ -279,10 +272,8 @@ def metrics(grading: Grading, run: str, file: str, keys: list[str]) -> Result:
             noise = max(abs(other[number][key] - row[key]) for other in others)
             limit = MULTIPLE * noise + FLOOR * abs(row[key])
             if not isinstance(value, float | int) or not abs(value - row[key]) <= limit:
-                return (
-                    False,
-                    f"{key} of step {row['step']} is {value}, in one process {row[key]:.7g} (allowed {limit:.1e})",
-                )
+                said = f"{key} of step {row['step']} is {value}, in one process {row[key]:.7g}"
+                return False, f"{said} (allowed {limit:.1e})"
     return True, f"{len(own)} lines"
 
 
@@ -307,10 +298,8 @@ def export(grading: Grading, run: str, file: str, part: str = "", step: int = -1
     values = renamed(record.weights(record.steps if step < 0 else step), known)
     for name, tensor in right.items():
         if type(own[name]) is not torch.Tensor or own[name].shape != tensor.shape:
-            return (
-                False,
-                f"{name} is a {type(own[name]).__name__} of {list(own[name].shape)}, not a tensor of {list(tensor.shape)}",
-            )
+            found = f"a {type(own[name]).__name__} of {list(own[name].shape)}"
+            return False, f"{name} is {found}, not a tensor of {list(tensor.shape)}"
         if name in values and not torch.equal(own[name].float(), values[name].reshape(tensor.shape).float()):
             return False, f"{name} in {file} is not what the run had"
         if name not in values and distance(own[name], tensor) > MULTIPLE * FLOOR:

@@ -21,8 +21,6 @@ from . import rank as in_rank
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 AFTER_A_FAILURE = 3.0  # seconds that the other ranks have to say what they saw
 
-torch.set_num_threads(1)  # no thread pool may exist when a process is forked
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -36,6 +34,7 @@ class Launch:
 
     def run(self, until: float) -> str:
         """Run it to its end or to the time `until`; the empty string if every rank ended with code 0, else what happened."""
+        torch.set_num_threads(1)  # no thread pool may exist when a process is forked
         self.folder.mkdir(parents=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -90,7 +90,7 @@ class Recorder:
                     setattr(dist, name, self.counted(getattr(dist, name), list_name))
         for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
             if hasattr(sys.modules.get(name), "fully_shard"):
-                setattr(sys.modules[name], "fully_shard", self.watched(fsdp.fully_shard))
+                vars(sys.modules[name])["fully_shard"] = self.watched(fsdp.fully_shard)
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
@@ -99,11 +99,8 @@ class Recorder:
             self.completing(Path(str(args[1])).parent.name)
         if event == "open" and isinstance(args[0], str | os.PathLike):
             path = Path(args[0])
-            if (
-                path.suffix in WEIGHTS
-                and not set(str(args[1] or "r")) & set("wax+")
-                and path.name not in self.told["opened"]
-            ):
+            to_read = not set(str(args[1] or "r")) & set("wax+")
+            if path.suffix in WEIGHTS and to_read and path.name not in self.told["opened"]:
                 self.told["opened"].append(path.name)
 
     def completing(self, folder: str) -> None:
@@ -150,9 +147,8 @@ class Recorder:
         elif (
             depth and not self.inside.fed and args and isinstance(args[0], torch.Tensor) and not any(module.children())
         ):
-            self.inside.fed = (
-                True  # the first layer of a model that is trained: its input tells how much this rank has to do
-            )
+            # the first layer of a model that is trained: its input tells how much this rank has to do
+            self.inside.fed = True
             step = str(self.told["steps"])
             self.told["fed"][step] = self.told["fed"].get(step, 0) + args[0].numel()
 

@@ -7,7 +7,8 @@
         new: |
           ...
 
-A solution is edits of the start; a wrong solution is edits of the solution (`base: start` if of the start).
+The reference solution is edits of the start. Wrong solutions, and other right ones, are edits of the solution, or of the start with
+`base: start`; each says `why`, and a wrong one which checks it `fails`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import yaml
 
 EVALS = Path(__file__).resolve().parents[1]
-KEYS = {"prompt", "expected", "share", "script", "runs", "prepare", "oracle", "checks", "start", "start_says", "solution", "wrong"}
+NEEDED = {"prompt", "expected", "runs", "oracle", "checks", "start", "solution", "wrong"}
+KEYS = NEEDED | {"share", "script", "prepare", "start_says", "right"}
 Edits = list[dict[str, str]]
 
 
@@ -42,7 +44,18 @@ class Task:
 
     @property
     def wrong(self) -> dict[str, dict[str, Any]]:
+        """Seeded wrong solutions."""
         return dict(self.values["wrong"])
+
+    @property
+    def right(self) -> dict[str, dict[str, Any]]:
+        """Right solutions that go another way than the reference solution."""
+        return dict(self.values.get("right", {}))
+
+    @property
+    def variants(self) -> list[str]:
+        """All that `write` takes, the start first."""
+        return ["start", "solution", *(f"right/{key}" for key in self.right), *(f"wrong/{key}" for key in self.wrong)]
 
     @functools.cached_property
     def checks(self) -> list[tuple[str, dict[str, Any]]]:
@@ -59,29 +72,21 @@ class Task:
         own = [p for p in sorted((self.folder / "start").rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
         return [*own, *shared]
 
-    def write_start(self, into: Path) -> Path:
-        """The starting repository in the new folder `into`."""
+    def write(self, variant: str, into: Path) -> Path:
+        """The start, the solution, or right/NAME or wrong/NAME, in the new folder `into`."""
         shutil.copytree(self.folder / "start", into, ignore=shutil.ignore_patterns("__pycache__"))
         for name in self.values.get("share", []):
             shutil.copy(EVALS / "shared" / name, into / name)
-        return into
-
-    def write_solution(self, into: Path) -> Path:
-        """The reference solution in the new folder `into`."""
-        self.write_start(into)
-        self.edit(into, self.values["solution"])
-        return into
-
-    def write_wrong(self, name: str, into: Path) -> Path:
-        """A seeded wrong solution in the new folder `into`."""
-        told = self.wrong[name]
-        (self.write_start if told.get("base") == "start" else self.write_solution)(into)
-        self.edit(into, told["edits"])
+        kind, _, name = variant.partition("/")
+        told = {"right": self.right, "wrong": self.wrong}[kind][name] if name else {}
+        if kind != "start" and told.get("base") != "start":
+            self.edit(into, self.values["solution"])
+        self.edit(into, told.get("edits", []))
         return into
 
     def write_oracle(self, into: Path) -> Path:
         """The script that gives the right answer in one process without FSDP, in the new folder `into`."""
-        self.write_start(into)
+        self.write("start", into)
         oracle = self.values["oracle"]
         self.edit(into, oracle.get("edits", []))
         if "file" in oracle:
@@ -101,8 +106,8 @@ def load(name: str) -> Task:
     """The task of that name."""
     path = EVALS / "tasks" / name / "task.yaml"
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if set(values) - KEYS:
-        raise ValueError(f"{path}: unknown keys {sorted(set(values) - KEYS)}")
+    if odd := (set(values) - KEYS) | (NEEDED - set(values)):
+        raise ValueError(f"{path}: keys that are unknown or missing: {sorted(odd)}")
     return Task(name, values)
 
 
