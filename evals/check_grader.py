@@ -72,18 +72,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--only", default="", help="tasks whose name contains this")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    options = parser().parse_args()
     rows = []
     for task in [load(name) for name in names() if options.only in name]:
         for variant in task.variants:
             rows.append(examine(task, variant))
             show(rows[-1])
     if not rows:
-        parser.error(f"no task's name contains {options.only}")
+        parser().error(f"no task's name contains {options.only}")
     numbers = summary(rows)
     print(f"{numbers['tasks']} tasks, the longest grading {numbers['longest_seconds']} s")
     for kind, label in KINDS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import torch.distributed.tensor
 from . import rank as in_rank
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+PR_SET_PDEATHSIG = 1
 AFTER_A_FAILURE = 3.0  # seconds that the other ranks have to say what they saw
 
 
@@ -76,6 +78,7 @@ class Launch:
         code = 70
         try:
             os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also if the grader itself is killed
             os.chdir(self.script.parent)
             log = os.open(self.folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT)
             empty = os.open(os.devnull, os.O_RDONLY)
