@@ -127,22 +127,21 @@ def grade(task: Task, solution: Path) -> dict[str, Any]:
         out = folder / "out"
         out.mkdir()
         ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv")
-        code = Path(shutil.copytree(solution, folder / "code", ignore=ignored))
+        code = Path(shutil.copytree(solution, folder / "code", symlinks=True, ignore=ignored))
         grading = Grading(task, out, folder / "oracle0", run_oracle(task, folder, until))
         run_solution(task, grading, code, folder, until)
         for kind, told in parameters(task):
             needed = [grading.failed[run] for run in (told["run"], told.get("of")) if run in grading.failed]
             label = f"{kind}:{told['run']}"
+            passed: bool | None = None
+            detail = "not reached"
             if kind == "runs":
-                told_of = needed[0].replace(name, ".") if needed else "exit code 0"
-                checks.append({"name": label, "passed": not needed, "detail": told_of})
-            elif needed and kind not in ("killed", "marker-last"):
-                checks.append({"name": label, "passed": None, "detail": "not reached"})
-            else:
+                passed, detail = not needed, needed[0] if needed else "exit code 0"
+            elif not needed or kind in ("killed", "marker-last"):
                 passed, detail = judge(grading, kind, told)
-                checks.append({"name": label, "passed": passed, "detail": detail})
-    passed = all(row["passed"] for row in checks)
-    return {"task": task.name, "passed": passed, "checks": checks, "seconds": round(time.monotonic() - begin, 1)}
+            checks.append({"name": label, "passed": passed, "detail": detail.replace(f"{folder}/", "")})
+    good = all(row["passed"] for row in checks)
+    return {"task": task.name, "passed": good, "checks": checks, "seconds": round(time.monotonic() - begin, 1)}
 
 
 def as_grading(task: Task, result: dict[str, Any]) -> dict[str, Any]:

@@ -338,8 +338,10 @@ def killed(grading: Grading, run: str) -> Result:
 
 
 def judge(grading: Grading, kind: str, told: dict[str, Any]) -> Result:
-    """One check, with what goes wrong in it as evidence against the solution."""
+    """One check; a run that leaves nothing to judge by, such as one without a step, or a file that is no JSON, does not pass it."""
     try:
         return CHECKS[kind].holds(grading, **told)
     except Broken as error:
         return False, str(error)
+    except (AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:
+        return False, f"nothing to judge by: {type(error).__name__} {error}"

@@ -74,6 +74,7 @@ class Recorder:
         self.inside = threading.local()
         self.first: dict[str, torch.Tensor] = {}
         self.made: dict[int, int] = {}
+        self.grads_of, self.grads = 0, dict[str, Any]()
         self.told: dict[str, Any] = {"steps": 0, "gathers": [], "reduces": [], "completed": [], "held": {}, "state": {}}
         self.told["fed"] = {}
         self.told["opened"] = []
@@ -144,13 +145,15 @@ class Recorder:
         if depth == 0 and next(module.parameters(), None) is not None:
             self.found(module)
             self.inside.fed = not (torch.is_grad_enabled() and any(module is root for root in self.roots))
-        elif (
-            depth and not self.inside.fed and args and isinstance(args[0], torch.Tensor) and not any(module.children())
-        ):
+        elif depth and not self.inside.fed and args and self.is_leaf(module, args[0]):
             # the first layer of a model that is trained: its input tells how much this rank has to do
             self.inside.fed = True
             step = str(self.told["steps"])
             self.told["fed"][step] = self.told["fed"].get(step, 0) + args[0].numel()
+
+    @staticmethod
+    def is_leaf(module: nn.Module, given: Any) -> bool:
+        return isinstance(given, torch.Tensor) and not any(module.children())
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.inside.forward = max(getattr(self.inside, "forward", 1) - 1, 0)
@@ -198,14 +201,17 @@ class Recorder:
             self.made[id(optimizer)] = self.made.get(id(optimizer), 0) - 1
             return
         step = self.made.get(id(optimizer), 0) + 1
-        if step == 1:
+        if "tied" not in self.told:  # the first step of the first optimizer
             self.store("weights", 0)
             tied: dict[int, list[str]] = {}
             for name, parameter in self.named("parameters").items():
                 tied.setdefault(id(parameter), []).append(name)
             self.told["tied"] = sorted(sorted(names) for names in tied.values() if len(names) > 1)
-        grads = {name: p.grad for name, p in self.named("parameters").items() if p.grad is not None}
-        torch.save({name: piece(grad) for name, grad in grads.items()}, self.folder / f"grads{step}.{self.rank}.pt")
+        grads = {name: piece(p.grad) for name, p in self.named("parameters").items() if p.grad is not None}
+        if step == self.grads_of:  # another optimizer's share of the same step
+            grads = {**self.grads, **grads}
+        self.grads_of, self.grads = step, grads
+        torch.save(grads, self.folder / f"grads{step}.{self.rank}.pt")
 
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         step = self.made[id(optimizer)] = self.made.get(id(optimizer), 0) + 1
@@ -270,6 +276,8 @@ def run(script: Path, rank: int, argv: list[str], folder: Path, disturb: Disturb
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print("SystemExit:", error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does at its end: threads that still save may finish
