@@ -117,7 +117,8 @@ def test_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As they stand there; the agent's work is the reference solution."""
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
     scripts = []
     for line in COMMANDS:
         python, script, *arguments = shlex.split(line)
@@ -129,12 +130,12 @@ def test_the_commands_of_the_readme(
             assert check_grader.parser().parse_args(arguments)
         else:
             load(TASK).write("solution", tmp_path / "solved")
-            (tmp_path / "build" / "eval" / "train.py").write_text((tmp_path / "solved" / "train.py").read_text())
+            (tmp_path / "eval" / "train.py").write_text((tmp_path / "solved" / "train.py").read_text())
             done = grading(*arguments)
             assert done.returncode == 0, done.stdout + done.stderr
             assert json.loads(done.stdout)["passed"] is True
     assert load(TASK).values["prompt"].strip() in capsys.readouterr().out
-    kept = json.loads((tmp_path / "build" / "grading.json").read_text())
+    kept = json.loads((tmp_path / "grading.json").read_text())
     assert kept["summary"]["pass_rate"] == 1 and [row["text"] for row in kept["assertion_results"]] == grade.sentences(
         load(TASK)
     )
