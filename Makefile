@@ -38,6 +38,10 @@ detection: $(VENV)/installed-test
 zoo: $(VENV)/installed-test
 	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
 
+# The grader of the evals on every reference solution, untouched start and seeded wrong solution.
+grader: $(VENV)/installed-test
+	$(BIN)/python evals/check_grader.py --out benchmarks/results/grader.json
+
 # Each rule switched off in turn: the tests must notice.
 mutation: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json

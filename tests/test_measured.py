@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+from check_grader import KINDS, foreseen
 from corpus import faults, right
 from detection_table import in_page
+from grader.tasks import load, names
 from install_matrix import good
 from install_matrix import table as table_of_installs
 from verified_fsdp2.skill import installer
@@ -75,3 +77,20 @@ def test_every_way_to_install_works() -> None:
     assert seen == set(installer.PLACES) - {"cursor"}, "Cursor has no command that lists its skills"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert table_of_installs(results) in readme or "| installer |" not in readme
+
+
+def test_the_grader_judges_as_every_task_says() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "grader.json").read_text())
+    tasks = [load(name) for name in names()]
+    rows = {(row["task"], row["variant"]): row for row in results["rows"]}
+    assert list(rows) == [(task.name, variant) for task in tasks for variant in task.variants]
+    for task in tasks:
+        for variant in task.variants:
+            row, expected = rows[task.name, variant], foreseen(task, variant)
+            assert row["as_foreseen"] and row["why"] == expected["why"], (task.name, variant)
+            assert sorted(row["failed"]) == sorted(expected["fails"]), (task.name, variant)
+            assert row["passed"] == (not row["failed"]) and row["seconds"] <= 60
+    assert results["tasks"] == results["solution"]["graded"] == results["start"]["graded"] == len(tasks) >= 24
+    assert results["wrong"]["graded"] == sum(len(task.wrong) for task in tasks) >= 24
+    assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
+    assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])

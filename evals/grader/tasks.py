@@ -1,0 +1,122 @@
+"""Tasks: one folder each with task.yaml (the request, the runs, the checks, the edits) and start/ (what the agent is given).
+
+    edits:                      `old` stands exactly once in `file` (the script itself if there is no file)
+      - file: model.py
+        old: |
+          ...
+        new: |
+          ...
+
+The reference solution is edits of the start. Wrong solutions, and other right ones, are edits of the solution, or of the start with
+`base: start`; each says `why`, and a wrong one which checks it `fails`.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EVALS = Path(__file__).resolve().parents[1]
+NEEDED = {"prompt", "expected", "runs", "oracle", "checks", "start", "solution", "wrong"}
+KEYS = NEEDED | {"share", "script", "prepare", "start_says", "right"}
+Edits = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task that is graded."""
+
+    name: str
+    values: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return EVALS / "tasks" / self.name
+
+    @property
+    def script(self) -> str:
+        return str(self.values.get("script", "train.py"))
+
+    @property
+    def wrong(self) -> dict[str, dict[str, Any]]:
+        """Seeded wrong solutions."""
+        return dict(self.values["wrong"])
+
+    @property
+    def right(self) -> dict[str, dict[str, Any]]:
+        """Right solutions that go another way than the reference solution."""
+        return dict(self.values.get("right", {}))
+
+    @property
+    def variants(self) -> list[str]:
+        """All that `write` takes, the start first."""
+        return ["start", "solution", *(f"right/{key}" for key in self.right), *(f"wrong/{key}" for key in self.wrong)]
+
+    @functools.cached_property
+    def checks(self) -> list[tuple[str, dict[str, Any]]]:
+        """(kind, parameters) of each check; `run` is always among the parameters."""
+        result = []
+        for entry in self.values["checks"]:
+            ((kind, told),) = entry.items()
+            result.append((kind, dict(told) if isinstance(told, dict) else {"run": told}))
+        return result
+
+    def files(self) -> list[Path]:
+        """What the agent is given."""
+        shared = [EVALS / "shared" / name for name in self.values.get("share", [])]
+        own = [p for p in sorted((self.folder / "start").rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
+        return [*own, *shared]
+
+    def write(self, variant: str, into: Path) -> Path:
+        """The start, the solution, or right/NAME or wrong/NAME, in the new folder `into`."""
+        shutil.copytree(self.folder / "start", into, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in self.values.get("share", []):
+            shutil.copy(EVALS / "shared" / name, into / name)
+        kind, _, name = variant.partition("/")
+        told = {"right": self.right, "wrong": self.wrong}[kind][name] if name else {}
+        if kind != "start" and told.get("base") != "start":
+            self.edit(into, self.values["solution"])
+        self.edit(into, told.get("edits", []))
+        return into
+
+    def write_oracle(self, into: Path) -> Path:
+        """The script that gives the right answer in one process without FSDP, in the new folder `into`."""
+        self.write("start", into)
+        oracle = self.values["oracle"]
+        self.edit(into, oracle.get("edits", []))
+        if "file" in oracle:
+            shutil.copy(self.folder / oracle["file"], into / self.script)
+        return into
+
+    def edit(self, folder: Path, edits: Edits) -> None:
+        for edit in edits:
+            file = folder / edit.get("file", self.script)
+            text = file.read_text(encoding="utf-8")
+            if text.count(edit["old"]) != 1:
+                raise ValueError(f"{self.name}: stands {text.count(edit['old'])} times in {file.name}: {edit['old']!r}")
+            file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+
+
+def load(name: str) -> Task:
+    """The task of that name."""
+    path = EVALS / "tasks" / name / "task.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if odd := (set(values) - KEYS) | (NEEDED - set(values)):
+        raise ValueError(f"{path}: keys that are unknown or missing: {sorted(odd)}")
+    return Task(name, values)
+
+
+def names() -> list[str]:
+    """Every graded task."""
+    return sorted(path.parent.name for path in (EVALS / "tasks").glob("*/task.yaml"))
+
+
+def negatives() -> list[dict[str, str]]:
+    """Requests on which the skill is not to trigger."""
+    found: list[dict[str, str]] = yaml.safe_load((EVALS / "negatives.yaml").read_text(encoding="utf-8"))
+    return found
