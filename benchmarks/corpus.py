@@ -130,9 +130,7 @@ REPRESENTATIVE = (
     "zoo/minimal",
     "zoo/accumulation_token_mean",
     "zoo/async_checkpoint",
-    "zoo/autocast",
     "zoo/checkpoint_dropout_rng",
-    "zoo/checkpoint_full_state",
     "zoo/dataloader_workers",
     "zoo/forward_method",
     "zoo/hsdp",
@@ -143,7 +141,6 @@ REPRESENTATIVE = (
     "zoo/mixed_precision",
     "zoo/reentrant_checkpointing",
     "zoo/tied_embeddings",
-    "zoo/two_optimizers",
 )
 
 

@@ -118,7 +118,7 @@ def test_losses_do_not_depend_on_the_ranks(sample: Path, straight: list[dict[str
 def test_resume_is_bitwise_and_reshards(
     sample: Path, undisturbed: Path, straight: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    for ranks in (2, 4):
+    for ranks in (2, 1):
         out = stopped_at(3, undisturbed, tmp_path / str(ranks))
         found = run(sample, ranks, out, STEPS, "--resume")
         if ranks == 2:
