@@ -23,7 +23,7 @@ types: $(VENV)/installed-test
 	cd $(VENV)/types && MYPYPATH=. ../bin/mypy --config-file $(CURDIR)/pyproject.toml -p verified_fsdp2.skill -p verified_fsdp2.verifier
 
 unit: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Real packages in pinned versions, published faults and their mends; FOLDER takes the environments (network, gigabytes).
 libraries: $(VENV)/installed-test
