@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_scaffold_launch import assert_close, finish, run, start
+from test_scaffold_launch import assert_close, run
 
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.spec.problems import SpecError
@@ -216,5 +216,4 @@ def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
     wanted = run(tmp_path / "whole", 1, tmp_path / "straight", 4)
     found = run(tmp_path / "split", 2, tmp_path / "out", 2)
     assert_close(found, wanted[:2])
-    finish(start(tmp_path / "whole", 2, tmp_path / "out", "--steps", "4", "--resume"))
-    assert_close(run(tmp_path / "split", 1, tmp_path / "out", 4, "--resume"), wanted)
+    assert_close(run(tmp_path / "whole", 2, tmp_path / "out", 4, "--resume"), wanted, 1e-5)
