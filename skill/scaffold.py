@@ -113,7 +113,12 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "packages": packages,
-        "wanted_packages": data["data_packages"] + packages + ["matplotlib"] * operation["plot"],
+        "wanted_packages": [
+            *data["data_packages"],
+            *packages,
+            *["matplotlib"] * operation["plot"],
+            *["torchao"] * values["precision"]["fp8"],
+        ],
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
         "process": values["checkpoint"]["mode"] == "process",
