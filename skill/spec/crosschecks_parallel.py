@@ -124,6 +124,14 @@ def reshard_divides(values: Values) -> Iterator[Fault]:
             return
 
 
+@needs("memory.compile", "parallel.tp")
+def compiled_blocks_are_whole(values: Values) -> Iterator[Fault]:
+    """Run on 2.13.0 (gloo): same loss, other gradients; `aot_eager` has it too, `eager` has not."""
+    if values["memory.compile"] and values["parallel.tp"] > 1:
+        message = f"must be false with parallel.tp {values['parallel.tp']}: torch 2.13.0 computes wrong gradients there"
+        yield fault("memory.compile", message)
+
+
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")
 def prefetch_gathers(values: Values) -> Iterator[Fault]:
     if values["parallel.prefetch.backward"] and values["parallel.reshard_after_forward"] is False:

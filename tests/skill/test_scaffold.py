@@ -149,7 +149,7 @@ SPLIT_OPTIONS = [
     [[], ["parallel.dp_replicate=2"], ["parallel.dp_shard=2"], ["parallel.dp_shard=1", "parallel.dp_replicate=2"]],
     [[], ["precision.param_dtype=float32"]],
     [[], ["parallel.prefetch={forward: 2, backward: 3}"], ["parallel.cpu_offload=true"]],
-    [[], ["memory.activation_checkpointing=op-selective", "memory.compile=true"]],
+    [[], ["memory.activation_checkpointing=op-selective"]],
     [[], ["train.on_nonfinite=skip"]],
     [[], ["operation.mfu=true"]],
     [[], ["checkpoint.mode=thread"]],

@@ -146,6 +146,7 @@ def test_refused_at_start(seen: Mapping[str, Any]) -> None:
             "parallel.prefetch.backward does nothing",
         ),
         (["parallel.prefetch={forwards: 1}"], "did you mean 'forward'"),
+        (["memory.compile=true", "parallel.tp=2"], "memory.compile must be false with parallel.tp 2"),
         (["memory.every=3"], "memory.every does nothing with memory.activation_checkpointing: none"),
         (["memory.checkpointing=full"], "did you mean 'activation_checkpointing'"),
         (["memory.activation_checkpointing=all"], "must be 'none', 'full', 'every-nth' or 'op-selective'"),
@@ -199,12 +200,16 @@ def test_what_is_on_is_there_and_nothing_else(
 
 
 def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
-    """Float8, tensor parallelism, activation checkpointing, compile, FSDP: whatever the spec asks for, in this order."""
-    steps = ["split_matrices(", "checkpoint_activations(", "block.compile()", "fully_shard(", "prefetch("]
-    settings = ["parallel.tp=2", "memory.compile=true", *VARIANTS["full"], *VARIANTS["ahead"]]
-    code = scaffold.render(load(tmp_path, settings))["model.py"].partition("def parallelize(")[2]
-    places = [code.index(step) for step in steps]
-    assert places == sorted(places)
+    """Float8 or tensor parallelism, activation checkpointing, compile, FSDP: what the spec asks for, in this order."""
+    behind = ["checkpoint_activations(", "block.compile()", "fully_shard(", "prefetch("]
+    for first, settings in (
+        ("split_matrices(", [*VARIANTS["split"], *VARIANTS["full"], *VARIANTS["ahead"]]),
+        ("compute_in_float8(", [*VARIANTS["float8"], *VARIANTS["compiled"], *VARIANTS["ahead"]]),
+    ):
+        code = scaffold.render(load(tmp_path, settings))["model.py"].partition("def parallelize(")[2]
+        steps = [step for step in (first, *behind) if step in code]
+        assert len(steps) >= 4
+        assert steps == sorted(steps, key=code.index)
 
 
 @pytest.mark.launch
