@@ -13,6 +13,7 @@ from . import manifest, placing
 from .scaffold_data import data_context, data_files
 from .scaffold_imports import used_imports
 from .scaffold_literals import FILTERS
+from .scaffold_parallel import parallel_context
 from .spec import Spec
 from .spec.dump import to_yaml
 
@@ -99,6 +100,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "unit": "sample" if length is None else "token",
         "bf16": values["precision"]["param_dtype"] == "bfloat16",
         "broadcast": model.get("initialize") == "rank-0",
+        **parallel_context(values),
         "hsdp": parallel["dp_replicate"] > 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
         "adamw": optimizer["kind"] == "adamw",
@@ -111,7 +113,12 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "packages": packages,
-        "wanted_packages": data["data_packages"] + packages + ["matplotlib"] * operation["plot"],
+        "wanted_packages": [
+            *data["data_packages"],
+            *packages,
+            *["matplotlib"] * operation["plot"],
+            *["torchao"] * values["precision"]["fp8"],
+        ],
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": values["checkpoint"]["mode"] != "sync",
         "process": values["checkpoint"]["mode"] == "process",
@@ -137,9 +144,10 @@ def _fits(parallel: Mapping[str, Any], world: int) -> bool:
     """Whether the generated mesh can be built on this many ranks."""
     if world == 1:
         return True
+    unit = parallel["dp_replicate"] * parallel["tp"]
     if parallel["dp_shard"] == "auto":
-        return bool(world % parallel["dp_replicate"] == 0)
-    return bool(world == parallel["dp_shard"] * parallel["dp_replicate"])
+        return bool(world % unit == 0)
+    return bool(world == parallel["dp_shard"] * unit)
 
 
 def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:

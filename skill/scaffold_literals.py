@@ -50,8 +50,9 @@ def factory_import(path: str) -> str:
     lines = [
         "from torch import Tensor, nn",
         "from torch.distributed.device_mesh import DeviceMesh",
-        "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
+        "from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard",
         "from torch.distributed.tensor import DTensor, distribute_tensor",
+        "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
     ]
     return _with_import(path, "factory", lines)
 

@@ -138,12 +138,13 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _derived(spec: Spec) -> dict[str, Any]:
-    replicate = spec.parallel.dp_replicate
+    parallel, ranks = spec.parallel, spec.verify.ranks
+    tp = min(parallel.tp, ranks)
     return {
         "parameters": spec.parameters,
         "tokens_per_step": spec.tokens_per_step,
         "gradient_accumulation_steps": spec.gradient_accumulation_steps(),
-        "mesh": [replicate, spec.verify.ranks // replicate],
+        "mesh": [parallel.dp_replicate, ranks // (parallel.dp_replicate * tp), *([tp] if tp > 1 else [])],
     }
 
 

@@ -23,6 +23,7 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("data", "synthetic"): model.SyntheticData,
     ("parallel", None): model.Parallel,
     ("precision", None): model.Precision,
+    ("memory", None): model.Memory,
     ("optimizer", "adamw"): model.AdamW,
     ("optimizer", "sgd"): model.SGD,
     ("schedule", "cosine"): model.Curve,
@@ -35,6 +36,10 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("verify", None): model.Verify,
 }
 
+NESTED: dict[KeyPath, type[model.Section]] = {
+    ("optimizer", "groups"): model.Group,
+    ("parallel", "prefetch"): model.Prefetch,
+}
 PATHS = (("data", "folder"), ("data", "tokenizer"))
 
 
@@ -60,7 +65,8 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
         return data_files.absolute(value, base)
     if isinstance(value, dict) and "properties" in schema:
         values = {key: _value((*path, key), item, base) for key, item in value.items()}
-        return model.Group(**values) if path[:2] == ("optimizer", "groups") else _section(str(path[0]), values)
+        nested = NESTED.get(path[:2])
+        return nested(**values) if nested else _section(str(path[0]), values)
     if isinstance(value, dict):
         return deepcopy(value)
     if isinstance(value, list):

@@ -61,7 +61,7 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
     return register
 
 
-def _fault(key: str, message: str, *index: int) -> Fault:
+def fault(key: str, message: str, *index: int) -> Fault:
     path: KeyPath = (*key.split("."), *index)
     return Fault(path, f"{dotted(path)} {message}", path)
 
@@ -69,7 +69,7 @@ def _fault(key: str, message: str, *index: int) -> Fault:
 def _not_importable(key: str, path: str) -> Iterator[Fault]:
     for word in path.replace(":", ".").split("."):
         if keyword.iskeyword(word):
-            yield _fault(key, f"cannot be imported: {word!r} is a word of Python")
+            yield fault(key, f"cannot be imported: {word!r} is a word of Python")
             return
 
 
@@ -85,24 +85,24 @@ def _not_arguments(section: str, arguments: dict[str, Any]) -> Iterator[Fault]:
 def heads_divide_width(values: Values) -> Iterator[Fault]:
     width, heads = values["model.width"], values["model.heads"]
     if width % heads:
-        yield _fault("model.heads", f"must divide model.width {width}, found {heads}")
+        yield fault("model.heads", f"must divide model.width {width}, found {heads}")
     elif width // heads % 2:
         message = f"{heads} gives heads of size {width // heads} (model.width {width}); RoPE needs an even size"
-        yield _fault("model.heads", message)
+        yield fault("model.heads", message)
 
 
 @needs("model.heads", "model.kv_heads")
 def kv_heads_divide_heads(values: Values) -> Iterator[Fault]:
     heads, kv_heads = values["model.heads"], values["model.kv_heads"]
     if kv_heads != "auto" and heads % kv_heads:
-        yield _fault("model.kv_heads", f"must divide model.heads {heads}, found {kv_heads}")
+        yield fault("model.kv_heads", f"must divide model.heads {heads}, found {kv_heads}")
 
 
 @needs("data.tokenizer", "model.vocabulary")
 def bytes_fit_vocabulary(values: Values) -> Iterator[Fault]:
     if values["data.tokenizer"] is None and values["model.vocabulary"] < 256:
         found = values["model.vocabulary"]
-        yield _fault(
+        yield fault(
             "model.vocabulary", f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
         )
 
@@ -112,9 +112,9 @@ def sequences_have_a_length(values: Values) -> Iterator[Fault]:
     kind, data = values["model.kind"], values["data.kind"]
     if values["model.sequence_length"] is not None:
         if data == "images":
-            yield _fault("model.sequence_length", "must be left out: images are not sequences")
+            yield fault("model.sequence_length", "must be left out: images are not sequences")
     elif kind == "decoder" or data not in ("images", "import"):
-        yield _fault(
+        yield fault(
             "model.sequence_length", f"must be a number for {f'a {kind}' if kind == 'decoder' else f'{data} data'}"
         )
 
@@ -122,7 +122,7 @@ def sequences_have_a_length(values: Values) -> Iterator[Fault]:
 @needs("model.kind", "data.kind")
 def images_need_a_model(values: Values) -> Iterator[Fault]:
     if (values["model.kind"], values["data.kind"]) == ("decoder", "images"):
-        yield _fault("data.kind", "images need model.kind: import (the decoder reads token ids)")
+        yield fault("data.kind", "images need model.kind: import (the decoder reads token ids)")
 
 
 @needs("data.import")
@@ -142,19 +142,19 @@ def tokenizer_fits(values: Values) -> Iterator[Fault]:
     path = Path(data_files.absolute(values["data.tokenizer"], values.base))
     message = data_content.tokenizer_fault(path) if path.is_file() else "is no file"
     if message:
-        yield _fault("data.tokenizer", f"{message}: {values['data.tokenizer']!r}")
+        yield fault("data.tokenizer", f"{message}: {values['data.tokenizer']!r}")
     elif (size := data_content.tokenizer_size(path)) > values["model.vocabulary"]:
         found = values["model.vocabulary"]
-        yield _fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
+        yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
 
 
 @needs("data.folder")
 def folder_is_there(values: Values) -> Iterator[Fault]:
     folder = Path(data_files.absolute(values["data.folder"], values.base))
     if not folder.is_dir():
-        yield _fault("data.folder", f"is no folder: {values['data.folder']!r}")
+        yield fault("data.folder", f"is no folder: {values['data.folder']!r}")
     elif not any(folder.iterdir()):
-        yield _fault("data.folder", f"is an empty folder: {values['data.folder']!r}")
+        yield fault("data.folder", f"is an empty folder: {values['data.folder']!r}")
 
 
 @needs("data.folder", "data.image_size", "model.vocabulary")
@@ -165,13 +165,13 @@ def classes_are_the_folders(values: Values) -> Iterator[Fault]:
     folders = data_content.class_folders(folder)
     classes = values["model.vocabulary"]
     if not folders:
-        yield _fault("data.folder", "must have a folder for each class")
+        yield fault("data.folder", "must have a folder for each class")
     elif len(folders) != classes:
         message = f"must be {len(folders)}, the number of folders in data.folder (one a class), found {classes}"
-        yield _fault("model.vocabulary", message)
+        yield fault("model.vocabulary", message)
     for folder in folders:
         if not any(path.is_file() for path in folder.rglob("*")):
-            yield _fault("data.folder", f"has an empty class folder: {folder.name!r}")
+            yield fault("data.folder", f"has an empty class folder: {folder.name!r}")
             return
 
 
@@ -180,7 +180,7 @@ def dataset_fits(values: Values) -> Iterator[Fault]:
     folder = Path(data_files.absolute(values["data.folder"], values.base))
     if folder.is_dir() and any(folder.iterdir()):
         for key, message in data_content.dataset_faults(folder, values["data.split"], values["data.field"]):
-            yield _fault(f"data.{key}", message)
+            yield fault(f"data.{key}", message)
 
 
 @needs("optimizer.groups")
@@ -196,13 +196,13 @@ def groups_are_patterns(values: Values) -> Iterator[Fault]:
 @needs("operation.mfu", "data.kind")
 def mfu_counts_tokens(values: Values) -> Iterator[Fault]:
     if values["operation.mfu"] and values["model.sequence_length"] is None:
-        yield _fault("operation.mfu", "counts FLOPs for each token: it needs model.sequence_length")
+        yield fault("operation.mfu", "counts FLOPs for each token: it needs model.sequence_length")
 
 
 @needs("operation.mfu", "operation.peak_tflops")
 def peak_without_mfu(values: Values) -> Iterator[Fault]:
     if values["operation.peak_tflops"] is not None and not values["operation.mfu"]:
-        yield _fault("operation.peak_tflops", "does nothing without operation.mfu: true")
+        yield fault("operation.peak_tflops", "does nothing without operation.mfu: true")
 
 
 @needs("model.import")
@@ -214,7 +214,7 @@ def import_is_python(values: Values) -> Iterator[Fault]:
 def shard_is_python(values: Values) -> Iterator[Fault]:
     for number, name in enumerate(values["model.shard"]):
         if keyword.iskeyword(name):
-            yield _fault("model.shard", f"must be a class name, found {name!r}, a word of Python", number)
+            yield fault("model.shard", f"must be a class name, found {name!r}, a word of Python", number)
 
 
 @needs("model.arguments")
@@ -235,62 +235,7 @@ def files_can_be_read(values: Values) -> Iterator[Fault]:
             files, base, lambda path, name: data_content.token_file_fault(path, name, dtype), cost=0
         )
     for number, message in found:
-        yield _fault("data.files", message, number)
-
-
-@needs("parallel.dp_shard", "parallel.dp_replicate", "verify.ranks")
-def mesh_is_world(values: Values) -> Iterator[Fault]:
-    shard, replicate = values["parallel.dp_shard"], values["parallel.dp_replicate"]
-    ranks = values["verify.ranks"]
-    if shard == "auto":
-        if ranks % replicate:
-            yield _fault("parallel.dp_replicate", f"must divide {values.named('verify.ranks')}, found {replicate}")
-    elif shard * replicate != ranks:
-        message = f"{shard} x dp_replicate {replicate} is {shard * replicate} ranks; {values.named('verify.ranks')}"
-        yield _fault("parallel.dp_shard", f"{message} must be the same")
-
-
-@needs("parallel.dp_shard", "parallel.dp_replicate", "verify.reshard_to")
-def mesh_fits_other_worlds(values: Values) -> Iterator[Fault]:
-    """A single rank always fits: there the mesh is left out. A dp_shard that is a number fits its own world only."""
-    replicate, worlds = values["parallel.dp_replicate"], values["verify.reshard_to"]
-    if values["parallel.dp_shard"] != "auto":
-        return
-    for number, world in enumerate(worlds):
-        if world == 1 or world % replicate == 0:
-            continue
-        wanted = f"parallel.dp_replicate {replicate}"
-        if values.written("verify.reshard_to"):
-            yield _fault("verify.reshard_to", f"must be a multiple of {wanted}, found {world}", number)
-        else:
-            message = f"{replicate} does not divide {values.named('verify.reshard_to')}; set verify.reshard_to"
-            yield _fault("parallel.dp_replicate", f"{message}, for example to [1, {2 * replicate}]")
-            return
-
-
-@needs("train.global_batch", "train.micro_batch", "verify.ranks")
-def batch_divides(values: Values) -> Iterator[Fault]:
-    batch, micro, ranks = values["train.global_batch"], values["train.micro_batch"], values["verify.ranks"]
-    if batch % (micro * ranks):
-        of = f"{values.named('train.micro_batch')} x {values.named('verify.ranks')} = {micro * ranks}"
-        yield _fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
-
-
-@needs("train.global_batch", "train.micro_batch", "verify.ranks", "verify.reshard_to")
-def batch_divides_in_other_worlds(values: Values) -> Iterator[Fault]:
-    batch, micro = values["train.global_batch"], values["train.micro_batch"]
-    if batch % (micro * values["verify.ranks"]):
-        return
-    for number, world in enumerate(values["verify.reshard_to"]):
-        if batch % (micro * world) == 0:
-            continue
-        of = f"{values.named('train.micro_batch')} x {world} ranks = {micro * world}"
-        if values.written("verify.reshard_to"):
-            message = f"needs train.global_batch to be a multiple of {of}, found {batch}"
-            yield _fault("verify.reshard_to", message, number)
-        else:
-            message = f"must be a multiple of {of}, found {batch}; or set verify.reshard_to"
-            yield _fault("train.global_batch", f"{message}, which is {values['verify.reshard_to']} by default")
+        yield fault("data.files", message, number)
 
 
 @needs("data.samples", "data.validation_fraction", "train.global_batch")
@@ -299,7 +244,7 @@ def samples_fill_a_batch(values: Values) -> Iterator[Fault]:
     left = samples - max(1, int(samples * values["data.validation_fraction"]))
     if left < batch:
         message = f"{samples} leaves {left} for training, fewer than train.global_batch {batch}"
-        yield _fault("data.samples", message)
+        yield fault("data.samples", message)
 
 
 @needs("schedule.warmup_steps", "train.steps")
@@ -308,9 +253,9 @@ def warmup_ends(values: Values) -> Iterator[Fault]:
     if warmup < steps:
         return
     if values.written("schedule.warmup_steps"):
-        yield _fault("schedule.warmup_steps", f"must be less than train.steps {steps}, found {warmup}")
+        yield fault("schedule.warmup_steps", f"must be less than train.steps {steps}, found {warmup}")
     else:
-        yield _fault("train.steps", f"must be more than {values.named('schedule.warmup_steps')}, found {steps}")
+        yield fault("train.steps", f"must be more than {values.named('schedule.warmup_steps')}, found {steps}")
 
 
 @needs("schedule.decay_steps", "schedule.warmup_steps", "train.steps")
@@ -318,7 +263,7 @@ def decay_fits(values: Values) -> Iterator[Fault]:
     decay, left = values["schedule.decay_steps"], values["train.steps"] - values["schedule.warmup_steps"]
     if decay != "auto" and decay > left > 0:
         message = f"must be at most {left} (train.steps without schedule.warmup_steps), found {decay}"
-        yield _fault("schedule.decay_steps", message)
+        yield fault("schedule.decay_steps", message)
 
 
 @needs("verify.steps", "train.steps")
@@ -327,13 +272,13 @@ def verification_fits(values: Values) -> Iterator[Fault]:
     if verified < steps:
         return
     if values.written("verify.steps"):
-        yield _fault("verify.steps", f"must be less than train.steps {steps}, found {verified}")
+        yield fault("verify.steps", f"must be less than train.steps {steps}, found {verified}")
     else:
-        yield _fault("train.steps", f"must be more than {values.named('verify.steps')}, found {steps}")
+        yield fault("train.steps", f"must be more than {values.named('verify.steps')}, found {steps}")
 
 
 @needs("precision.param_dtype", "precision.reduce_dtype")
 def reduction_is_not_coarser(values: Values) -> Iterator[Fault]:
     if (values["precision.param_dtype"], values["precision.reduce_dtype"]) == ("float32", "bfloat16"):
         message = "must be 'float32' when precision.param_dtype is 'float32' (bfloat16 would round the gradients)"
-        yield _fault("precision.reduce_dtype", message)
+        yield fault("precision.reduce_dtype", message)

@@ -120,10 +120,21 @@ Data = TextData | TokenData | JsonlData | SavedDataset | ImageData | ImportData 
 
 
 @dataclass(frozen=True)
+class Prefetch(Section):
+    """Blocks ahead; 0 is torch's own order."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
 class Parallel(Section):
     dp_shard: int | Literal["auto"]
     dp_replicate: int
-    reshard_after_forward: bool
+    tp: int
+    reshard_after_forward: bool | int
+    prefetch: Prefetch
+    cpu_offload: bool
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,17 @@ class Precision(Section):
     param_dtype: Literal["float32", "bfloat16"]
     reduce_dtype: Literal["float32", "bfloat16"]
     master_dtype: Literal["float32"]
+    fp8: bool
+
+
+@dataclass(frozen=True)
+class Memory(Section):
+    """`every` is of `every-nth` alone; `gc_interval` None leaves the garbage to Python."""
+
+    activation_checkpointing: Literal["none", "full", "every-nth", "op-selective"]
+    every: int
+    compile: bool
+    gc_interval: int | None
 
 
 @dataclass(frozen=True)
@@ -239,6 +261,7 @@ class Spec(Section):
     data: Data
     parallel: Parallel
     precision: Precision
+    memory: Memory
     optimizer: AdamW | SGD
     schedule: Curve | WarmupStableDecay | Constant
     train: Train
@@ -275,13 +298,19 @@ class Spec(Section):
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (at verify.ranks unless told)."""
-        return self.train.global_batch // (self.train.micro_batch * (world_size or self.verify.ranks))
+        readers = data_ranks(world_size or self.verify.ranks, self.parallel.tp)
+        return self.train.global_batch // (self.train.micro_batch * readers)
 
     def to_yaml(self) -> str:
         """The spec as YAML that every YAML reader, 1.1 or 1.2, reads back as the same values."""
         from .dump import to_yaml
 
         return to_yaml(self.to_dict())
+
+
+def data_ranks(world_size: int, tp: int) -> int:
+    """How many ranks read samples of their own: those of one tensor-parallel group read the same."""
+    return world_size // min(tp, world_size)
 
 
 def decoder_parameters(model: DecoderModel) -> int:

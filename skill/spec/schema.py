@@ -77,10 +77,13 @@ def required(section: Schema, key: str) -> bool:
 
 def walk() -> Iterator[tuple[str, Schema, Schema]]:
     """Every key of the spec, dotted, with its schema and the section it belongs to."""
-    for name, section in properties(load()).items():
-        yield name, section, load()
-        for key, schema in properties(section).items():
-            yield f"{name}.{key}", schema, section
+    yield from _below("", load())
+
+
+def _below(path: str, section: Schema) -> Iterator[tuple[str, Schema, Schema]]:
+    for key, schema in properties(section).items():
+        yield f"{path}{key}", schema, section
+        yield from _below(f"{path}{key}.", schema)
 
 
 def filled(data: Any, schema: Schema | None = None) -> Any:

@@ -32,9 +32,9 @@ def unknown_key(
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
         return f"{message}; did you mean {match!r}?", match
-    homes = [dotted_key for dotted_key, _, _ in walk() if "." in dotted_key and dotted_key.split(".")[1] == key]
-    if len(homes) == 1:
-        return f"{message}; it belongs in {homes[0].split('.')[0]}", None
+    homes = [found.rpartition(".")[0] for found, _, _ in walk() if found.rpartition(".")[2] == key]
+    if len(homes) == 1 and homes[0]:
+        return f"{message}; it belongs in {homes[0]}", None
     return f"{message}; known keys: {', '.join(known)}", None
 
 

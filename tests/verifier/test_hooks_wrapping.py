@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from verified_fsdp2.verifier.probe.hooks_wrapping import Listener
+from verified_fsdp2.verifier.probe.hooks_wrapping import Listener, _listen_to_session
 
 
 class Written:
@@ -18,6 +18,8 @@ class Written:
         self.recorder = self
         self.roots: list[tuple[str, nn.Module]] = []
         self.stand_in = True
+        self.in_backward = False
+        self.calls: list[nn.Module] = []
 
     def write(self, kind: str, **fields: Any) -> None:
         self.records.append({"kind": kind, **fields})
@@ -27,6 +29,15 @@ class Written:
 
     def step_number(self) -> int:
         return 1
+
+    def on_call(self, module: nn.Module, arguments: Any) -> None:
+        self.calls.append(module)
+
+    def on_shard(self, *args: Any) -> None: ...
+
+    def adopt(self, *args: Any) -> None: ...
+
+    def on_step(self, *args: Any) -> None: ...
 
 
 class Tied(nn.Module):
@@ -96,3 +107,21 @@ def test_an_error_of_its_own_does_not_reach_the_script() -> None:
     heard, session = listener()
     heard.wrapped([nn.Linear(2, 2)], {"mesh": "no mesh"})
     assert [r["kind"] for r in session.records] == ["unheard"]
+
+
+def test_what_is_recomputed_in_backward_is_not_looked_at() -> None:
+    """Selective activation checkpointing raises at an operator that the first forward did not call: to look is to call one."""
+    heard, session = listener()
+    _listen_to_session(session, heard)  # type: ignore[arg-type]
+    model, looked = nn.Linear(4, 4), []
+
+    def arguments() -> list[Any]:
+        looked.append(1)
+        return []
+
+    session.in_backward = True
+    session.on_call(model, arguments)
+    assert (session.calls, looked) == ([model], [])
+    session.in_backward = False
+    session.on_call(model, arguments)
+    assert (session.calls, looked) == ([model, model], [1])

@@ -252,9 +252,10 @@ def _listen_to_session(session: Session, listener: Listener) -> None:
         listener.adopted(root)
 
     def called(module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
-        if not session.stand_in and not session.in_backward:
+        again = session.in_backward  # recomputed: no root is called, and selective checkpointing counts each operator
+        if not session.stand_in and not again:
             listener.called(module, not torch.is_grad_enabled())
-        if not listener.foreign and any(torchlib.layout(v, 0)["sharded"] for v in arguments()):
+        if not listener.foreign and not again and any(torchlib.layout(v, 0)["sharded"] for v in arguments()):
             listener.foreign = True
             session.recorder.write("sharded_input", at_line=session.recorder.here())
         on_call(module, arguments)
