@@ -213,8 +213,11 @@ def import_is_python(values: Values) -> Iterator[Fault]:
 @needs("model.shard", "model.kind")
 def shard_is_python(values: Values) -> Iterator[Fault]:
     if values["model.shard"] == "auto":
-        if values["model.kind"] == "import":
+        if values["model.kind"] == "import" and values.written("model.shard"):
             yield fault("model.shard", "must be class names: only a transformers model names them itself")
+        elif values["model.kind"] == "import":
+            message = "missing key 'shard' in model; for example 'shard: [\"TransformerBlock\"]'"
+            yield Fault(("model", "shard"), message, ("model",), on_key=True)
         return
     for number, name in enumerate(values["model.shard"]):
         if keyword.iskeyword(name):

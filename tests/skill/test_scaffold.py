@@ -37,6 +37,11 @@ IMPORTED = {
         "sequence_length": 32,
     },
 }
+LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 64}
+TRANSFORMERS = {
+    **DECODER,
+    "model": {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": 32},
+}
 IMAGES = {
     **DECODER,
     "model": {"kind": "import", "import": "package.module:build", "shard": ["Block"], "vocabulary": 2},
@@ -117,13 +122,14 @@ OPTIONS: list[list[list[str]]] = [
 LIMITS = {
     "train.py": 350,
     "model.py": 260,
+    "lora.py": 50,
     "optim.py": 100,
     "data.py": 200,
     "corpus.py": 130,
     "images.py": 100,
     "checkpoint.py": 250,
     "runs.py": 190,
-    "export.py": 80,
+    "export.py": 120,
     "metrics.py": 155,
     "flops.py": 70,
     "profiling.py": 125,
@@ -132,7 +138,19 @@ LIMITS = {
 }
 ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py"}  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
+FINETUNE = [
+    [],
+    ["finetune={kind: freeze, train: ['norm']}"],
+    ["finetune={kind: lora, rank: 4, targets: [query]}"],
+    ["finetune={kind: lora, alpha: 32, dropout: 0.1, targets: [key, attention.value]}"],
+]
+DECODER_OPTIONS = [FINETUNE, [[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
+GPT2 = "{model_type: gpt2, vocab_size: 256}"
+TRANSFORMERS_OPTIONS = [
+    FINETUNE,
+    [[], [f"model.config={GPT2}"], ["model.config=weights"], ["model.config=null", "model.pretrained=weights"]],
+    [[], ["model.shard=[Block]"]],
+]
 IMAGE_OPTIONS = [
     [[], ["data={kind: import, import: 'mydata:load', workers: 1}"]],
     [[], ["data.workers=2"]],
@@ -157,7 +175,11 @@ SPLIT_OPTIONS = [
 ]
 FLOAT8 = {**DECODER, "precision": {"fp8": True}}
 FLOAT8_OPTIONS = [*DECODER_OPTIONS, [[], ["parallel.reshard_after_forward=2"]], [[], ["memory.compile=true"]]]
-IMPORT_OPTIONS = [[[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]]]
+IMPORT_OPTIONS = [
+    FINETUNE,
+    [[], ["model.initialize=rank-0"]],
+    [[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]],
+]
 
 
 def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = ()) -> spec.Spec:
@@ -168,6 +190,9 @@ def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[s
     for file in ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("content")
+    (tmp_path / "weights").mkdir(exist_ok=True)
+    (tmp_path / "weights" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 256}')
+    (tmp_path / "weights" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(data))
@@ -180,6 +205,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     for base, options in (
         (DECODER, OPTIONS + DECODER_OPTIONS),
         (IMPORTED, OPTIONS + IMPORT_OPTIONS),
+        (TRANSFORMERS, OPTIONS + TRANSFORMERS_OPTIONS),
         (IMAGES, IMAGE_OPTIONS),
         (SPLIT, SPLIT_OPTIONS),
         (FLOAT8, FLOAT8_OPTIONS),
