@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from . import data_files, pretrained
-from .crosschecks import Values, needs
-from .problems import KeyPath, dotted
+from .crosschecks import Values, fault, needs
 from .validation import Fault
 
 LENGTHS = ("max_position_embeddings", "n_positions")
-
-
-def _fault(key: str, message: str, *index: int) -> Fault:
-    path: KeyPath = (*key.split("."), *index)
-    return Fault(path, f"{dotted(path)} {message}", path)
 
 
 @needs("model.config", "model.pretrained")
@@ -26,7 +20,7 @@ def one_source(values: Values) -> Iterator[Fault]:
     if config is None and folder is None:
         yield Fault(("model", "config"), "missing key 'config' or 'pretrained' in model", ("model",), on_key=True)
     elif config is not None and folder is not None:
-        yield _fault("model.config", "must be left out beside model.pretrained, whose folder has a config")
+        yield fault("model.config", "must be left out beside model.pretrained, whose folder has a config")
 
 
 @needs("model.config")
@@ -34,11 +28,11 @@ def config_is_one(values: Values) -> Iterator[Fault]:
     config = values["model.config"]
     if isinstance(config, str):
         if message := pretrained.config_fault(_path(values, config)):
-            yield _fault("model.config", f"{message}: {config!r}")
+            yield fault("model.config", f"{message}: {config!r}")
     elif config is not None:
         for key, why in (("model_type", "tells the architecture"), ("vocab_size", "is not the same in all models")):
             if not isinstance(config.get(key), str if key == "model_type" else int):
-                yield _fault("model.config", f"must have {key}, which {why}")
+                yield fault("model.config", f"must have {key}, which {why}")
 
 
 @needs("model.pretrained")
@@ -47,7 +41,7 @@ def folder_has_weights(values: Values) -> Iterator[Fault]:
     if folder is not None:
         path = _path(values, folder)
         if message := pretrained.weights_fault(path) or pretrained.config_fault(path):
-            yield _fault("model.pretrained", f"{message}: {folder!r}")
+            yield fault("model.pretrained", f"{message}: {folder!r}")
 
 
 @needs("model.config", "model.pretrained", "model.vocabulary", "model.sequence_length")
@@ -57,10 +51,24 @@ def sizes_fit_the_config(values: Values) -> Iterator[Fault]:
     vocabulary, length = pretrained.size(config, "vocab_size"), pretrained.size(config, *LENGTHS)
     if vocabulary is not None and vocabulary != values["model.vocabulary"]:
         message = f"must be {vocabulary}, the vocab_size of the model, found {values['model.vocabulary']}"
-        yield _fault("model.vocabulary", message)
+        yield fault("model.vocabulary", message)
     found = values["model.sequence_length"]
     if length is not None and found is not None and found > length:
-        yield _fault("model.sequence_length", f"must be at most {length}, the positions of the model, found {found}")
+        yield fault("model.sequence_length", f"must be at most {length}, the positions of the model, found {found}")
+
+
+@needs("model.kind", "parallel.tp")
+def transformers_are_not_split(values: Values) -> Iterator[Fault]:
+    if values["parallel.tp"] > 1 and values["model.kind"] == "transformers":
+        yield fault("parallel.tp", f"must be 1 for model.kind transformers, found {values['parallel.tp']}")
+
+
+@needs("finetune.targets", "parallel.tp", "precision.fp8")
+def adapters_are_not_split(values: Values) -> Iterator[Fault]:
+    if values["parallel.tp"] > 1:
+        yield fault("parallel.tp", f"must be 1 for finetune.kind lora, found {values['parallel.tp']}")
+    if values["precision.fp8"]:
+        yield fault("precision.fp8", "must be false for finetune.kind lora")
 
 
 @needs("finetune.train")
@@ -69,11 +77,11 @@ def trained_are_patterns(values: Values) -> Iterator[Fault]:
         try:
             found = re.compile(pattern)
         except re.error as error:
-            yield _fault("finetune.train", f"is not a regular expression: {error}", number)
+            yield fault("finetune.train", f"is not a regular expression: {error}", number)
         else:
             names = _decoder_parameters(values)
             if names and not any(map(found.search, names)):
-                yield _fault("finetune.train", f"matches no parameter, found {pattern!r}", number)
+                yield fault("finetune.train", f"matches no parameter, found {pattern!r}", number)
 
 
 @needs("finetune.targets")
@@ -83,7 +91,7 @@ def targets_are_layers(values: Values) -> Iterator[Fault]:
     for number, target in enumerate(values["finetune.targets"]):
         if linear and not any(f".{name}".endswith(f".{target}") for name in linear):
             known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
-            yield _fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
+            yield fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
 
 
 def _decoder_parameters(values: Values) -> list[str]:

@@ -150,6 +150,13 @@ TRANSFORMERS_OPTIONS = [
     FINETUNE,
     [[], [f"model.config={GPT2}"], ["model.config=weights"], ["model.config=null", "model.pretrained=weights"]],
     [[], ["model.shard=[Block]"]],
+    [[], ["precision.param_dtype=float32"]],
+    [[], ["parallel.reshard_after_forward=2"]],
+    [[], ["parallel.cpu_offload=true"]],
+    [[], ["optimizer.decay_only_matrices=false"]],
+    [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
+    [[], ["checkpoint.export=true"]],
+    [[], ["operation.mfu=true", "train.dry_run=false"]],
 ]
 IMAGE_OPTIONS = [
     [[], ["data={kind: import, import: 'mydata:load', workers: 1}"]],
@@ -205,7 +212,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     for base, options in (
         (DECODER, OPTIONS + DECODER_OPTIONS),
         (IMPORTED, OPTIONS + IMPORT_OPTIONS),
-        (TRANSFORMERS, OPTIONS + TRANSFORMERS_OPTIONS),
+        (TRANSFORMERS, TRANSFORMERS_OPTIONS),
         (IMAGES, IMAGE_OPTIONS),
         (SPLIT, SPLIT_OPTIONS),
         (FLOAT8, FLOAT8_OPTIONS),
