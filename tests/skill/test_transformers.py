@@ -128,7 +128,10 @@ def test_adapters_are_all_that_is_saved_and_exported(
     ],
 )
 def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
-    with imported(write(tmp_path, {**LLAMA, **change})) as modules, pytest.raises(modules["distributed"].SetupError) as error:
+    with (
+        imported(write(tmp_path, {**LLAMA, **change})) as modules,
+        pytest.raises(modules["distributed"].SetupError) as error,
+    ):
         built(modules)
     assert str(error.value).startswith(told) and "\n" not in str(error.value)
 
