@@ -221,7 +221,8 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         ({**IMPORTED, "precision": {"fp8": True}}, FLOAT8_OPTIONS[2:]),
     ):
         singles = [choice for choices in options for choice in choices]
-        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(40)]
+        count = 40 if len(options) > 20 else 12
+        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
 
 
