@@ -291,7 +291,7 @@ def test_size_of_an_example(path: Path) -> None:
 def test_sizes(rendered: list[dict[str, str]]) -> None:
     for files in rendered:
         code = {path: text for path, text in files.items() if path.endswith(".py") and not path.startswith("tests/")}
-        assert lines_that_train(files) < 1450  # whatever is on together
+        assert lines_that_train(files) < 1500  # whatever is on together
         for path, text in code.items():
             assert text.count("\n") <= LIMITS[path], path
             for node in ast.walk(parsed(text)):
