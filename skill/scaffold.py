@@ -13,6 +13,7 @@ from . import manifest, placing
 from .scaffold_data import data_context, data_files
 from .scaffold_imports import used_imports
 from .scaffold_literals import FILTERS
+from .scaffold_model import model_context
 from .scaffold_parallel import parallel_context
 from .spec import Spec
 from .spec.dump import to_yaml
@@ -35,7 +36,8 @@ def files(spec: Spec) -> dict[str, str]:
     operation = spec.operation
     return {
         "train.py": "train.py.j2",
-        "model.py": "model.py.j2",
+        "model.py": "model_transformers.py.j2" if spec.model.kind == "transformers" else "model.py.j2",
+        **({"lora.py": "lora.py.j2"} if spec.finetune.kind == "lora" else {}),
         "optim.py": "optim.py.j2",
         **data_files(spec.data.to_dict()),
         "checkpoint.py": "checkpoint.py.j2",
@@ -93,8 +95,8 @@ def context(spec: Spec) -> dict[str, Any]:
     return {
         **values,
         **data,
+        **model_context(values),
         "spec": spec.as_written(),
-        "decoder": model["kind"] == "decoder",
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
@@ -114,6 +116,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "every_step": train["log_interval"] == 1,
         "packages": packages,
         "wanted_packages": [
+            *["transformers"] * (model["kind"] == "transformers"),
             *data["data_packages"],
             *packages,
             *["matplotlib"] * operation["plot"],

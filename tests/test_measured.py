@@ -12,6 +12,8 @@ from detection_table import in_page
 from grader.tasks import load, names
 from install_matrix import good
 from install_matrix import table as table_of_installs
+from transformers_models import MODELS
+from transformers_models import right as there_and_back
 from verified_fsdp2.skill import installer
 from verified_fsdp2.verifier.rules import RULES
 
@@ -94,3 +96,10 @@ def test_the_grader_judges_as_every_task_says() -> None:
     assert results["wrong"]["graded"] == sum(len(task.wrong) for task in tasks) >= 24
     assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
+
+
+def test_models_of_transformers_come_back_bit_for_bit() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "transformers_models.json").read_text())
+    assert results["models"].keys() == MODELS.keys()
+    assert all(there_and_back(row) for row in results["models"].values())
+    assert all(row["lora"]["peft_logits_apart"] == 0.0 for row in results["models"].values())

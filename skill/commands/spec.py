@@ -150,7 +150,7 @@ def _derived(spec: Spec) -> dict[str, Any]:
 
 def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
-    parameters = f"{count:,} parameters" if count is not None else "imported model"
+    parameters = f"{count:,} parameters" if count is not None else "model not written here"
     steps = "step" if accumulation == 1 else "steps"
     tokens = spec.tokens_per_step
     per_step = f"{spec.train.global_batch:,} samples" if tokens is None else f"{tokens:,} tokens"

@@ -14,6 +14,7 @@ from .problems import KeyPath
 SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("model", "decoder"): model.DecoderModel,
     ("model", "import"): model.ImportModel,
+    ("model", "transformers"): model.TransformersModel,
     ("data", "text"): model.TextData,
     ("data", "tokens"): model.TokenData,
     ("data", "jsonl"): model.JsonlData,
@@ -21,6 +22,9 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("data", "images"): model.ImageData,
     ("data", "import"): model.ImportData,
     ("data", "synthetic"): model.SyntheticData,
+    ("finetune", "full"): model.FullTuning,
+    ("finetune", "freeze"): model.Freezing,
+    ("finetune", "lora"): model.LoRA,
     ("parallel", None): model.Parallel,
     ("precision", None): model.Precision,
     ("memory", None): model.Memory,
@@ -40,7 +44,7 @@ NESTED: dict[KeyPath, type[model.Section]] = {
     ("optimizer", "groups"): model.Group,
     ("parallel", "prefetch"): model.Prefetch,
 }
-PATHS = (("data", "folder"), ("data", "tokenizer"))
+PATHS = (("data", "folder"), ("data", "tokenizer"), ("model", "config"), ("model", "pretrained"))
 
 
 def build(filled: dict[str, Any], base: Path) -> model.Spec:
@@ -61,7 +65,7 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
     schema = spec_schema.at(path) or {}
     if path == ("data", "files"):
         return tuple(data_files.absolute(pattern, base) for pattern in value)
-    if path in PATHS and value is not None:
+    if path in PATHS and isinstance(value, str):
         return data_files.absolute(value, base)
     if isinstance(value, dict) and "properties" in schema:
         values = {key: _value((*path, key), item, base) for key, item in value.items()}

@@ -113,16 +113,16 @@ def sequences_have_a_length(values: Values) -> Iterator[Fault]:
     if values["model.sequence_length"] is not None:
         if data == "images":
             yield fault("model.sequence_length", "must be left out: images are not sequences")
-    elif kind == "decoder" or data not in ("images", "import"):
-        yield fault(
-            "model.sequence_length", f"must be a number for {f'a {kind}' if kind == 'decoder' else f'{data} data'}"
-        )
+    elif kind != "import" or data not in ("images", "import"):
+        what = f"{data} data" if kind == "import" else "a decoder" if kind == "decoder" else "a language model"
+        yield fault("model.sequence_length", f"must be a number for {what}")
 
 
 @needs("model.kind", "data.kind")
 def images_need_a_model(values: Values) -> Iterator[Fault]:
-    if (values["model.kind"], values["data.kind"]) == ("decoder", "images"):
-        yield fault("data.kind", "images need model.kind: import (the decoder reads token ids)")
+    if values["model.kind"] != "import" and values["data.kind"] == "images":
+        what = "the decoder" if values["model.kind"] == "decoder" else "a causal language model"
+        yield fault("data.kind", f"images need model.kind: import ({what} reads token ids)")
 
 
 @needs("data.import")
@@ -210,8 +210,15 @@ def import_is_python(values: Values) -> Iterator[Fault]:
     yield from _not_importable("model.import", values["model.import"])
 
 
-@needs("model.shard")
+@needs("model.shard", "model.kind")
 def shard_is_python(values: Values) -> Iterator[Fault]:
+    if values["model.shard"] == "auto":
+        if values["model.kind"] == "import" and values.written("model.shard"):
+            yield fault("model.shard", "must be class names: only a transformers model names them itself")
+        elif values["model.kind"] == "import":
+            message = "missing key 'shard' in model; for example 'shard: [\"TransformerBlock\"]'"
+            yield Fault(("model", "shard"), message, ("model",), on_key=True)
+        return
     for number, name in enumerate(values["model.shard"]):
         if keyword.iskeyword(name):
             yield fault("model.shard", f"must be a class name, found {name!r}, a word of Python", number)

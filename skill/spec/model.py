@@ -44,6 +44,18 @@ class ImportModel(Section):
 
 
 @dataclass(frozen=True)
+class TransformersModel(Section):
+    """`config` (keys, or the path of a config.json) or `pretrained` (a folder) is set, the other is None."""
+
+    kind: Literal["transformers"]
+    config: dict[str, Any] | str | None
+    pretrained: str | None
+    shard: tuple[str, ...] | Literal["auto"]
+    vocabulary: int
+    sequence_length: int
+
+
+@dataclass(frozen=True)
 class TextData(Section):
     """`files` are absolute paths, folders or globs, or start with `{stdlib}`; so in the other kinds of data."""
 
@@ -117,6 +129,28 @@ class SyntheticData(Section):
 
 
 Data = TextData | TokenData | JsonlData | SavedDataset | ImageData | ImportData | SyntheticData
+
+
+@dataclass(frozen=True)
+class FullTuning(Section):
+    kind: Literal["full"]
+
+
+@dataclass(frozen=True)
+class Freezing(Section):
+    """`train`: regular expressions, found in the names of the parameters that are trained."""
+
+    kind: Literal["freeze"]
+    train: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LoRA(Section):
+    kind: Literal["lora"]
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -257,8 +291,9 @@ class Verify(Section):
 class Spec(Section):
     version: Literal[1]
     name: str
-    model: DecoderModel | ImportModel
+    model: DecoderModel | ImportModel | TransformersModel
     data: Data
+    finetune: FullTuning | Freezing | LoRA
     parallel: Parallel
     precision: Precision
     memory: Memory
@@ -291,10 +326,8 @@ class Spec(Section):
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters of a decoder; None for a model that is imported."""
-        if isinstance(self.model, ImportModel):
-            return None
-        return decoder_parameters(self.model)
+        """The number of parameters of a decoder; None for a model that the scaffold does not write."""
+        return decoder_parameters(self.model) if isinstance(self.model, DecoderModel) else None
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (at verify.ranks unless told)."""

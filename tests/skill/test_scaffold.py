@@ -37,6 +37,11 @@ IMPORTED = {
         "sequence_length": 32,
     },
 }
+LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 64}
+TRANSFORMERS = {
+    **DECODER,
+    "model": {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": 32},
+}
 IMAGES = {
     **DECODER,
     "model": {"kind": "import", "import": "package.module:build", "shard": ["Block"], "vocabulary": 2},
@@ -117,13 +122,14 @@ OPTIONS: list[list[list[str]]] = [
 LIMITS = {
     "train.py": 350,
     "model.py": 260,
+    "lora.py": 50,
     "optim.py": 100,
     "data.py": 200,
     "corpus.py": 130,
     "images.py": 100,
     "checkpoint.py": 250,
     "runs.py": 190,
-    "export.py": 80,
+    "export.py": 120,
     "metrics.py": 155,
     "flops.py": 70,
     "profiling.py": 125,
@@ -132,7 +138,28 @@ LIMITS = {
 }
 ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py"}  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FINETUNE = [
+    [],
+    ["finetune={kind: freeze, train: ['norm']}"],
+    ["finetune={kind: lora, rank: 4, targets: [query]}"],
+    ["finetune={kind: lora, alpha: 32, dropout: 0.1, targets: [key, attention.value]}"],
+]
 DECODER_OPTIONS = [[[], ["model.tied_embeddings=false"]], [[], ["model.kv_heads=2"]]]
+GPT2 = "{model_type: gpt2, vocab_size: 256}"
+TRANSFORMERS_OPTIONS = [
+    FINETUNE,
+    [[], [f"model.config={GPT2}"], ["model.config=weights"], ["model.config=null", "model.pretrained=weights"]],
+    [[], ["model.shard=[Block]"]],
+    [[], ["precision.param_dtype=float32"]],
+    [[], ["parallel.reshard_after_forward=2"], ["parallel.prefetch={forward: 1, backward: 1}"]],
+    [[], ["parallel.cpu_offload=true"]],
+    [[], ["memory.activation_checkpointing=full"], ["memory.activation_checkpointing=op-selective"]],
+    [[], ["memory.compile=true"]],
+    [[], ["optimizer.decay_only_matrices=false"]],
+    [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
+    [[], ["checkpoint.export=true"]],
+    [[], ["operation.mfu=true", "train.dry_run=false"]],
+]
 IMAGE_OPTIONS = [
     [[], ["data={kind: import, import: 'mydata:load', workers: 1}"]],
     [[], ["data.workers=2"]],
@@ -157,7 +184,11 @@ SPLIT_OPTIONS = [
 ]
 FLOAT8 = {**DECODER, "precision": {"fp8": True}}
 FLOAT8_OPTIONS = [*DECODER_OPTIONS, [[], ["parallel.reshard_after_forward=2"]], [[], ["memory.compile=true"]]]
-IMPORT_OPTIONS = [[[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]]]
+IMPORT_OPTIONS = [
+    FINETUNE,
+    [[], ["model.initialize=rank-0"]],
+    [[], ["model.arguments={layers: 2, name: 'it''s \"so\"', deep: {a: [1, 2.5, null, true]}}"]],
+]
 
 
 def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = ()) -> spec.Spec:
@@ -168,6 +199,9 @@ def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[s
     for file in ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("content")
+    (tmp_path / "weights").mkdir(exist_ok=True)
+    (tmp_path / "weights" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 256}')
+    (tmp_path / "weights" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(data))
@@ -178,15 +212,17 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     """Each option alone, and a fixed random sample of all together."""
     chance = random.Random(0)
     for base, options in (
-        (DECODER, OPTIONS + DECODER_OPTIONS),
+        (DECODER, [*OPTIONS, *DECODER_OPTIONS, FINETUNE]),
         (IMPORTED, OPTIONS + IMPORT_OPTIONS),
+        (TRANSFORMERS, TRANSFORMERS_OPTIONS),
         (IMAGES, IMAGE_OPTIONS),
         (SPLIT, SPLIT_OPTIONS),
         (FLOAT8, FLOAT8_OPTIONS),
         ({**IMPORTED, "precision": {"fp8": True}}, FLOAT8_OPTIONS[2:]),
     ):
         singles = [choice for choices in options for choice in choices]
-        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(40)]
+        count = 40 if len(options) > 20 else 12
+        mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
 
 
@@ -255,7 +291,7 @@ def test_size_of_an_example(path: Path) -> None:
 def test_sizes(rendered: list[dict[str, str]]) -> None:
     for files in rendered:
         code = {path: text for path, text in files.items() if path.endswith(".py") and not path.startswith("tests/")}
-        assert lines_that_train(files) < 1400  # whatever is on together
+        assert lines_that_train(files) < 1500  # whatever is on together
         for path, text in code.items():
             assert text.count("\n") <= LIMITS[path], path
             for node in ast.walk(parsed(text)):

@@ -1,0 +1,118 @@
+"""How a transformers model, and what of a model is trained, must fit together with the files and the other keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import data_files, pretrained
+from .crosschecks import Values, fault, needs
+from .validation import Fault
+
+LENGTHS = ("max_position_embeddings", "n_positions")
+
+
+@needs("model.config", "model.pretrained")
+def one_source(values: Values) -> Iterator[Fault]:
+    config, folder = values["model.config"], values["model.pretrained"]
+    if config is None and folder is None:
+        yield Fault(("model", "config"), "missing key 'config' or 'pretrained' in model", ("model",), on_key=True)
+    elif config is not None and folder is not None:
+        yield fault("model.config", "must be left out beside model.pretrained, whose folder has a config")
+
+
+@needs("model.config")
+def config_is_one(values: Values) -> Iterator[Fault]:
+    config = values["model.config"]
+    if isinstance(config, str):
+        if message := pretrained.config_fault(_path(values, config)):
+            yield fault("model.config", f"{message}: {config!r}")
+    elif config is not None:
+        for key, why in (("model_type", "tells the architecture"), ("vocab_size", "is not the same in all models")):
+            if not isinstance(config.get(key), str if key == "model_type" else int):
+                yield fault("model.config", f"must have {key}, which {why}")
+
+
+@needs("model.pretrained")
+def folder_has_weights(values: Values) -> Iterator[Fault]:
+    folder = values["model.pretrained"]
+    if folder is not None:
+        path = _path(values, folder)
+        if message := pretrained.weights_fault(path) or pretrained.config_fault(path):
+            yield fault("model.pretrained", f"{message}: {folder!r}")
+
+
+@needs("model.config", "model.pretrained", "model.vocabulary", "model.sequence_length")
+def sizes_fit_the_config(values: Values) -> Iterator[Fault]:
+    """Only what the config writes down: some leave out what is the default of their architecture."""
+    config = _config(values)
+    vocabulary, length = pretrained.size(config, "vocab_size"), pretrained.size(config, *LENGTHS)
+    if vocabulary is not None and vocabulary != values["model.vocabulary"]:
+        message = f"must be {vocabulary}, the vocab_size of the model, found {values['model.vocabulary']}"
+        yield fault("model.vocabulary", message)
+    found = values["model.sequence_length"]
+    if length is not None and found is not None and found > length:
+        yield fault("model.sequence_length", f"must be at most {length}, the positions of the model, found {found}")
+
+
+@needs("model.kind", "parallel.tp")
+def transformers_are_not_split(values: Values) -> Iterator[Fault]:
+    if values["parallel.tp"] > 1 and values["model.kind"] == "transformers":
+        yield fault("parallel.tp", f"must be 1 for model.kind transformers, found {values['parallel.tp']}")
+
+
+@needs("finetune.targets", "parallel.tp", "precision.fp8")
+def adapters_are_not_split(values: Values) -> Iterator[Fault]:
+    if values["parallel.tp"] > 1:
+        yield fault("parallel.tp", f"must be 1 for finetune.kind lora, found {values['parallel.tp']}")
+    if values["precision.fp8"]:
+        yield fault("precision.fp8", "must be false for finetune.kind lora")
+
+
+@needs("finetune.train")
+def trained_are_patterns(values: Values) -> Iterator[Fault]:
+    for number, pattern in enumerate(values["finetune.train"]):
+        try:
+            found = re.compile(pattern)
+        except re.error as error:
+            yield fault("finetune.train", f"is not a regular expression: {error}", number)
+        else:
+            names = _decoder_parameters(values)
+            if names and not any(map(found.search, names)):
+                yield fault("finetune.train", f"matches no parameter, found {pattern!r}", number)
+
+
+@needs("finetune.targets")
+def targets_are_layers(values: Values) -> Iterator[Fault]:
+    layers = [name.removesuffix(".weight") for name in _decoder_parameters(values)]
+    linear = [name for name in layers if "norm" not in name and name != "embedding"]
+    for number, target in enumerate(values["finetune.targets"]):
+        if linear and not any(f".{name}".endswith(f".{target}") for name in linear):
+            known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            yield fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
+
+
+def _decoder_parameters(values: Values) -> list[str]:
+    """The names of the parameters of the decoder that the scaffold writes; none for another model."""
+    wanted = ("model.layers", "model.tied_embeddings")
+    if not all(key in values for key in wanted):
+        return []
+    parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
+    parts += [f"feed_forward.{name}" for name in ("gate", "up", "down")] + ["attention_norm", "feed_forward_norm"]
+    names = [f"blocks.{number}.{part}" for number in range(values["model.layers"]) for part in parts]
+    names += ["embedding", "norm"] + ([] if values["model.tied_embeddings"] else ["head"])
+    return [f"{name}.weight" for name in names]
+
+
+def _config(values: Values) -> dict[str, Any]:
+    config, folder = values["model.config"], values["model.pretrained"]
+    if isinstance(config, dict):
+        return config
+    place = config or folder
+    return (pretrained.read_config(_path(values, place)) if place else None) or {}
+
+
+def _path(values: Values, path: str) -> Path:
+    return Path(data_files.absolute(path, values.base))

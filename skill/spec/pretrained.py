@@ -1,0 +1,88 @@
+"""What a spec check can tell of a model of Hugging Face transformers from its files, without the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_CONFIG = 1 << 22
+MAX_HEADER = 100_000_000  # what safetensors itself allows
+
+
+def config_file(path: Path) -> Path:
+    """The config.json that is meant: the file itself, or that of the folder."""
+    return path / "config.json" if path.is_dir() else path
+
+
+def config_fault(path: Path) -> str:
+    """Why this is no config of a model."""
+    if not config_file(path).is_file():
+        return "has no config.json" if path.is_dir() else "is no file or folder"
+    config = read_config(path)
+    if config is None:
+        return "is no JSON mapping"
+    if not isinstance(config.get("model_type"), str):
+        return "has no model_type, which tells the architecture"
+    if "quantization_config" in config:
+        return "is a quantized model (quantization_config): its weights cannot be trained"
+    return ""
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The config at `path` (a file or its folder), or None if there is none."""
+    try:
+        with config_file(path).open("rb") as file:
+            found = json.loads(file.read(MAX_CONFIG))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def size(config: dict[str, Any], *names: str) -> int | None:
+    """The first of these keys that the config, or that of its language model, holds as a number."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for name in names:
+            if isinstance(part.get(name), int):
+                return int(part[name])
+    return None
+
+
+def weights_fault(folder: Path) -> str:
+    """Why the folder has no weights that can be read."""
+    if not folder.is_dir():
+        return "is no folder"
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        other = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        return "has no *.safetensors" + (" (other formats are not read: use save_pretrained)" if other else "")
+    for file in files:
+        if not _readable(file):
+            return f"has a damaged file: {file.name}"
+    index = folder / "model.safetensors.index.json"
+    named = (_json(index) or {}).get("weight_map", {}) if index.is_file() else {}
+    missing = sorted(set(named.values()) - {file.name for file in files}) if isinstance(named, dict) else []
+    return f"lacks {missing[0]}, which model.safetensors.index.json names" if missing else ""
+
+
+def _readable(file: Path) -> bool:
+    """Whether the header is whole and the file as long as it says."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= MAX_HEADER:
+            return False
+        try:
+            header = json.loads(opened.read(length))
+            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return False
+    return file.stat().st_size == 8 + length + int(end)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,63 @@
+"""For the tests of generated models: a project of the spec of a model, and its modules, imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.distributed.device_mesh import init_device_mesh
+
+from verified_fsdp2.skill import scaffold, spec
+
+OWN = ("distributed", "lora", "model", "optim", "checkpoint", "runs", "export")
+DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
+BASE = {
+    "version": 1,
+    "data": {"kind": "synthetic", "samples": 128},
+    "precision": {"param_dtype": "float32"},
+    "optimizer": {"lr": 0.01},
+    "train": {"steps": 20, "global_batch": 8},
+}
+
+
+def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "spec.yaml").write_text(yaml.safe_dump({**BASE, "model": model}))
+    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
+    return folder / "project"
+
+
+@contextmanager
+def imported(project: Path) -> Iterator[dict[str, ModuleType]]:
+    """The modules of a project by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(project))
+        try:
+            yield {name: __import__(name) for name in OWN if (project / f"{name}.py").exists()}
+        finally:
+            for name in OWN:
+                sys.modules.pop(name, None)
+
+
+def built(modules: dict[str, ModuleType], seed: int = 0) -> Any:
+    """The model, as train.py builds it, on this rank alone."""
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
+    config = [modules["model"].ModelConfig()] if hasattr(modules["model"], "ModelConfig") else []
+    return modules["model"].build_model(*config, mesh, torch.device("cpu"), seed)
+
+
+def values(model: Any) -> dict[str, torch.Tensor]:
+    """All parameters, whole, copied."""
+    return {name: whole(parameter) for name, parameter in model.named_parameters()}
+
+
+def whole(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found.detach().clone()

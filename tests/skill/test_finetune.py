@@ -1,0 +1,121 @@
+"""Frozen parts and LoRA in generated projects: what is trained moves, the rest stays as it was, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.nn import functional
+
+from model_project import DECODER, built, imported, values, write
+
+LORA = "finetune={kind: lora, rank: 2, dropout: 0.1, targets: [query, feed_forward.up]}"
+FREEZE = "finetune={kind: freeze, train: ['^blocks.1', norm]}"
+TRAINED: dict[str, Callable[[str], bool]] = {
+    LORA: lambda name: ".lora_" in name,
+    FREEZE: lambda name: name.startswith("blocks.1") or "norm" in name,
+}
+NETWORK = """
+from torch import nn
+
+
+class Block(nn.Linear):
+    pass
+
+
+def build():
+    return nn.Sequential(nn.Embedding(64, 8), Block(8, 8), nn.Linear(8, 64))
+"""
+IMPORTED = {
+    "kind": "import",
+    "import": "net:build",
+    "initialize": "rank-0",
+    "shard": ["Block"],
+    "vocabulary": 64,
+    "sequence_length": 16,
+}
+
+
+def train(model: Any, optimizer: Any, steps: int = 3) -> None:
+    tokens = torch.randint(64, (8, 16), generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("setting", [LORA, FREEZE], ids=["lora", "freeze"])
+def test_only_what_is_named_is_trained(tmp_path: Path, setting: str) -> None:
+    with imported(write(tmp_path, DECODER, setting)) as modules:
+        model = built(modules)
+        optimizer = modules["optim"].build_optimizer(model)
+        before = values(model)
+        train(model, optimizer)
+        after = values(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if TRAINED[setting](name)}
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == moved
+    assert len(optimizer.state) == len(moved)
+
+
+@pytest.mark.usefixtures("alone")
+def test_adapters_do_nothing_at_first(tmp_path: Path) -> None:
+    tokens = torch.arange(32).view(2, 16)
+    with imported(write(tmp_path / "plain", DECODER)) as modules:
+        wanted = built(modules)(tokens)
+    with imported(write(tmp_path / "lora", DECODER, LORA)) as modules:
+        model = built(modules)
+        assert torch.equal(model(tokens), wanted)
+        assert all(bool(value.any()) == ("lora_B" not in name) for name, value in values(model).items())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("finetune={kind: freeze, train: ['^2', head]}", "finetune.train: no parameter matches 'head'"),
+        ("finetune={kind: lora, targets: ['0', '2']}", "finetune.targets: no linear layer is named '0'"),
+    ],
+)
+def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, told: str) -> None:
+    project = write(tmp_path, IMPORTED, setting)
+    (project / "net.py").write_text(NETWORK)
+    with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
+        built(modules)
+    sys.modules.pop("net", None)
+    assert str(error.value) == told
+
+
+@pytest.mark.launch
+def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None:
+    """In groups that mix frozen and trained parameters, and in one that is all frozen: the root."""
+    project = write(tmp_path, DECODER, LORA, "checkpoint.keep=9")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "train.py", "--steps", "4", "--checkpoint-interval", "1"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
+    count = sum(parameter.numel() for parameter in held(project, 1).values() if isinstance(parameter, torch.Tensor))
+    assert f"model  {count:,} parameters, " in done.stdout and " of them trained" in done.stdout
+    first, last = held(project, 1), held(project, 4)
+    assert {name for name in first if not torch.equal(first[name], last[name])} == {
+        name for name in first if ".lora_" in name
+    }
+
+
+def held(project: Path, step: int) -> dict[str, torch.Tensor]:
+    """The model in the checkpoint of this step."""
+    (folder,) = project.glob(f"*/run-001/checkpoints/step_{step:08d}")
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    model = {name: torch.empty(value.size) for name, value in stored.items() if name.startswith("model.")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(model, checkpoint_id=folder, no_dist=True)
+    return model

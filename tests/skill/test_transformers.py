@@ -1,0 +1,174 @@
+"""Models of Hugging Face transformers in generated projects: as the library itself has them, bit for bit, there and back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model_project import built, imported, values, whole, write
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of transformers
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "vocab_size": 64, **SMALL, "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "vocab_size": 64, **SMALL, "num_key_value_heads": 1, "head_dim": 16},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+}
+TOKENS = torch.arange(32).view(2, 16)
+LLAMA = {"kind": "transformers", "config": MODELS["llama"], "vocabulary": 64, "sequence_length": 16}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each model, in a folder as `save_pretrained` writes it; GPT-2 without its head, as the one that everybody has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found = {}
+    for name, config in MODELS.items():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        found[name] = tmp_path_factory.mktemp(name)
+        (model.transformer if name == "gpt2" else model).save_pretrained(found[name], max_shard_size="20KB")
+    return found
+
+
+def from_folder(folder: Path) -> dict[str, Any]:
+    return {"kind": "transformers", "pretrained": str(folder), "vocabulary": 64, "sequence_length": 16}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", MODELS)
+def test_there_and_back_bit_for_bit(
+    tmp_path: Path, folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    original = AutoModelForCausalLM.from_pretrained(folders[name])
+    with imported(write(tmp_path, from_folder(folders[name]), "checkpoint.export=true")) as modules:
+        model = built(modules)
+        held, expected = values(model), dict(original.named_parameters())
+        assert held.keys() == expected.keys()
+        assert all(torch.equal(held[key], expected[key]) for key in held)
+        buffers, wanted = dict(model.named_buffers()), dict(original.named_buffers())
+        assert buffers.keys() == wanted.keys() and all(torch.equal(buffers[key], wanted[key]) for key in wanted)
+        optimizer = modules["optim"].build_optimizer(model)
+        state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer))
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        modules["checkpoint"].Checkpointer(tmp_path / "run", 1, -1).save(state)
+        checkpoint = tmp_path / "run" / "checkpoints" / "step_00000000"
+        monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(tmp_path / "exported")])
+        modules["export"].main()
+        logits = model.train(False)(TOKENS, use_cache=False).logits
+        assert torch.equal(logits, original.train(False)(TOKENS, use_cache=False).logits)
+    opened, wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict(), original.state_dict()
+    assert opened.keys() == wanted.keys() and all(torch.equal(opened[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.usefixtures("alone")
+def test_adapters_are_all_that_is_saved_and_exported(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form of peft; and they do not come back beside another base."""
+    lora = "finetune={kind: lora, rank: 2, targets: [c_attn]}"
+    project = write(tmp_path, from_folder(folders["gpt2"]), lora, "checkpoint.export=true")
+    with imported(project) as modules:
+        model = built(modules)
+        optimizer = modules["optim"].build_optimizer(model)
+        model(TOKENS, use_cache=False).logits.square().mean().backward()
+        optimizer.step()
+        scheduler, base = modules["optim"].build_scheduler(optimizer), modules["model"].fingerprint()
+        state = modules["checkpoint"].TrainState(model, optimizer, scheduler, 0, base)
+        adapters = {name: whole(value) for name, value in model.named_parameters() if value.requires_grad}
+        assert len(adapters) == 4 and state.to_dict()["model"].keys() == adapters.keys()
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        modules["checkpoint"].Checkpointer(tmp_path / "run", 1, -1).save(state)
+        checkpoint = tmp_path / "run" / "checkpoints" / "step_00000000"
+        monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(tmp_path / "adapters")])
+        modules["export"].main()
+
+        fresh = built(modules, seed=1)
+        again = modules["optim"].build_optimizer(fresh)
+        state = modules["checkpoint"].TrainState(fresh, again, modules["optim"].build_scheduler(again), 0, base)
+        modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
+        assert all(torch.equal(value, values(model)[name]) for name, value in values(fresh).items())
+        state.base = "another"
+        with pytest.raises(modules["distributed"].SetupError, match="trained beside other frozen weights"):
+            modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
+    stored = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    assert {name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()} == {
+        name: value.tolist() for name, value in adapters.items()
+    }
+    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["c_attn"] and config["r"] == 2 and config["fan_in_fan_out"] is True
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shard": ["Block"]}, "the model has no module of class Block; its blocks are LlamaDecoderLayer"),
+        ({"config": {**MODELS["llama"], "hiden_size": 8}}, "model.config: hiden_size is unknown"),
+        ({"config": {**MODELS["llama"], "hidden_size": "8"}}, "model.config: Validation error for field 'hidden_size'"),
+        ({"config": {**MODELS["llama"], "model_type": "lama"}}, "model.config: Unrecognized model identifier: lama"),
+        ({"config": {"model_type": "t5", "vocab_size": 64}}, "model.config: t5 is no language model"),
+        ({"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025}, "model.sequence_length: "),
+    ],
+)
+def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    with (
+        imported(write(tmp_path, {**LLAMA, **change})) as modules,
+        pytest.raises(modules["distributed"].SetupError) as error,
+    ):
+        built(modules)
+    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_folder_that_does_not_fit_is_one_line(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with imported(write(tmp_path, from_folder(folders["qwen3"]))) as modules:
+        (file,) = [path for path in folders["qwen3"].glob("*.safetensors") if "model.norm.weight" in load_file(path)]
+        weights = load_file(file)
+        broken = {**weights, "model.norm.weight": torch.zeros(7)}
+        save_file(broken, file, {"format": "pt"})
+        with pytest.raises(modules["distributed"].SetupError) as error:
+            built(modules)
+        assert str(error.value).endswith("does not fit: model.norm.weight is [7] in the files, [32] in the model")
+        save_file({"other": torch.zeros(7)}, file, {"format": "pt"})
+        with pytest.raises(modules["distributed"].SetupError, match=r"is not in the files"):
+            built(modules)
+        save_file(weights, file, {"format": "pt"})
+        monkeypatch.setattr(modules["model"], "VOCABULARY", 65)
+        with pytest.raises(modules["distributed"].SetupError, match=r"model\.vocabulary is 65, that of the model 64"):
+            built(modules)
+        monkeypatch.setattr(modules["model"], "find_spec", lambda _: None)
+        with pytest.raises(modules["distributed"].SetupError, match="a package is missing: pip install transformers"):
+            built(modules)
+
+
+@pytest.mark.launch
+def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path) -> None:
+    losses = []
+    for ranks in (1, 2):
+        project = write(tmp_path / str(ranks), LLAMA)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [*launcher, "train.py", "--steps", "3", "--micro-batch", "4"]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
+        (metrics,) = project.glob("*/run-001/metrics.jsonl")
+        losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()][:3])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
