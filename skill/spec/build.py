@@ -33,6 +33,7 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("checkpoint", None): model.Checkpoint,
     ("operation", None): model.Operation,
     ("verify", None): model.Verify,
+    ("launch", None): model.Launch,
 }
 
 PATHS = (("data", "folder"), ("data", "tokenizer"))

@@ -232,6 +232,28 @@ class Verify(Section):
 
 
 @dataclass(frozen=True)
+class Launch(Section):
+    """Off without engines. A key that begins with the name of an engine is for that engine alone."""
+
+    engines: tuple[Literal["torchrun", "slurm", "kubernetes", "ray", "skypilot"], ...]
+    nodes: int
+    devices_per_node: int
+    device: Literal["gpu", "cpu"]
+    cpus_per_device: int
+    max_restarts: int
+    join_timeout: int
+    slurm_partition: str | None
+    slurm_account: str | None
+    slurm_time: str | None
+    kubernetes_image: str | None
+    kubernetes_claim: str | None
+    kubernetes_namespace: str | None
+    kubernetes_runtime: str
+    skypilot_accelerator: str | None
+    skypilot_volume: str | None
+
+
+@dataclass(frozen=True)
 class Spec(Section):
     version: Literal[1]
     name: str
@@ -245,12 +267,15 @@ class Spec(Section):
     checkpoint: Checkpoint
     operation: Operation
     verify: Verify
+    launch: Launch
     auto: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with the keys of the spec file, every derived value a number."""
         values = super().to_dict()
         del values["auto"]
+        if not self.launch.engines:
+            del values["launch"]
         return values
 
     def as_written(self) -> dict[str, Any]:

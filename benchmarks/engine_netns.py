@@ -1,0 +1,67 @@
+"""Two machines on one: network and host-name namespaces, joined by a link that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_tools import Missing, Started
+
+NODES = ("fsdp2-a", "fsdp2-b")
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+
+
+@dataclass
+class Machines:
+    folder: Path
+
+    def run(self, node: int, command: list[str], log: Path, cwd: Path, **more: str) -> Started:
+        """Start a command on one of the machines."""
+        name = NODES[node]
+        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name, *command]
+        return Started(["ip", "netns", "exec", name, *inside], log, cwd, **more)
+
+    def link(self, up: bool) -> None:
+        """Cut or restore the link: packets are lost, and nobody is told."""
+        netem = ["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "loss", "0%" if up else "100%"]
+        for name in NODES:
+            done = subprocess.run(["ip", "netns", "exec", name, *netem], capture_output=True, text=True, check=False)
+            if done.returncode:
+                state = "up" if up else "down"
+                ip("-n", name, "link", "set", "eth0", state)
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Missing(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def machines(folder: Path) -> Iterator[Machines]:
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        raise Missing("network namespaces need root and iproute2")
+    try:
+        for name in NODES:
+            ip("netns", "add", name)
+            hosts = Path("/etc/netns") / name / "hosts"
+            hosts.parent.mkdir(parents=True, exist_ok=True)
+            pairs = zip(ADDRESSES, NODES, strict=True)
+            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {node}\n" for address, node in pairs))
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "eth0", "netns", NODES[0], "type", "veth", "peer", "name", "eth0", "netns", NODES[1])
+        for name, address in zip(NODES, ADDRESSES, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        yield Machines(folder)
+    finally:
+        for name in NODES:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path("/etc/netns").rmdir()
