@@ -1,4 +1,4 @@
-"""Ray Train on a cluster of two Ray nodes on this machine; `--inside` runs in the Python that has Ray."""
+"""Ray's own cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ray_version(python: Path) -> str:
 
 
 class RayCluster:
-    """A head without CPUs for ranks, and nodes that can be lost."""
+    """A head, and nodes that can be lost."""
 
     def __init__(self, python: Path, folder: Path, port: int) -> None:
         self.ray, self.folder, self.port = python.with_name("ray"), folder, port
@@ -48,9 +48,9 @@ class RayCluster:
         self.nodes.append(node)
         return node
 
-    def head(self) -> Started:
+    def head(self, cpus: int) -> Started:
         temporary = ["--temp-dir", str(self.folder / "ray"), "--include-dashboard", "false"]
-        return self.start("--head", "--port", str(self.port), "--num-cpus", "1", *temporary)
+        return self.start("--head", "--port", str(self.port), "--num-cpus", str(cpus), *temporary)
 
     def node(self, cpus: int) -> Started:
         return self.start("--address", f"127.0.0.1:{self.port}", "--num-cpus", str(cpus))

@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-STEPS = 60
+STEPS = 30
+CLOSE = 1e-5  # losses of other numbers of ranks differ by rounding
 SPEC = {
     "version": 1,
     "name": "launched",
@@ -165,3 +167,56 @@ def version(command: list[str]) -> str:
     except FileNotFoundError:
         raise Missing(f"there is no {command[0]} on this machine") from None
     return (done.stdout + done.stderr).strip().splitlines()[0]
+
+
+@dataclass
+class Place:
+    """Where the proofs work, what they compare with, and the Pythons of other packages."""
+
+    folder: Path
+    losses: dict[int, float]
+    pythons: dict[str, str | None]
+    made: int = 0
+
+    def fresh(self) -> Path:
+        """A folder for one case, which other users may enter."""
+        self.made += 1
+        folder = self.folder / f"case-{self.made}"
+        folder.mkdir()
+        return folder
+
+    def judged(self, out: Path, said: str, how: str, disturbed: str, happened: str, **more: Any) -> dict[str, Any]:
+        """A row: whether the run is the undisturbed one."""
+        difference = apart(losses(out), self.losses)
+        ok = difference <= CLOSE and more.get("left", 0) == 0
+        shown = [line for line in said.splitlines() if re.search(r"run +\S+, step|validation loss", line)]
+        return {
+            "how": how,
+            "disturbed": disturbed,
+            "happened": happened,
+            "starts": starts(said),
+            "printed": [re.sub(r"\S*/(out|checkpoints)/", r"\1/", line)[-120:] for line in shown[-2:]],
+            "difference": difference,
+            "ok": ok,
+            **more,
+        }
+
+
+def reference(folder: Path) -> dict[int, float]:
+    """The losses of one process that nothing disturbs."""
+    project = write_project(folder, engines=["torchrun"], nodes=1, devices_per_node=2)
+    run = Started([sys.executable, "train.py"], folder / "log", project)
+    if run.wait(300):
+        raise SystemExit(run.said())
+    return losses(project / "out")
+
+
+def ranks_of(run: Started) -> list[int]:
+    """The processes of train.py below a launcher."""
+    found = []
+    for pid in descendants(run.process.pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"train.py" in words and not any(word.endswith(b"torchrun") for word in words):
+                found.append(pid)
+    return sorted(found)

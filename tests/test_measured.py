@@ -9,6 +9,9 @@ from pathlib import Path
 from check_grader import KINDS, foreseen
 from corpus import faults, right
 from detection_table import in_page
+from engine_tools import CLOSE
+from engines import ENGINES
+from engines import in_page as with_engines
 from grader.tasks import load, names
 from install_matrix import good
 from install_matrix import table as table_of_installs
@@ -94,3 +97,17 @@ def test_the_grader_judges_as_every_task_says() -> None:
     assert results["wrong"]["graded"] == sum(len(task.wrong) for task in tasks) >= 24
     assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
+
+
+def test_every_engine_was_run_and_outlived_what_was_done_to_it() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "engines.json").read_text())["rows"]
+    assert {row["engine"] for row in rows} == set(ENGINES)
+    assert [row for row in rows if not row.get("ok")] == []
+    for row in rows:
+        if "starts" in row:
+            assert row["difference"] <= CLOSE
+            assert row["starts"][0] == 0 and all(
+                step % 4 == 0 or "SIGUSR1" in row["disturbed"] for step in row["starts"]
+            )
+    page = (ROOT / "references" / "scaling.md").read_text(encoding="utf-8")
+    assert with_engines(page, rows) == page, "run `make test-engines`"
