@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def finished(found: Cluster, job: str, log: Path) -> tuple[float, str]:
         state = found.job(job).get("JobState", "")
         return state in OVER
 
-    return until(over, 300, "the end of the job", lambda: read(log)), state
+    return until(over, 900, "the end of the job", lambda: read(log)), state
 
 
 def requeued(place: Place, found: Cluster) -> dict[str, Any]:
@@ -65,13 +64,13 @@ def node_lost(place: Place, found: Cluster) -> dict[str, Any]:
     project, job, log = submitted(place, found)
     found.lose("n2")
     down = until(lambda: found.states()[1].startswith("down"), 90, "n2 down", lambda: str(found.states()))
-    time.sleep(2)
+    until(lambda: found.job(job).get("Restarts") == "1", 120, "the job queued again", lambda: str(found.job(job)))
     found.slurmd("n2")  # the machine comes back
     seconds, state = finished(found, job, log)
     restarts = found.job(job).get("Restarts")
     happened = (
-        f"Slurm had the node down after {down:.0f} s and queued the job again ({restarts} time); "
-        f"the node came back: {state} after {seconds:.0f} s"
+        f"the job was queued again ({restarts} time), the node was down after {down:.0f} s; "
+        f"when it came back the job went on: {state} after {seconds:.0f} s"
     )
     how = f"{slurm_version()}, 2 slurmd (SlurmdTimeout=10), sbatch launch/slurm.sbatch, 2 ranks a node"
     until(lambda: not steps_on(found.folder, "n2"), 60, "no step left")

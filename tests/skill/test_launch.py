@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import yaml
 
 from test_scaffold import DECODER, IMPORTED, load
@@ -235,3 +239,69 @@ def test_a_name_that_kubernetes_cannot_use(tmp_path: Path) -> None:
     for name, message in (("a-", "must end with"), ("a" * 60, "at most 54 characters")):
         with pytest.raises(SpecError, match=message):
             load(tmp_path, {**DECODER, "name": name, "launch": {**launch, "engines": ["kubernetes"]}})
+
+
+def test_a_start_agrees_on_a_name_whatever_died_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(tmp_path, {**DECODER, "launch": {"engines": ["torchrun"], "nodes": 2, "devices_per_node": 2}})
+    (tmp_path / "distributed_on_nodes.py").write_text(scaffold.render(loaded)["distributed.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("distributed_on_nodes")
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for rank in (1, 2, 3):
+        server.set(f"fsdp2/latest/{rank}", f"fsdp2/call/{rank}/of-one-that-died")
+
+    def start(rank: int) -> str:
+        sleep(0.3 * (rank % 3))  # rank 0 looks before the others have called
+        name: str = module.agree_on_name(dist.TCPStore("127.0.0.1", server.port), rank, 4)
+        return name
+
+    names = []
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as pool:
+            agreed = set(pool.map(start, range(4)))
+        assert len(agreed) == 1
+        names += agreed
+    assert names[0] != names[1]
+
+
+SAVE = 'mkdir -p "out/job-7/run-001/checkpoints/step_00000004" && touch "$_/SHA256SUMS"'
+SRUN = {
+    "all steps done": ("exit 0", 0, False),
+    "a fault before anything is saved": ("exit 1", 1, False),
+    "a fault after a save": (f"{SAVE}; exit 1", 1, True),
+    "a signal": (f"trap '{SAVE}; exit 1' USR1; kill -USR1 $PPID; while true; do sleep 0.05; done", 1, True),
+}
+
+
+@pytest.mark.parametrize("name", SRUN)
+def test_when_a_slurm_job_is_queued_again(tmp_path: Path, name: str) -> None:
+    """The batch script itself, with a stand-in for srun; twice: what was saved before the start does not count."""
+    does, status, again = SRUN[name]
+    (tmp_path / "slurm.sbatch").write_text(only(tmp_path, "slurm"))
+    commands = {"srun": does, "scontrol": '[ "$1" = show ] && echo n1 || echo "$*" >> asked'}
+    for command, text in commands.items():
+        (tmp_path / command).write_text(f'#!/bin/bash\n[ {command} = srun ] && echo "$@" >> given\n{text}\n')
+        (tmp_path / command).chmod(0o755)
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
+    for start in (1, 2):
+        done = subprocess.run(
+            ["bash", "slurm.sbatch", "--steps", "9"],
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", **variables},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (status, "")
+        given = (tmp_path / "given").read_text().splitlines()[-1]
+        assert given.endswith(
+            "--out out/job-7 --steps 9" if start == 1 or not again else "--out out/job-7 --resume --steps 9"
+        )
+        asked = tmp_path / "asked"
+        assert (asked.read_text() if asked.exists() else "") == "requeue 7\n" * again
