@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from . import schema as spec_schema
 from .crosschecks import Values
 from .problems import dotted
 from .validation import Fault
@@ -20,8 +22,8 @@ def faults(values: Values) -> list[Fault]:
     """Everything in the section that does not fit together."""
     if "launch.engines" not in values:
         return []
-    if not values["launch.engines"]:
-        return list(_without_engines(values))
+    if not values["launch.engines"]:  # written as [] it is off, whatever stands beside it
+        return [] if values.written("launch.engines") else list(_without_engines(values))
     return [
         *_of_other_engines(values),
         *_missing(values),
@@ -40,6 +42,10 @@ def _written(values: Values) -> list[str]:
     return [key for key in values["launch"] if key != "engines" and values.written(f"launch.{key}")]
 
 
+def _default(key: str) -> Any:
+    return spec_schema.properties(spec_schema.properties(spec_schema.load())["launch"])[key]["default"]
+
+
 def _without_engines(values: Values) -> Iterator[Fault]:
     for key in _written(values):
         yield _fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
@@ -49,7 +55,8 @@ def _of_other_engines(values: Values) -> Iterator[Fault]:
     engines = values["launch.engines"]
     for key in _written(values):
         engine = key.partition("_")[0]
-        if engine in ("slurm", "kubernetes", "skypilot") and engine not in engines:
+        own = engine in ("slurm", "kubernetes", "skypilot") and values[f"launch.{key}"] != _default(key)
+        if own and engine not in engines:
             yield _fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
     gpu = values["launch.device"] == "gpu"
     if "skypilot" in engines and not gpu and values["launch.skypilot_accelerator"] is not None:

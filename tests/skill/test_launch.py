@@ -15,7 +15,7 @@ import torch.distributed as dist
 import yaml
 
 from test_scaffold import DECODER, IMPORTED, load
-from verified_fsdp2.skill import scaffold
+from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold_launch import FILES
 from verified_fsdp2.skill.scaffold_literals import shell
 from verified_fsdp2.skill.spec import SpecError
@@ -88,7 +88,9 @@ def test_an_engine_is_one_file_and_a_line_of_the_readme(tmp_path: Path, engine: 
     assert [path for path in rendered if path.startswith("launch")] == [FILES[engine]]
     assert f"| `launch/` | starts it on 1 node of 4: {engine};" in rendered["README.md"]
     (tmp_path / "again.yaml").write_text(rendered["spec.yaml"])
-    assert yaml.safe_load(rendered["spec.yaml"])["launch"]["engines"] == [engine]
+    assert spec.load(tmp_path / "again.yaml") == loaded
+    off = spec.load(tmp_path / "again.yaml", ["launch.engines=[]"])
+    assert scaffold.render(off) == scaffold.render(load(tmp_path))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
