@@ -274,15 +274,18 @@ class Spec(Section):
         """Plain data with the keys of the spec file, every derived value a number."""
         values = super().to_dict()
         del values["auto"]
-        if not self.launch.engines:
-            del values["launch"]
         return values
 
     def as_written(self) -> dict[str, Any]:
-        """The same with `auto` where it was written or is the default: it follows when another value changes."""
+        """The same with `auto` where it was written or is the default: it follows when another value changes.
+
+        A section that is off is left out.
+        """
         values = self.to_dict()
         for section, key in self.auto:
             values[section][key] = "auto"
+        if not self.launch.engines:
+            del values["launch"]
         return values
 
     @property
