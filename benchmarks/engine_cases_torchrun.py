@@ -82,9 +82,11 @@ DISTURBED = {
     "the link cut for 3 s": cut(3),
     "the link cut for 12 s, longer than step_timeout": cut(12),
 }
+REPLACED = "the second node lost, and at once started again"
 LOST = {
     "the link cut for good": cut_for_good,
     "the second node lost": lose_node(1),
+    REPLACED: lose_node(1),
     "the node with the store (HEAD) lost": lose_node(0),
 }
 
@@ -126,6 +128,8 @@ def lost(place: Place, pair: Machines, name: str, lose: Callable[[Machines, Runs
     again: Runs = []
     try:
         lose(pair, runs)
+        if name == REPLACED:
+            runs.append(pair.run(1, [*START, "--resume"], folder / "replaced.log", project, HEAD=NODES[0]))
         seconds = until(lambda: ended(runs), 300, "the end", lambda: said(runs))
         pair.link(True)
         again = start_both(pair, project, folder, "again", "--resume")

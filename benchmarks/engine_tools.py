@@ -142,10 +142,9 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def starts(text: str) -> list[int]:
-    """From which step each start of the ranks went on."""
-    return [
-        int(step) for step in re.findall(r"^(?:\[\w+\]:|\([^)]*\) ?|\[[^\]]*\]:)?run +\S+, step (\d+) of", text, re.M)
-    ]
+    """From which step each start of the ranks went on; Ray shows a line more than once."""
+    found = [int(step) for step in re.findall(r"run +\S+, step (\d+) of", text)]
+    return [step for number, step in enumerate(found) if number == 0 or step != found[number - 1]]
 
 
 def apart(one: dict[int, float], other: dict[int, float]) -> float:
@@ -189,13 +188,13 @@ class Place:
         """A row: whether the run is the undisturbed one."""
         difference = apart(losses(out), self.losses)
         ok = difference <= CLOSE and more.get("left", 0) == 0
-        shown = [line for line in said.splitlines() if re.search(r"run +\S+, step|validation loss", line)]
+        shown = dict.fromkeys(re.findall(r"run +\S+, step.*|step .*validation loss.*", said))
         return {
             "how": how,
             "disturbed": disturbed,
             "happened": happened,
             "starts": starts(said),
-            "printed": [re.sub(r"\S*/(out|checkpoints)/", r"\1/", line)[-120:] for line in shown[-2:]],
+            "printed": [re.sub(r"\S*/(out|checkpoints)/", r"\1/", line) for line in list(shown)[-2:]],
             "difference": difference,
             "ok": ok,
             **more,
