@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation libraries zoo references scan installs clean
+.PHONY: demo test lint types unit detection mutation libraries zoo references scan installs test-engines clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -56,6 +56,15 @@ scan: $(VENV)/installed-test
 installs: $(VENV)/installed-test
 	$(BIN)/python benchmarks/install_matrix.py $(if $(CLIENTS),--clients $(CLIENTS))
 
+# What `launch` writes, on the real thing, disturbed: root, Debian's iproute2, slurm-wlm and munge; environments of their own (network).
+test-engines: $(VENV)/installed-test
+	test -x $(VENV)-ray/bin/ray || $(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt . 'ray[train]==2.60.0' kubeflow_trainer_api==2.3.0
+	test -x $(VENV)-sky/bin/sky || $(PYTHON) -m venv $(VENV)-sky
+	$(VENV)-sky/bin/python -m pip install --quiet --disable-pip-version-check skypilot==0.14.1
+	$(BIN)/python benchmarks/engines.py --out benchmarks/results/engines.json --table references/scaling.md \
+		--ray $(VENV)-ray/bin/python --kubeflow $(VENV)-ray/bin/python --sky $(VENV)-sky/bin/python
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
@@ -67,7 +76,7 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) $(VENV)-scan build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-scan $(VENV)-ray $(VENV)-sky build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 references: $(VENV)/installed
 	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md

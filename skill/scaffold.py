@@ -12,6 +12,7 @@ from ..verifier.errors import UserError
 from . import manifest, placing
 from .scaffold_data import data_context, data_files
 from .scaffold_imports import used_imports
+from .scaffold_launch import launch_context, launch_files
 from .scaffold_literals import FILTERS
 from .scaffold_model import model_context
 from .scaffold_parallel import parallel_context
@@ -52,6 +53,7 @@ def files(spec: Spec) -> dict[str, str]:
         "spec.yaml": "spec.yaml.j2",
         "README.md": "README.md.j2",
         "tests/test_train.py": "test_train.py.j2",
+        **launch_files(spec.launch),
     }
 
 
@@ -96,6 +98,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **values,
         **data,
         **model_context(values),
+        **launch_context(spec),
         "spec": spec.as_written(),
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "sequences": length is not None,

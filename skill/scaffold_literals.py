@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,15 @@ def yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return repr(value) if isinstance(value, int) else _quoted(str(value), '"')
+
+
+def shell(value: Any) -> str:
+    """One word of bash, whatever it holds."""
+    word = str(value)
+    if word.isascii() and word.isprintable():
+        return shlex.quote(word)
+    quoted = "".join(ESCAPES.get(char) or ("\\'" if char == "'" else _bytes(char)) for char in word)
+    return f"$'{quoted}'"
 
 
 def markdown(value: Any) -> str:
@@ -80,6 +90,7 @@ FILTERS = {
     "py": py,
     "yaml": yaml,
     "md": markdown,
+    "sh": shell,
     "text": text,
     "dtype": dtype,
     "factory_import": factory_import,
@@ -145,3 +156,8 @@ def _escaped(char: str) -> str:
         return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _bytes(char: str) -> str:
+    """Printable ASCII as it is, the rest as its bytes: octal, since more digits may follow."""
+    return char if " " <= char <= "~" else "".join(f"\\{byte:03o}" for byte in char.encode())

@@ -38,6 +38,7 @@ SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("checkpoint", None): model.Checkpoint,
     ("operation", None): model.Operation,
     ("verify", None): model.Verify,
+    ("launch", None): model.Launch,
 }
 
 NESTED: dict[KeyPath, type[model.Section]] = {
@@ -58,6 +59,8 @@ def build(filled: dict[str, Any], base: Path) -> model.Spec:
     )
     if filled["schedule"].get("decay_steps") == "auto":
         filled["schedule"]["decay_steps"] = wsd_decay_steps(filled["train"]["steps"])
+    if not filled["launch"]["engines"]:
+        filled["launch"] = spec_schema.filled({}, spec_schema.at(("launch",)))
     return model.Spec(**{key: _value((key,), value, base) for key, value in filled.items()}, auto=auto)
 
 

@@ -74,7 +74,7 @@ def _type(schema: Schema) -> str:
         f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if abs(schema.get(limit, 1e9)) < 1000
     )
     for name in types:
-        if name == "string" and len(types) == 1:
+        if name == "string" and "then" not in schema:
             words.append("text")
         elif name in ("integer", "number"):
             words.append(f"{TYPES[name]} {limits}".strip())

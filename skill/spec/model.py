@@ -288,6 +288,28 @@ class Verify(Section):
 
 
 @dataclass(frozen=True)
+class Launch(Section):
+    """Off without engines. A key that begins with the name of an engine is for that engine alone."""
+
+    engines: tuple[Literal["torchrun", "slurm", "kubernetes", "ray", "skypilot"], ...]
+    nodes: int
+    devices_per_node: int
+    device: Literal["gpu", "cpu"]
+    cpus_per_device: int
+    max_restarts: int
+    join_timeout: int
+    slurm_partition: str | None
+    slurm_account: str | None
+    slurm_time: str | None
+    kubernetes_image: str | None
+    kubernetes_claim: str | None
+    kubernetes_namespace: str | None
+    kubernetes_runtime: str
+    skypilot_accelerator: str | None
+    skypilot_volume: str | None
+
+
+@dataclass(frozen=True)
 class Spec(Section):
     version: Literal[1]
     name: str
@@ -303,6 +325,7 @@ class Spec(Section):
     checkpoint: Checkpoint
     operation: Operation
     verify: Verify
+    launch: Launch
     auto: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -312,10 +335,15 @@ class Spec(Section):
         return values
 
     def as_written(self) -> dict[str, Any]:
-        """The same with `auto` where it was written or is the default: it follows when another value changes."""
+        """The same with `auto` where it was written or is the default: it follows when another value changes.
+
+        A section that is off is left out.
+        """
         values = self.to_dict()
         for section, key in self.auto:
             values[section][key] = "auto"
+        if not self.launch.engines:
+            del values["launch"]
         return values
 
     @property

@@ -64,6 +64,10 @@ DATA: list[list[str]] = [
     ["data.kind=import", "data.import='mydata:load'"],
     ["data.kind=import", "data.import='mydata.loaders:Loader.load'", "data.arguments={a: 1, b: ['x', null]}"],
 ]
+LAUNCH = (
+    "launch={engines: [torchrun, slurm, kubernetes, ray, skypilot], nodes: 2, devices_per_node: 1, kubernetes_image: i, "
+    "kubernetes_claim: c, skypilot_accelerator: H100, skypilot_volume: v}"
+)
 OPTIONS: list[list[list[str]]] = [
     DATA,
     [[], ["data.workers=2"]],
@@ -115,6 +119,17 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["train.validate_interval=3"]],
     [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
     [[], ["checkpoint.export=true"]],
+    [
+        [],
+        [LAUNCH],
+        [
+            LAUNCH,
+            "launch.nodes=1",
+            "launch.devices_per_node=2",
+            "launch.device=cpu",
+            "launch.skypilot_accelerator=null",
+        ],
+    ],
     [[], ["checkpoint.grace_seconds=86399.123456789", "checkpoint.keep=1000000"]],
     [[], ["train.seed=4294967295", "train.steps=1000000000", "optimizer.lr=1.2345678901234567e-05"]],
 ]
@@ -135,8 +150,9 @@ LIMITS = {
     "profiling.py": 125,
     "plot.py": 85,
     "distributed.py": 170,
+    "launch/ray_train.py": 85,
 }
-ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py"}  # not what trains
+ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py", "launch/ray_train.py"}  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FINETUNE = [
     [],
@@ -441,7 +457,7 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
     for path in scaffold.TEMPLATES.glob("*.j2"):
         for expression in re.findall(r"\{\{(.*?)\}\}", path.read_text(), flags=re.DOTALL):
             assert re.search(
-                r"\| (py|text|yaml|md|dtype|document|signature|\w+_import|factory_call)(\(.*\))? $", expression
+                r"\| (py|text|yaml|md|sh|dtype|document|signature|\w+_import|factory_call)(\(.*\))? $", expression
             ), expression
 
 

@@ -1,0 +1,43 @@
+"""What the templates see of the launch: the files of the engines, and the times that follow from others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .spec import Spec
+from .spec.model import Launch
+
+FILES = {
+    "torchrun": "launch/torchrun.sh",
+    "slurm": "launch/slurm.sbatch",
+    "kubernetes": "launch/kubernetes.yaml",
+    "ray": "launch/ray_train.py",
+    "skypilot": "launch/sky.yaml",
+}
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # those of torchrun, and the one by which Slurm announces the end
+MARGIN = 30  # seconds to stop and to report, beside the step and the save
+
+
+def launch_files(launch: Launch) -> dict[str, str]:
+    """The files of the engines, path to template."""
+    return {path: f"{path.replace('/', '_')}.j2" for engine, path in FILES.items() if engine in launch.engines}
+
+
+def launch_context(spec: Spec) -> dict[str, Any]:
+    """The part of the template context that follows from the section `launch`."""
+    launch = spec.launch
+    grace = math.ceil(spec.checkpoint.grace_seconds)
+    return {
+        "launch": launch.to_dict(),
+        "engines": launch.engines,
+        "several_nodes": launch.nodes > 1,
+        "nodes_restart": launch.nodes > 1 and bool({"torchrun", "slurm"} & {*launch.engines}),
+        "gpu": launch.device == "gpu",
+        "node_cpus": launch.devices_per_node * launch.cpus_per_device,
+        "ray_resources": {"CPU": launch.cpus_per_device, **({"GPU": 1} if launch.device == "gpu" else {})},
+        "signals": SIGNALS,
+        "grace": grace,
+        "stop_seconds": grace + MARGIN,
+        "warn_seconds": max(120, grace + 2 * MARGIN),
+    }

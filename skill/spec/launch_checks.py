@@ -1,0 +1,112 @@
+"""What no schema can say of the section `launch`: keys of engines that are off, keys that an engine needs, the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import schema as spec_schema
+from .crosschecks import Values
+from .problems import dotted
+from .validation import Fault
+
+NEEDED = {
+    "kubernetes_image": "container image that holds the project",
+    "kubernetes_claim": "PersistentVolumeClaim for the checkpoints",
+    "skypilot_volume": "SkyPilot volume for the checkpoints",
+}
+HOST = 63  # characters of one label of a host name
+
+
+def faults(values: Values) -> list[Fault]:
+    """Everything in the section that does not fit together."""
+    if "launch.engines" not in values:
+        return []
+    if not values["launch.engines"]:  # written as [] it is off, whatever stands beside it
+        return [] if values.written("launch.engines") else list(_without_engines(values))
+    return [
+        *_of_other_engines(values),
+        *_missing(values),
+        *_ranks(values),
+        *_kubernetes_name(values),
+    ]
+
+
+def _fault(key: str, message: str, on_key: bool = False) -> Fault:
+    path = tuple(key.split("."))
+    return Fault(path, f"{dotted(path)} {message}", path, on_key=on_key)
+
+
+def _written(values: Values) -> list[str]:
+    """The keys of the section that stand in the file."""
+    return [key for key in values["launch"] if key != "engines" and values.written(f"launch.{key}")]
+
+
+def _default(key: str) -> Any:
+    return spec_schema.properties(spec_schema.properties(spec_schema.load())["launch"])[key]["default"]
+
+
+def _without_engines(values: Values) -> Iterator[Fault]:
+    for key in _written(values):
+        yield _fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
+
+
+def _of_other_engines(values: Values) -> Iterator[Fault]:
+    engines = values["launch.engines"]
+    for key in _written(values):
+        engine = key.partition("_")[0]
+        own = engine in ("slurm", "kubernetes", "skypilot") and values[f"launch.{key}"] != _default(key)
+        if own and engine not in engines:
+            yield _fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
+    gpu = values["launch.device"] == "gpu"
+    if "skypilot" in engines and not gpu and values["launch.skypilot_accelerator"] is not None:
+        yield _fault("launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True)
+
+
+def _missing(values: Values) -> Iterator[Fault]:
+    engines = values["launch.engines"]
+    needed = dict(NEEDED)
+    if values["launch.device"] == "gpu":
+        needed["skypilot_accelerator"] = "GPU, for example H100 (or set launch.device: cpu)"
+    for key, what in needed.items():
+        engine = key.partition("_")[0]
+        if engine in engines and f"launch.{key}" in values and values[f"launch.{key}"] is None:
+            path = ("launch", key)
+            yield Fault(path, f"{dotted(path)} is missing: {engine} needs the {what}", ("launch", "engines"))
+
+
+def _ranks(values: Values) -> Iterator[Fault]:
+    """The mesh and the global batch on the ranks of all nodes."""
+    inputs = ("launch.nodes", "launch.devices_per_node", "parallel.dp_shard", "parallel.dp_replicate")
+    if any(key not in values for key in inputs):
+        return
+    nodes, devices, shard, replicate = (values[key] for key in inputs)
+    ranks = nodes * devices
+    product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
+    at = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
+    if shard != "auto" and shard * replicate != ranks:
+        mesh = f"parallel.dp_shard {shard} x dp_replicate {replicate} = {shard * replicate}"
+        yield Fault(tuple(at.split(".")), f"{product} do not make the mesh: {mesh}", tuple(at.split(".")))
+    elif shard == "auto" and ranks % replicate:
+        message = f"{product} do not divide into parallel.dp_replicate {replicate}"
+        yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
+    if "train.global_batch" not in values or "train.micro_batch" not in values:
+        return
+    batch, micro = values["train.global_batch"], values["train.micro_batch"]
+    if batch % (micro * ranks):
+        share = f"{values.named('train.micro_batch')} x {ranks} = {micro * ranks}"
+        message = f"{product}: train.global_batch {batch} is no multiple of {share}"
+        yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
+
+
+def _kubernetes_name(values: Values) -> Iterator[Fault]:
+    """The first pod is NAME-node-0-0, a label of a host name."""
+    if "kubernetes" not in values["launch.engines"] or "name" not in values or "launch.nodes" not in values:
+        return
+    name = values["name"]
+    longest = HOST - len(f"-node-0-{values['launch.nodes'] - 1}")
+    if name.endswith("-"):
+        yield _fault("name", "must end with a letter or a digit for launch.engines: kubernetes")
+    elif len(name) > longest:
+        message = f"must have at most {longest} characters for launch.engines: kubernetes, found {len(name)}"
+        yield _fault("name", message)
