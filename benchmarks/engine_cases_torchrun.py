@@ -116,7 +116,7 @@ def two_nodes(place: Place, pair: Machines, name: str, disturb: Callable[[Machin
         pair.link(True)
         for run in runs:
             run.kill()
-    statuses = [run.process.returncode for run in runs]
+    statuses = " and ".join(str(run.process.returncode) for run in runs)
     happened = f"the job went on by itself; all done after {seconds:.0f} s with status {statuses}"
     how = "launch/torchrun.sh in 2 network namespaces, 2 ranks each"
     return place.judged(project / "out", said(runs), how, name, happened, left=len(remaining(runs)))
@@ -138,7 +138,7 @@ def lost(place: Place, pair: Machines, name: str, lose: Callable[[Machines, Runs
         pair.link(True)
         for run in [*runs, *again]:
             run.kill()
-    statuses = [run.process.returncode for run in again]
+    statuses = " and ".join(str(run.process.returncode) for run in again)
     happened = f"all nodes ended within {seconds:.0f} s; started again with --resume: status {statuses}"
     how = "launch/torchrun.sh in 2 network namespaces, 2 ranks each"
     text = said(runs) + said(again)
