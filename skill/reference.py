@@ -12,14 +12,17 @@ HEAD = """\
 Made from the rules' own pages by `make references`; do not edit. One rule: `fsdp2 explain NAME`. The code blocks share the names of a
 small setting: `Decoder` (a model with `blocks`), `shard` (each block, then the root), `model`, `optimizer`, `batch`, `loss_of`, ...
 
-| rule | family | the clause |
-|---|---|---|
+| family | rules |
+|---|---|
 """
 
 
 def contract() -> str:
     """The whole page as Markdown."""
-    table = "".join(f"| [{r.name}](#{r.name}) | {r.family} | {r.page()['Statement']} |\n" for r in RULES.values())
+    families: dict[str, list[str]] = {}
+    for rule in RULES.values():
+        families.setdefault(rule.family, []).append(f"[{rule.name}](#{rule.name})")
+    table = "".join(f"| {family} | {', '.join(links)} |\n" for family, links in families.items())
     return HEAD + table + "".join(_section(rule) for rule in RULES.values())
 
 

@@ -73,7 +73,11 @@ def test_an_optimizer_above_fully_shard_is_found(verify_script, tmp_path: Path) 
     early = "    model.to_empty(device=device)\n    early = torch.optim.AdamW(model.parameters(), lr=0.002)\n"
     change(model, "    model.to_empty(device=device)\n", "")
     change(model, built, built + early)
-    change(model, "    return model\n\n\n@torch.no_grad()", "    return model, early\n\n\n@torch.no_grad()")
+    change(
+        model,
+        "    init_weights(model, seed)\n    return model\n",
+        "    init_weights(model, seed)\n    return model, early\n",
+    )
     change(train, "    optimizer = build_optimizer(model)\n", "")
     change(train, "    model = build_model(", "    model, optimizer = build_model(")
     (finding,) = verify_script(folder, only=("optim-before-shard",)).findings
