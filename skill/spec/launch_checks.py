@@ -77,24 +77,32 @@ def _missing(values: Values) -> Iterator[Fault]:
 
 def _ranks(values: Values) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
-    inputs = ("launch.nodes", "launch.devices_per_node", "parallel.dp_shard", "parallel.dp_replicate")
+    inputs = (
+        "launch.nodes",
+        "launch.devices_per_node",
+        "parallel.dp_shard",
+        "parallel.dp_replicate",
+        "parallel.tp",
+    )
     if any(key not in values for key in inputs):
         return
-    nodes, devices, shard, replicate = (values[key] for key in inputs)
+    nodes, devices, shard, replicate, tp = (values[key] for key in inputs)
     ranks = nodes * devices
     product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
     at = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
-    if shard != "auto" and shard * replicate != ranks:
-        mesh = f"parallel.dp_shard {shard} x dp_replicate {replicate} = {shard * replicate}"
+    fixed = f"parallel.dp_replicate {replicate}" + (f" x tp {tp}" if tp > 1 else "")
+    if shard != "auto" and shard * replicate * tp != ranks:
+        mesh = f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} = {shard * replicate * tp}"
         yield Fault(tuple(at.split(".")), f"{product} do not make the mesh: {mesh}", tuple(at.split(".")))
-    elif shard == "auto" and ranks % replicate:
-        message = f"{product} do not divide into parallel.dp_replicate {replicate}"
+    elif shard == "auto" and ranks % (replicate * tp):
+        message = f"{product} do not divide into {fixed}"
         yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
     if "train.global_batch" not in values or "train.micro_batch" not in values:
         return
     batch, micro = values["train.global_batch"], values["train.micro_batch"]
-    if batch % (micro * ranks):
-        share = f"{values.named('train.micro_batch')} x {ranks} = {micro * ranks}"
+    readers = max(ranks // tp, 1)  # the ranks of a tp group read the same samples
+    if batch % (micro * readers):
+        share = f"{values.named('train.micro_batch')} x {readers} = {micro * readers}"
         message = f"{product}: train.global_batch {batch} is no multiple of {share}"
         yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
 
