@@ -230,7 +230,11 @@ def test_a_fixed_mesh_is_the_ranks_of_all_nodes(tmp_path: Path) -> None:
     launch = {"engines": ["ray"], "nodes": 2, "devices_per_node": 2}
     with pytest.raises(SpecError, match="do not make the mesh"):
         load(tmp_path, {**DECODER, "launch": launch}, ["parallel.dp_shard=2"])
-    load(tmp_path, {**DECODER, "launch": launch}, ["parallel.dp_shard=2", "parallel.tp=2"])
+    load(
+        tmp_path,
+        {**DECODER, "launch": launch},
+        ["parallel.dp_shard=2", "parallel.tp=2", "verify={ranks: 4, reshard_to: []}"],
+    )
     with pytest.raises(SpecError, match=r"do not divide into parallel.dp_replicate 1 x tp 2"):
         load(tmp_path, {**DECODER, "launch": {**launch, "nodes": 3, "devices_per_node": 1}}, ["parallel.tp=2"])
     with pytest.raises(SpecError, match="do not divide into"):
