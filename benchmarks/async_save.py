@@ -17,7 +17,6 @@ import importlib.util
 import json
 import logging
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -27,6 +26,8 @@ import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from machine import environment
 
 MODES = ("sync", "thread", "process")
 LIMIT = 0.1
@@ -190,15 +191,7 @@ def main() -> int:
             runs.append(launch(ranks, options.trials, folder))
         finally:
             shutil.rmtree(folder)
-    import torch
-
-    environment = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
-    results = {"environment": environment, "limit": LIMIT, "runs": runs}
+    results = {"environment": environment(), "limit": LIMIT, "runs": runs}
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for run in runs:

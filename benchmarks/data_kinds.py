@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from examples import row
+from machine import environment
 
 DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 512, "sequence_length": 32}
 IMPORTED = {"kind": "import", "import": "own_parts:build", "shard": ["Block"], "vocabulary": 2}
@@ -153,9 +152,7 @@ def main() -> int:
                 rows.append(found := row(path, folder / "projects"))
                 print(found, flush=True)
     if options.out:
-        packages = {package: version(package) for package in PACKAGES}
-        environment = {**packages, "python": platform.python_version(), "cores": os.cpu_count()}
-        options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"environment": environment(*PACKAGES), "rows": rows}, indent=1) + "\n")
     return 0 if all(found["verdict"] == "pass" and found["linted"] for found in rows) else 1
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from verified_fsdp2.verifier.launch.processes import descendants, runs
+
 STEPS = 30
 CLOSE = 1e-5  # losses of other numbers of ranks differ by rounding
 SPEC = {
@@ -93,27 +95,7 @@ class Started:
         self.process.wait(10)
 
     def alive(self) -> list[int]:
-        return [pid for pid in self.members if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(place.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid:
-            child = int(place.parent.name)
-            found += [child, *descendants(child)]
-    return found
+        return [pid for pid in self.members if runs(pid)]
 
 
 def until(done: Callable[[], Any], seconds: float, what: str, told: Callable[[], str] = str) -> float:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,6 +25,7 @@ from engine_cases_ray import ray
 from engine_cases_slurm import slurm
 from engine_cases_torchrun import torchrun
 from engine_tools import Missing, Place, reference, workplace
+from machine import environment
 
 Row = dict[str, Any]
 HEADING = "## What was run"
@@ -99,10 +98,7 @@ def main() -> int:
         page = options.table.read_text(encoding="utf-8")
         options.table.write_text(in_page(page, everything), encoding="utf-8")
     if options.out:
-        import torch
-
-        environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        results = {"environment": {**environment, "platform": platform.platform()}, "rows": everything}
+        results = {"environment": environment(), "rows": everything}
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0 if all(row.get("ok") for row in rows) else 1
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from machine import environment
 from verified_fsdp2.skill import scaffold, spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,10 +82,7 @@ def main() -> int:
                 )
                 print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{told}", flush=True)
     if options.out:
-        import torch
-
-        environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        results = {"environment": environment, "rows": rows}
+        results = {"environment": environment(), "rows": rows}
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 

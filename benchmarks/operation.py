@@ -11,10 +11,8 @@ profile: the records of a run with --profile beside those of one without: `uncha
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import statistics
 import struct
@@ -28,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from machine import environment
 from verified_fsdp2.skill import scaffold, spec
 
 CALLS = 1000
@@ -194,11 +193,9 @@ def main() -> int:
     if options.inside:
         inside(options.inside)
         return 0
-    packages = ("torch", "tensorboard", "wandb")
-    environment = {package: importlib.metadata.version(package) for package in packages}
     with tempfile.TemporaryDirectory() as folder:
         results = {
-            "environment": {**environment, "python": platform.python_version(), "cores": os.cpu_count()},
+            "environment": environment("tensorboard", "wandb"),
             "cost": {name: cost(Path(folder) / f"cost{n}", own) for n, (name, own) in enumerate(COSTS.items())},
             "crash": crash(Path(folder) / "crash"),
             "profile": profile(Path(folder) / "profile"),

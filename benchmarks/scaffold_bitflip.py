@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import re
 import shutil
@@ -22,6 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from machine import environment
 
 OLDER, NEWER, STEPS = 2, 4, 5
 PLACES = {"__0_0.distcp": 6, "__1_0.distcp": 6, ".metadata": 4, "SHA256SUMS": 4}
@@ -141,16 +141,8 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder))
-    import torch
-
-    environment = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
     if options.out:
-        text = json.dumps({"environment": environment, **results}, indent=1) + "\n"
+        text = json.dumps({"environment": environment(), **results}, indent=1) + "\n"
         options.out.write_text(text, encoding="utf-8")
     rows, control = results["trials"], results["control"]
     good = sum(row["ok"] for row in rows)

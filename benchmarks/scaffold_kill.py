@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import re
 import runpy
@@ -28,6 +27,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from machine import environment
+from verified_fsdp2.verifier.launch.processes import children, descendants, runs
 
 STEPS, EVERY = 24, 2
 RANKS = (1, 2, 4)
@@ -97,12 +99,12 @@ class Launch:
         log.mkdir(parents=True, exist_ok=True)
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         inside = [__file__, "--inside", str(log), "--", "--out", str(out), "--checkpoint-interval", str(EVERY)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        inherited = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.began = time.monotonic()
         self.process = subprocess.Popen(
             [*launcher, *inside, *flags],
             cwd=project,
-            env=environment,
+            env=inherited,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -122,7 +124,7 @@ class Launch:
 
     def ranks(self) -> list[int]:
         """The processes of the ranks, as torchrun started them."""
-        return children(self.process.pid)
+        return sorted(children(self.process.pid))
 
     def finish(self) -> int:
         """Wait for the end, bounded; nothing that it started may live on."""
@@ -133,41 +135,18 @@ class Launch:
             for pid in (self.process.pid, *self.members) if self.process.poll() is None else ():
                 kill(pid, signal.SIGKILL)
         until = time.monotonic() + 5
-        while any(alive(pid) for pid in self.members) and time.monotonic() < until:
+        while any(runs(pid) for pid in self.members) and time.monotonic() < until:
             time.sleep(0.1)
         return self.process.returncode
 
     def left(self) -> int:
         """Processes that outlive torchrun."""
-        return sum(map(alive, self.members))
+        return sum(map(runs, self.members))
 
 
 def kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(place.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid:
-            found.append(int(place.parent.name))
-    return sorted(found)
-
-
-def descendants(pid: int) -> list[int]:
-    return [one for child in children(pid) for one in (child, *descendants(child))]
 
 
 @dataclass
@@ -324,15 +303,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), options.kills, options.stops)
-    import torch
-
-    environment = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
-    results = {"environment": environment, "steps": STEPS, "saved_every": EVERY, **results}
+    results = {"environment": environment(), "steps": STEPS, "saved_every": EVERY, **results}
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     good = sum(row["ok"] for row in results["trials"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from machine import environment
 from verified_fsdp2.skill import scaffold, spec
 
 WARM = 5  # steps that are not counted: first allocations, shorter time-outs
@@ -113,10 +113,8 @@ def main() -> int:
         scaffold.write(scaffold.render(spec.load(path)), Path(folder) / "project")
         rounds = [one_round(Path(folder) / "project", options.steps, options.ranks) for _ in range(options.rounds)]
     ratios = [r["generated"] / r["bare"] for r in rounds]
-    import torch
-
     results = {
-        "environment": {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()},
+        "environment": environment(),
         "ranks": options.ranks,
         "steps": options.steps,
         "limit": LIMIT,

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from machine import environment
 from verified_fsdp2.skill import scaffold, spec
 
 RANKS = 2
@@ -132,10 +130,9 @@ def main() -> int:
                 rows[name] = {"full": full(place / "model", place), "lora": lora(name, place / "model", place)}
                 print(name, json.dumps(rows[name]), flush=True)
     if options.out:
-        packages = {name: version(name) for name in ("torch", "transformers", "peft", "safetensors")}
-        environment = {**packages, "python": platform.python_version(), "cores": os.cpu_count(), "ranks": RANKS}
+        made_with = {**environment("transformers", "peft", "safetensors"), "ranks": RANKS}
         options.out.write_text(
-            json.dumps({"environment": environment, "models": rows}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({"environment": made_with, "models": rows}, indent=1) + "\n", encoding="utf-8"
         )
     return 0 if all(right(row) for row in rows.values()) else 1
 

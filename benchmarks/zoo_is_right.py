@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import runpy
 import signal
 import socket
@@ -30,6 +29,7 @@ import torch.distributed.fsdp
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from corpus import Case, right
+from machine import environment
 
 STEPS = 4
 SECONDS = 120
@@ -209,8 +209,7 @@ def main() -> int:
         print(f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{told}", flush=True)
     print(f"{len(rows) - len(wrong)} of {len(rows)} right scripts shown right")
     if options.out:
-        environment = {"torch": torch.__version__, "python": platform.python_version(), "platform": platform.platform()}
-        text = json.dumps({"environment": environment, "allowed": ALLOWED, "steps": STEPS, "rows": rows}, indent=1)
+        text = json.dumps({"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows}, indent=1)
         options.out.write_text(text + "\n", encoding="utf-8")
     return 1 if wrong else 0
 

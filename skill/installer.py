@@ -144,15 +144,15 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
             raise UserError(blocked)
     for path in dict.fromkeys((*files, *before)):
         data, there = files.get(path), _hash(folder / path)
-        if there == (None if data is None else _sha256(data)):
+        if there == (None if data is None else _digest(data)):
             continue
         if there is not None and there != before.get(path) and not force:
             plan.kept.append(path)
             continue
         plan.contents[path] = data
         (plan.removed if data is None else plan.replaced if there else plan.new).append(path)
-    record = _record({path: _sha256(data) for path, data in files.items()})
-    if _hash(folder / MANIFEST) != _sha256(record):
+    record = _record({path: _digest(data) for path, data in files.items()})
+    if _hash(folder / MANIFEST) != _digest(record):
         plan.contents[MANIFEST] = record
     if not plan.contents:
         plan.action = "none"
@@ -242,7 +242,7 @@ def _inside(name: str) -> bool:
     return bool(name) and str(path) == name and not path.is_absolute() and ".." not in path.parts and name != MANIFEST
 
 
-def _sha256(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:24]  # enough to notice an edit, in a copy that is to be small
 
 
@@ -251,7 +251,7 @@ def _hash(path: Path) -> str | None:
     if path.is_symlink():
         return "a link"
     data = _content(path)
-    return None if data is None else _sha256(data)
+    return None if data is None else _digest(data)
 
 
 def _content(path: Path) -> bytes | None:

@@ -96,6 +96,12 @@ def test_the_grader_judges_as_every_task_says() -> None:
     assert results["wrong"]["graded"] == sum(len(task.wrong) for task in tasks) >= 24
     assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
+    counts = [results[kind]["graded"] for kind in ("solution", "right", "start", "wrong")]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    told = re.search(
+        r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+) seeded wrong", readme
+    )
+    assert told is not None and [int(number) for number in told.groups()] == counts
 
 
 def test_models_of_transformers_come_back_bit_for_bit() -> None:

@@ -147,7 +147,8 @@ class Pending:
         answer = self._runner.launcher.finish(self._number)
         self._runner.going.remove(self)
         run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
-        self._runner.longest = max(self._runner.longest, run.seconds)
+        if run.completed:  # what hung says nothing of how long a run takes
+            self._runner.longest = max(self._runner.longest, run.seconds)
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
         ending = "" if run.completed else "  did not complete"
         self._runner.progress(f"{self._role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from . import crosschecks, document, launch_checks, schema, validation
+from . import crosschecks, document, schema, validation
+from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
 from .build import build
@@ -34,8 +35,7 @@ def parse(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Spec:
         apply(found, overrides)
         _validate(found)
     filled = schema.filled(found.data)
-    values = crosschecks.Values(filled, found, path.parent)
-    _note(found, [*crosschecks.faults(values), *launch_checks.faults(values)])
+    _note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent)))
     if found.problems:
         raise SpecError(found.problems)
     return build(filled, path.parent)

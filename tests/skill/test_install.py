@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -342,11 +343,29 @@ def test_odd_targets_are_refused_in_one_line(
     assert tree(tmp_path) == before and not Path(".agents").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    Path(".claude").mkdir(mode=0o500)
+def test_a_folder_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], small: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(".claude").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".claude")  # permissions do not stop root
     code, error = run(capsys)
     assert code == 2 and "cannot be written" in error and not Path(".agents").exists()
+
+
+def test_a_folder_that_refuses_after_all(
+    capsys: pytest.CaptureFixture[str], small: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+
+    def refusing(path: Path, *args: int, **options: bool) -> None:
+        if ".agents" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refusing)
+    code, error = run(capsys)
+    assert code == 2 and "cannot write" in error and "Permission denied" in error
+    assert not Path(".agents").exists() and not list(Path(".claude").rglob("*.md"))
 
 
 @pytest.mark.parametrize("home", ["", "relative"])

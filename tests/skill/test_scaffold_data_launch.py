@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from test_scaffold_launch import finish, project, run, start, steps_of
 
+from verified_fsdp2.verifier.launch.processes import children
+
 pytestmark = pytest.mark.launch
-
-
-def children(process: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from verified_fsdp2.verifier.launch import sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.modules import find, root
+from verified_fsdp2.verifier.runner import Runner
 from verified_fsdp2.verifier.static import project_files
 from verified_fsdp2.verifier.target import resolve
 
@@ -305,3 +306,19 @@ def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
     target = resolve(script, {"args": ["train", "--lr", "0.1"]})
     verdict = verify_with(launcher, target, tmp_path / "work", select(("run-completes", "matches-ddp"), ()))
     assert [f.status for f in verdict.findings] == ["pass", "pass"], verdict.findings
+
+
+@pytest.mark.launch
+def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n")
+    runner = Runner(launcher, resolve(script, {"nproc": 1}), tmp_path / "work", lambda text: None)
+    assert runner.timeout == 300
+    assert not runner.run("train", 1, ("fail",)).completed
+    assert runner.timeout == 300, "how long a run takes is not known from one that stopped"
+    assert runner.run("reference", 1).completed
+    assert runner.timeout == 60
+    runner.longest = 7.0
+    assert runner.timeout == 70
+    runner.longest = 70.0
+    assert runner.timeout == 300

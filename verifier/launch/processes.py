@@ -38,13 +38,18 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
     while queue:
-        parent = queue.pop(0)
-        children: list[int] = []
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError, ValueError):
-                children += [int(word) for word in task.read_text().split()]
-        found += children
-        queue += children
+        below = children(queue.pop(0))
+        found += below
+        queue += below
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` itself has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            found += [int(word) for word in task.read_text().split()]
     return found
 
 

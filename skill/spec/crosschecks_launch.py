@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import schema as spec_schema
-from .crosschecks import Values
+from .crosschecks import Values, needs
 from .problems import dotted
 from .validation import Fault
 
@@ -18,18 +18,17 @@ NEEDED = {
 HOST = 63  # characters of one label of a host name
 
 
-def faults(values: Values) -> list[Fault]:
-    """Everything in the section that does not fit together."""
-    if "launch.engines" not in values:
-        return []
-    if not values["launch.engines"]:  # written as [] it is off, whatever stands beside it
-        return [] if values.written("launch.engines") else list(_without_engines(values))
-    return [
-        *_of_other_engines(values),
-        *_missing(values),
-        *_ranks(values),
-        *_kubernetes_name(values),
-    ]
+@needs("launch.engines")
+def fits_together(values: Values) -> Iterator[Fault]:
+    if values["launch.engines"]:
+        yield from (
+            *_of_other_engines(values),
+            *_missing(values),
+            *_ranks(values),
+            *_kubernetes_name(values),
+        )
+    elif not values.written("launch.engines"):  # written as [] it is off, whatever stands beside it
+        yield from _without_engines(values)
 
 
 def _fault(key: str, message: str, on_key: bool = False) -> Fault:
