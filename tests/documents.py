@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from verified_fsdp2.verifier.report.page import markdown
+from verified_fsdp2.verifier.rules import RULES
+
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCES = sorted((ROOT / "references").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "SKILL.md", *REFERENCES]
-ONE_RANK = {"README.md", "SKILL.md", "contract.md", "verify.md"}  # the others' blocks run on two
+ONE_RANK = {"README.md", "SKILL.md", "contract.md", "verify.md", "explain"}  # the others' blocks run on two
 WRITTEN = [path for path in REFERENCES if path.name not in ONE_RANK]
 CLAIMS = Path(__file__).parent / "claims.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -37,13 +40,14 @@ class Block:
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(where, text) of every block in a language."""
+    """(where, text) of every block in a language, those of the rules' pages included."""
     found = []
-    for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
+    texts = {document.name: document.read_text(encoding="utf-8") for document in DOCUMENTS}
+    texts |= {f"explain {name}": markdown(rule) for name, rule in RULES.items()}
+    for name, text in texts.items():
         for match in BLOCK.finditer(text):
             if match[1] == language:
-                found.append((f"{document.name}:{line_of(text, match.start())}", match[2]))
+                found.append((f"{name}:{line_of(text, match.start())}", match[2]))
     return found
 
 
@@ -54,7 +58,7 @@ def line_of(text: str, position: int) -> int:
 def python_blocks() -> Iterator[Block]:
     """Every Python block of the documents; a block for a library gets what it uses of the blocks before it."""
     for number, (where, text) in enumerate(blocks("python")):
-        document = where.split(":")[0]
+        document = where.split(":")[0].split(" ")[0]
         ranks = 1 if document in ONE_RANK else 2
         if LIBRARY.search(text) and "parallelize(" in text:
             text = defining("converting.md", "parallelize") + text

@@ -1,0 +1,16 @@
+"""The page of a rule as Markdown."""
+
+from __future__ import annotations
+
+from ..rules.base import Rule
+
+
+def markdown(rule: Rule) -> str:
+    """What the rule says, why, wrong and right code, the mend, source and torch versions."""
+    page = rule.page()
+    flat = {key: " ".join(text.split()) for key, text in page.items()}
+    parts = [flat["Statement"], f"**Why.** {flat['Why'][0].upper()}{flat['Why'][1:]}"]
+    for key in ("Wrong", "Right"):
+        parts += [f"{key}:", f"```python\n{page[key]}\n```"]
+    parts += [f"**Mend.** {flat['Mend']}", f"Source: {flat['Source']} torch: {flat['Torch']}"]
+    return "\n\n".join(parts) + "\n"
