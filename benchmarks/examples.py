@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,17 +26,34 @@ ROOT = Path(__file__).resolve().parents[1]
 COMPARED = ("train", "single", "reference", "resume", "reshard")
 
 
+def specs() -> list[Path]:
+    """One file each, or a folder with a spec.yaml, the model's module and a script that draws the data."""
+    return sorted([*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples").glob("*/spec.yaml")])
+
+
+def with_data(path: Path, folder: Path) -> Path:
+    """The spec; one that has a folder of its own is copied, and its data are made there."""
+    if path.parent.name == "examples":
+        return path
+    copied = folder / f"{path.parent.name}-files"
+    shutil.copytree(path.parent, copied)
+    subprocess.run([sys.executable, "draw.py", "images"], cwd=copied, check=True, stdout=subprocess.DEVNULL)
+    return copied / path.name
+
+
 def row(path: Path, folder: Path) -> dict[str, Any]:
-    """What one spec gives."""
-    project = folder / path.stem
+    """What one spec gives; modules beside it are put beside train.py, as its README says."""
     loaded = spec.load(path)
+    project = folder / loaded.name
     scaffold.write(scaffold.render(loaded), project)
+    for name in loaded.own_modules:
+        shutil.copy(path.with_name(f"{name}.py"), project)
     ruff = [sys.executable, "-m", "ruff"]
     linted = all(
         subprocess.run([*ruff, *words, "--isolated", "--no-cache", "."], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
     )
-    report = folder / f"{path.stem}.json"
+    report = folder / f"{loaded.name}.json"
     started = time.monotonic()
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
@@ -44,7 +62,7 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
         raise SystemExit(f"{path.name}: exit {done.returncode}\n{done.stderr[-3000:]}")
     verdict = json.loads(report.read_text(encoding="utf-8"))
     return {
-        "spec": path.name,
+        "spec": loaded.name,
         "ranks": sorted({run["world_size"] for run in verdict["runs"]}),
         "linted": linted,
         "verdict": verdict["verdict"],
@@ -73,9 +91,9 @@ def main() -> int:
     rows = []
     print(f"{'spec':<24}{'ranks':<12}{'lint':<6}{'verdict':<14}{'apart':<10}seconds")
     with tempfile.TemporaryDirectory(prefix="fsdp2-examples-") as folder:
-        for path in sorted((ROOT / "examples").glob("*.yaml")):
-            if options.only in path.name:
-                rows.append(found := row(path, Path(folder)))
+        for path in specs():
+            if options.only in str(path.relative_to(ROOT / "examples")):
+                rows.append(found := row(with_data(path, Path(folder)), Path(folder)))
                 ranks = ",".join(map(str, found["ranks"]))
                 told = (
                     f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"

@@ -84,11 +84,9 @@ def context(spec: Spec) -> dict[str, Any]:
     values = spec.to_dict()
     model, optimizer, parallel, train = values["model"], values["optimizer"], values["parallel"], values["train"]
     length = model["sequence_length"]
-    own = {path.removesuffix(".py") for path in files(spec)}
-    for section in ("model", "data"):
-        path = values[section].get("import", "")
-        if path.partition(":")[0].partition(".")[0] in own:
-            raise UserError(f"{section}.import {path!r}: the scaffold has a module of this name; rename yours")
+    for name in spec.own_modules:
+        if f"{name}.py" in files(spec):
+            raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
     operation, data = values["operation"], data_context(values)
     packages = [package for key, package in PACKAGES.items() if operation[key]]
     decay = optimizer["weight_decay"] > 0
@@ -100,6 +98,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **model_context(values),
         **launch_context(spec),
         "spec": spec.as_written(),
+        "own_modules": spec.own_modules,
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",

@@ -77,4 +77,6 @@ def run(args: argparse.Namespace) -> int:
         say("next:")
         for command in commands:
             say(f"  {command}")
+        if loaded.own_modules:
+            say(f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed")
     return 0

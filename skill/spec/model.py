@@ -353,6 +353,12 @@ class Spec(Section):
         return None if length is None else self.train.global_batch * length
 
     @property
+    def own_modules(self) -> tuple[str, ...]:
+        """The modules and packages of the user's own that the project imports, by their top name."""
+        paths = [part.import_ for part in (self.model, self.data) if isinstance(part, ImportModel | ImportData)]
+        return tuple(dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths))
+
+    @property
     def parameters(self) -> int | None:
         """The number of parameters of a decoder; None for a model that the scaffold does not write."""
         return decoder_parameters(self.model) if isinstance(self.model, DecoderModel) else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -11,6 +14,11 @@ import torch
 from PIL import Image
 
 from data_project import IMPORTED, Project
+from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.flow import verify
+from verified_fsdp2.verifier.target import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def image(project: Project, name: str, pixels: np.ndarray) -> None:
@@ -72,3 +80,17 @@ def test_pillow_is_asked_for(project: Project) -> None:
     project.monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(data.SetupError, match="pip install pillow"):
         data.load_data(project.out, 2)
+
+
+@pytest.mark.launch
+def test_the_example_with_images(tmp_path: Path) -> None:
+    """Its data drawn, its project written, its module put beside train.py: sharded as the verifier wants it."""
+    folder = tmp_path / "vit"
+    shutil.copytree(ROOT / "examples" / "vit", folder)
+    subprocess.run([sys.executable, "draw.py", "images"], cwd=folder, check=True)
+    loaded = spec.load(folder / "spec.yaml")
+    scaffold.write(scaffold.render(loaded), folder / "run")
+    shutil.copy(folder / "vit.py", folder / "run")
+    verdict = verify(resolve(folder / "run", {}), tmp_path / "work", tier="simulate")
+    assert [f.rule for f in verdict.findings if f.status != "pass"] == []
+    assert verdict.facts["groups"] == 3 and verdict.facts["sharded"] == verdict.facts["parameters"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from corpus import TESTS
+from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.flow import select, simulate, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.runner import Runner
@@ -103,6 +104,29 @@ def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
     assert verdict.facts["traffic"]["all_reduce_model"] == 1
     assert verdict.seconds < 10
+
+
+def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: Path) -> None:
+    loaded = spec.load(TESTS.parent / "examples" / "two-nodes.yaml", ["train.global_batch=64", "train.micro_batch=1"])
+    scaffold.write(scaffold.render(loaded), tmp_path / "project")
+    target = resolve(tmp_path / "project", {"nproc": 64})
+    chosen = select((), (), "simulate")
+    verdict = verify_with(launcher, target, tmp_path / "work", chosen, tier="simulate")
+    assert verdict.verdict == "pass", [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"]
+    assert verdict.runs[0]["world_size"] == 64
+    assert verdict.seconds < 30
+
+
+def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nimport torch.distributed as dist\n"
+        'store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64, False)\n'
+        'store.set("key", "7")\nprint("it is", store.get("key"))\n'
+    )
+    target = resolve(script, {"nproc": 64, "timeout": 20})
+    run = simulate(target, Runner(launcher, target, tmp_path, lambda text: None)).train
+    assert run is not None and run.completed
 
 
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
+    if request["mode"] == "simulate":  # there is no store to ask
+        del names["TORCHELASTIC_USE_AGENT_STORE"]
     if not request["backend"]:
         return names
     import torch
