@@ -1,0 +1,229 @@
+"""A pairwise sample of specs: every two settings that a spec may have together stand together in one that is verified.
+
+    python benchmarks/pairwise.py --out benchmarks/results/pairwise.json
+
+Each is generated, linted, trained and verified as `examples.py` does it. What `spec check` refuses is no pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import yaml
+from examples import row
+from machine import environment
+from verified_fsdp2.skill import spec
+from verified_fsdp2.verifier.errors import UserError
+
+Settings = dict[str, Any]
+LENGTH = {"vocabulary": 256, "sequence_length": 32}
+DECODER: Settings = {"kind": "decoder", "layers": 3, "width": 64, "heads": 4, **LENGTH}
+OWN: Settings = {"kind": "import", "import": "own_parts:build", "shard": ["Block"], **LENGTH}
+SMALL = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = {"model_type": "llama", **SMALL, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+DROPLESS = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LORA = {"kind": "lora", "rank": 4, "alpha": 8}
+
+
+def transformers(config: Settings) -> Settings:
+    return {"kind": "transformers", "config": {**config, "max_position_embeddings": 64}, **LENGTH}
+
+
+AXES: dict[str, dict[str, Settings]] = {
+    "mesh": {
+        "fsdp-2": {"verify": {"ranks": 2, "reshard_to": [1, 4]}},
+        "fsdp-4": {"verify": {"ranks": 4, "reshard_to": [2]}},
+        "hsdp-2x2": {"parallel.dp_replicate": 2, "verify": {"ranks": 4, "reshard_to": [1, 2]}},
+        "tp-2": {"parallel.tp": 2, "verify": {"ranks": 4, "reshard_to": [1, 2]}},
+        "hsdp-tp": {"parallel.dp_replicate": 2, "parallel.tp": 2, "verify": {"ranks": 4, "reshard_to": [1]}},
+    },
+    "model": {
+        "decoder": {"model": DECODER},
+        "decoder-grouped-untied": {"model": {**DECODER, "kv_heads": 2, "tied_embeddings": False}},
+        "decoder-freeze": {"model": DECODER, "finetune": {"kind": "freeze", "train": ["^blocks\\.2\\.", "norm"]}},
+        "decoder-lora": {"model": DECODER, "finetune": {**LORA, "targets": ["query", "feed_forward.up"]}},
+        "import": {"model": OWN},
+        "import-rank-0": {"model": {**OWN, "initialize": "rank-0"}},
+        "llama": {"model": transformers(LLAMA)},
+        "llama-lora": {"model": transformers(LLAMA), "finetune": {**LORA, "targets": ["q_proj", "v_proj"]}},
+        "gpt2": {"model": {**transformers(GPT2), "config": GPT2 | DROPLESS}},
+    },
+    "data": {
+        "synthetic": {"data": {"kind": "synthetic"}},
+        "text": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"]}},
+        "text-workers": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"], "workers": 2}},
+        "documents": {"data": {"kind": "jsonl", "files": ["notes.jsonl"], "packing": False}},
+    },
+    "checkpointing": {
+        "none": {},
+        "full": {"memory.activation_checkpointing": "full"},
+        "every-nth": {"memory.activation_checkpointing": "every-nth"},
+        "op-selective": {"memory.activation_checkpointing": "op-selective"},
+    },
+    "schedule": {
+        "cosine": {"schedule": {"kind": "cosine", "warmup_steps": 2}},
+        "linear": {"schedule": {"kind": "linear", "warmup_steps": 0}},
+        "wsd": {"schedule": {"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}},
+        "constant": {"schedule": {"kind": "constant", "warmup_steps": 1}},
+    },
+    "saves": {
+        "sync": {"checkpoint.mode": "sync"},
+        "thread": {"checkpoint.mode": "thread", "checkpoint.export": True},
+        "process": {"checkpoint.mode": "process"},
+    },
+    "optimizer": {
+        "adamw": {"optimizer": {"lr": 2.0e-3}},
+        "adamw-matrices": {"optimizer": {"lr": 2.0e-3, "decay_only_matrices": True}},
+        "sgd": {"optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}},
+    },
+    "precision": {"float32": {"precision.param_dtype": "float32"}, "bfloat16": {"precision.param_dtype": "bfloat16"}},
+    "compile": {"eager": {}, "compiled": {"memory.compile": True}},
+    "offload": {"device": {}, "cpu": {"parallel.cpu_offload": True}},
+    "reshard": {
+        "after-forward": {},
+        "kept": {"parallel.reshard_after_forward": False},
+        "to-2-ranks": {"parallel.reshard_after_forward": 2},
+    },
+    "prefetch": {"torch": {}, "ahead": {"parallel.prefetch": {"forward": 1, "backward": 1}}},
+    "batch": {"whole": {"train.micro_batch": 4}, "accumulated": {"train.micro_batch": 2}},
+    "clipping": {"1.0": {"train.clip_norm": 1.0}, "none": {"train.clip_norm": None}},
+    "operation": {
+        "plain": {},
+        "watched": {"operation": {"progress": True, "plot": True, "profile": True}, "memory.gc_interval": 2},
+    },
+}
+BASE: Settings = {"version": 1, "train": {"steps": 12, "global_batch": 16, "validate_interval": 6}}
+OWN_PARTS = '''"""A model of one's own."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, 2 * width)
+        self.outer = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        mixed = x.cumsum(dim=1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        return x + self.outer(torch.relu(self.inner(self.norm(mixed))))
+
+
+class Model(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build():
+    return Model()
+'''
+
+
+def sample(folder: Path) -> list[dict[str, str]]:
+    """Combinations, label by axis, that hold every possible pair: each begins with one not held yet and takes in what it can."""
+    left, drawn = possible_pairs(folder), []
+    while left:
+        labels = dict(min(left))
+        for axis in AXES:
+            if axis not in labels:
+                tried = [{**labels, axis: label} for label in AXES[axis]]
+                allowed = [one for one in tried if refusal(one, folder) == ""]
+                labels = max(allowed, key=lambda one: len(pairs([one]) & left))
+        drawn.append({axis: labels[axis] for axis in AXES})
+        left -= pairs(drawn[-1:])
+    return drawn
+
+
+def pairs(rows: list[dict[str, str]]) -> set[tuple[tuple[str, str], ...]]:
+    """Every two settings that stand together."""
+    return {pair for labels in rows for pair in combinations(sorted(labels.items()), 2)}
+
+
+def possible_pairs(folder: Path) -> set[tuple[tuple[str, str], ...]]:
+    """Those that `spec check` accepts, with the first setting of every other axis."""
+    every = combinations(sorted(AXES), 2)
+    found = {((first, a), (second, b)) for first, second in every for a in AXES[first] for b in AXES[second]}
+    return {pair for pair in found if refusal(dict(pair), folder) == ""}
+
+
+def written(labels: dict[str, str], name: str) -> str:
+    """The spec of a combination; an axis without a label has its first."""
+    values: Settings = {**BASE, "name": name}
+    for axis, choices in AXES.items():
+        for key, value in choices[labels.get(axis, next(iter(choices)))].items():
+            section, _, inner = key.partition(".")
+            values[section] = {**values.get(section, {}), **({inner: value} if inner else value)}
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def refusal(labels: dict[str, str], folder: Path) -> str:
+    """What `spec check` says against a combination; empty if nothing."""
+    path = folder / "tried.yaml"
+    path.write_text(written(labels, "tried"), encoding="utf-8")
+    try:
+        spec.load(path)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def make_files(folder: Path) -> None:
+    """What the specs read."""
+    (folder / "own_parts.py").write_text(OWN_PARTS, encoding="utf-8")
+    texts = (f"Note {number}: " + "all that is seen is written down. " * (1 + number % 3) for number in range(300))
+    (folder / "notes.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def verified(number: int, labels: dict[str, str], folder: Path) -> dict[str, Any]:
+    """The row of one combination."""
+    path = folder / f"combination-{number:02}.yaml"
+    path.write_text(written(labels, path.stem), encoding="utf-8")
+    found = row(path, folder)
+    return {"combination": labels, **{key: value for key, value in found.items() if key != "spec"}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the combinations to verify")
+    parser.add_argument("--list", action="store_true", help="show the combinations and verify none")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fsdp2-pairwise-") as name:
+        folder = Path(name)
+        make_files(folder)
+        drawn = sample(folder)
+        held = pairs(drawn)
+        print(f"{len(drawn)} combinations hold {len(held)} pairs", flush=True)
+        for number, labels in enumerate(drawn, start=1):
+            if options.only and number not in options.only:
+                continue
+            print(f"{number:>3} {' '.join(labels.values())}", flush=True)
+            if not options.list:
+                rows.append(found := verified(number, labels, folder))
+                print(f"    {found['verdict']} {found['seconds']} s {' '.join(found['findings'])}", flush=True)
+    if options.out:
+        results = {"environment": environment(), "pairs": len(held), "rows": rows}
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
