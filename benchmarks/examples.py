@@ -46,11 +46,13 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
     loaded = spec.load(path)
     project = folder / loaded.name
     scaffold.write(scaffold.render(loaded), project)
-    for name in loaded.own_modules:
-        shutil.copy(path.with_name(f"{name}.py"), project)
+    own = [f"{name}.py" for name in loaded.own_modules]
+    for name in own:
+        shutil.copy(path.with_name(name), project)
     ruff = [sys.executable, "-m", "ruff"]
+    options = ["--isolated", "--no-cache", *(word for name in own for word in ("--exclude", name)), "."]
     linted = all(
-        subprocess.run([*ruff, *words, "--isolated", "--no-cache", "."], cwd=project, check=False).returncode == 0
+        subprocess.run([*ruff, *words, *options], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
     )
     report = folder / f"{loaded.name}.json"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from examples import row
 from machine import environment
 from verified_fsdp2.skill import spec

@@ -4,8 +4,9 @@
 
 Needs transformers, peft and safetensors. The models (Llama, Qwen 3, GPT-2; tiny, random) are made on the spot; nothing is fetched.
 `full`: each rank reads its shards of the folder's safetensors; what they hold together, their logits, and what export.py makes of
-their checkpoint are compared with `from_pretrained` of the folder. `lora`: four steps of train.py; then the frozen weights are
-compared with the folder, and the logits with those of peft, which opens the exported adapters beside the folder's model.
+their checkpoint are compared with `from_pretrained` of the folder. `full_tp`: the same on 4 ranks with matrices split over 2.
+`lora`: four steps of train.py; then the frozen weights are compared with the folder, and the logits with those of peft, which opens
+the exported adapters beside the folder's model.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
 }
 TARGETS = {"llama": "[q_proj, v_proj]", "qwen3": "[q_proj, mlp.down_proj]", "gpt2": "[c_attn, mlp.c_proj]"}
+SPLIT = ("llama", "qwen3")  # transformers has a plan for them
 SPEC = """
 version: 1
 model: {{kind: transformers, pretrained: {folder}, vocabulary: 256, sequence_length: 32}}
 finetune: {finetune}
+parallel: {{tp: {tp}}}
 data: {{kind: text, files: ["{{stdlib}}/json/*.py"]}}
 precision: {{param_dtype: float32}}
 optimizer: {{lr: 0.01}}
@@ -62,9 +65,9 @@ def make(name: str, folder: Path) -> None:
     model.save_pretrained(folder, max_shard_size="100KB" if name == "llama" else "1GB")
 
 
-def project(folder: Path, finetune: str, out: Path) -> None:
+def project(folder: Path, finetune: str, out: Path, tp: int = 1) -> None:
     path = out.with_suffix(".yaml")
-    path.write_text(SPEC.format(folder=folder, finetune=finetune), encoding="utf-8")
+    path.write_text(SPEC.format(folder=folder, finetune=finetune, tp=tp), encoding="utf-8")
     scaffold.write(scaffold.render(spec.load(path)), out)
 
 
@@ -75,20 +78,22 @@ def run(*command: object, cwd: Path) -> None:
         raise SystemExit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr[-3000:]}")
 
 
-def torchrun(script: object, *arguments: object, cwd: Path) -> None:
-    ranks = ("--standalone", "--nproc-per-node", RANKS)
-    run(sys.executable, "-m", "torch.distributed.run", *ranks, script, *arguments, cwd=cwd)
+def torchrun(script: object, *arguments: object, cwd: Path, ranks: int = RANKS) -> None:
+    words = ("--standalone", "--nproc-per-node", ranks)
+    run(sys.executable, "-m", "torch.distributed.run", *words, script, *arguments, cwd=cwd)
 
 
-def full(folder: Path, place: Path) -> dict[str, Any]:
+def full(folder: Path, place: Path, tp: int = 1) -> dict[str, Any]:
     """There and back without training."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    project(folder, "{kind: full}", place / "full")
-    torchrun(RANK, place / "full", folder, place / "held", cwd=place)
+    place = place / f"full-{tp}"
+    place.mkdir()
+    project(folder, "{kind: full}", place / "project", tp)
+    torchrun(RANK, place / "project", folder, place / "held", cwd=place, ranks=RANKS * tp)
     checkpoint = place / "held" / "checkpoints" / "step_00000000"
-    run(sys.executable, "export.py", checkpoint, place / "exported", cwd=place / "full")
+    run(sys.executable, "export.py", checkpoint, place / "exported", cwd=place / "project")
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     after = AutoModelForCausalLM.from_pretrained(place / "exported").state_dict()
     same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -128,6 +133,8 @@ def main() -> int:
                 place.mkdir()
                 make(name, place / "model")
                 rows[name] = {"full": full(place / "model", place), "lora": lora(name, place / "model", place)}
+                if name in SPLIT:
+                    rows[name]["full_tp"] = full(place / "model", place, tp=2)
                 print(name, json.dumps(rows[name]), flush=True)
     if options.out:
         made_with = {**environment("transformers", "peft", "safetensors"), "ranks": RANKS}
@@ -140,13 +147,15 @@ def main() -> int:
 def right(row: dict[str, Any]) -> bool:
     """Everything is bitwise as it was; the adapters have moved, and peft computes what training computed."""
     untrained, trained = row["full"], row["lora"]
-    whole = all(
-        part[f"equal_{kind}"] == part[kind] for part in (untrained, trained) for kind in ("parameters", "buffers")
-    )
+    split = row.get("full_tp", untrained)
+    parts = (untrained, trained, split)
+    whole = all(part[f"equal_{kind}"] == part[kind] for part in parts for kind in ("parameters", "buffers"))
     moved = trained["adapters_moved"] * 2 == trained["trained"] > 0 and trained["logits_apart"] > 0.0
     return bool(
         whole
         and untrained["exported_bitwise"]
+        and split["exported_bitwise"]
+        and split["logits_apart"] <= 1e-5
         and untrained["logits_apart"] == 0.0
         and moved
         and trained["peft_logits_apart"] <= 1e-5

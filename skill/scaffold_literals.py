@@ -55,28 +55,25 @@ def dtype(value: str) -> str:
     return {"float32": "torch.float32", "bfloat16": "torch.bfloat16"}[value]
 
 
-def factory_import(path: str) -> str:
-    """The imports of model.py, with `package.module:callable` bound to the name `factory` at its sorted place."""
-    lines = [
-        "from torch import Tensor, nn",
-        "from torch.distributed.device_mesh import DeviceMesh",
-        "from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard",
-        "from torch.distributed.tensor import DTensor, distribute_tensor",
-        "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
-    ]
-    return _with_import(path, "factory", lines)
+def own_import(path: str, name: str) -> str:
+    """The import, inside a function, of `package.module:callable` as `name`.
+
+    Not at the top: linters sort it there by where the module lies, beside train.py or installed.
+    """
+    module, _, attribute = path.partition(":")
+    bound = f"{attribute.partition('.')[0]} as {name}"
+    line = f"{INDENT * ' '}from {module} import {bound}"
+    return (
+        line
+        if len(line) <= LINE
+        else f"{INDENT * ' '}from {module} import (\n{2 * INDENT * ' '}{bound},\n{INDENT * ' '})"
+    )
 
 
 def factory_call(path: str, name: str = "factory") -> str:
     """The callable of `package.module:callable`, under the name to which its import bound it."""
     _, dot, rest = path.partition(":")[2].partition(".")
     return f"{name}{dot}{rest}"
-
-
-def samples_import(path: str) -> str:
-    """The imports of data.py, with `package.module:callable` bound to the name `load_samples` at its sorted place."""
-    lines = ["from torch import Tensor", "from torch.utils.data import DataLoader"]
-    return _with_import(path, "load_samples", lines)
 
 
 def signature(parameters: Sequence[str], name: str, returns: str) -> str:
@@ -93,19 +90,10 @@ FILTERS = {
     "sh": shell,
     "text": text,
     "dtype": dtype,
-    "factory_import": factory_import,
+    "own_import": own_import,
     "factory_call": factory_call,
-    "samples_import": samples_import,
     "signature": signature,
 }
-
-
-def _with_import(path: str, alias: str, lines: Sequence[str]) -> str:
-    module, _, attribute = path.partition(":")
-    name = f"{attribute.partition('.')[0]} as {alias}"
-    line = f"from {module} import {name}"
-    own = line if len(line) <= LINE else f"from {module} import (\n    {name},\n)"
-    return "\n".join(sorted([*lines, own], key=lambda line: (line.split()[1].lower(), line.split()[1])))
 
 
 def _inline(value: Any) -> str:

@@ -12,6 +12,7 @@ from .crosschecks import Values, fault, needs
 from .validation import Fault
 
 LENGTHS = ("max_position_embeddings", "n_positions")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @needs("model.config", "model.pretrained")
@@ -42,6 +43,9 @@ def folder_has_weights(values: Values) -> Iterator[Fault]:
         path = _path(values, folder)
         if message := pretrained.weights_fault(path) or pretrained.config_fault(path):
             yield fault("model.pretrained", f"{message}: {folder!r}")
+        elif (pretrained.size(pretrained.read_config(path) or {}, *EXPERTS) or 0) > 1:
+            message = "is a mixture of experts, which transformers stores under other names than it has them"
+            yield fault("model.pretrained", f"{message}; only `config` can be given for it: {folder!r}")
 
 
 @needs("model.config", "model.pretrained", "model.vocabulary", "model.sequence_length")
@@ -57,10 +61,14 @@ def sizes_fit_the_config(values: Values) -> Iterator[Fault]:
         yield fault("model.sequence_length", f"must be at most {length}, the positions of the model, found {found}")
 
 
-@needs("model.kind", "parallel.tp")
-def transformers_are_not_split(values: Values) -> Iterator[Fault]:
-    if values["parallel.tp"] > 1 and values["model.kind"] == "transformers":
-        yield fault("parallel.tp", f"must be 1 for model.kind transformers, found {values['parallel.tp']}")
+@needs("model.config", "model.pretrained", "parallel.tp")
+def transformers_divide(values: Values) -> Iterator[Fault]:
+    tp, config = values["parallel.tp"], _config(values)
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        number = pretrained.size(config, key)
+        if number is not None and number % tp:
+            yield fault("parallel.tp", f"must divide {key} {number} of the model, found {tp}")
+            return
 
 
 @needs("finetune.targets", "parallel.tp", "precision.fp8")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.distributed.device_mesh import init_device_mesh
 
 from verified_fsdp2.skill import scaffold, spec
 
@@ -48,7 +47,7 @@ def imported(project: Path) -> Iterator[dict[str, ModuleType]]:
 
 def built(modules: dict[str, ModuleType], seed: int = 0) -> Any:
     """The model, as train.py builds it, on this rank alone."""
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
+    mesh = modules["distributed"].build_mesh(torch.device("cpu"))
     config = [modules["model"].ModelConfig()] if hasattr(modules["model"], "ModelConfig") else []
     return modules["model"].build_model(*config, mesh, torch.device("cpu"), seed)
 

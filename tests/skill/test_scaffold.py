@@ -457,7 +457,7 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
     for path in scaffold.TEMPLATES.glob("*.j2"):
         for expression in re.findall(r"\{\{(.*?)\}\}", path.read_text(), flags=re.DOTALL):
             assert re.search(
-                r"\| (py|text|yaml|md|sh|dtype|document|signature|\w+_import|factory_call)(\(.*\))? $", expression
+                r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $", expression
             ), expression
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -232,12 +233,10 @@ def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project
 def test_own_samples_that_training_cannot_use(project: Project, returned: str, message: str) -> None:
     data = own_data(project)
     samples = "samples = [(torch.rand(3), torch.tensor(0))]"
-    module = sys.modules["own_data"]
     source = f"import torch\ndef load():\n    {samples}\n    return {returned}\n"
     (project.folder / "project" / "own_data.py").write_text(source)
-    assert module.__spec__ and module.__spec__.loader
-    module.__spec__.loader.exec_module(module)
-    project.monkeypatch.setattr(data, "load_samples", module.load)
+    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    importlib.invalidate_caches()
     with pytest.raises(data.SetupError, match=message):
         data.load_data(2)
 

@@ -15,10 +15,9 @@ from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold_literals import (
     FILTERS,
     factory_call,
-    factory_import,
     markdown,
+    own_import,
     py,
-    samples_import,
     signature,
     text,
     yaml,
@@ -87,14 +86,13 @@ def test_text_from_a_spec_is_refused_as_fixed_text() -> None:
         text('"; import os')
 
 
-def test_imports_of_the_factory() -> None:
-    assert "from a.b import Net as factory\n" in factory_import("a.b:Net.build")
+def test_the_import_of_an_own_module() -> None:
+    assert own_import("a.b:Net.build", "factory") == "    from a.b import Net as factory"
     assert factory_call("a.b:Net.build") == "factory.build"
-    long = "package." + "m" * 80
-    code = factory_import(f"{long}:build")
-    assert f"from {long} import (\n    build as factory,\n)" in code
-    assert formatted(code + "\n") == code + "\n"
-    assert "from torch import Tensor, nn" in factory_import("torch:Net")
+    assert factory_call("a.b:Loader.load", "load_samples") == "load_samples.load"
+    code = f"def build():\n{own_import('package.' + 'm' * 80 + ':build', 'factory')}\n\n    return factory()\n"
+    assert "import (\n        build as factory,\n    )" in code
+    assert formatted(code) == code
 
 
 def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) -> None:
@@ -146,10 +144,3 @@ def test_a_signature_is_broken_where_it_is_long() -> None:
     returns = "tuple[Progressions, Progressions]"
     wanted = f"def load_data(\n    out: Path, sequence_length: int, vocabulary: int\n) -> {returns}:"
     assert signature(parameters, "load_data", returns) == wanted
-
-
-def test_the_imports_of_own_data_are_sorted() -> None:
-    lines = samples_import("package.module:Loader.load").splitlines()
-    assert lines[0] == "from package.module import Loader as load_samples"
-    assert samples_import("ztorch:load").splitlines()[-1] == "from ztorch import load as load_samples"
-    assert factory_call("package.module:Loader.load", "load_samples") == "load_samples.load"

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_project import built, imported, values, whole, write
+from verified_fsdp2.verifier.errors import UserError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # those of transformers
@@ -22,7 +23,7 @@ pytestmark = [
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "vocab_size": 64, **SMALL, "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", "vocab_size": 64, **SMALL, "num_key_value_heads": 1, "head_dim": 16},
+    "qwen3": {"model_type": "qwen3", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "head_dim": 16},
     "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
 }
 TOKENS = torch.arange(32).view(2, 16)
@@ -136,6 +137,33 @@ def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, An
     assert str(error.value).startswith(told) and "\n" not in str(error.value)
 
 
+MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "num_local_experts": 2}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (MODELS["gpt2"], "parallel.tp: transformers has no plan for it; write 1"),
+        (MIXTRAL, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
+        ({**MODELS["llama"], "attention_dropout": 0.1}, "parallel.tp: write 0.0 for the dropout of the model"),
+    ],
+)
+def test_what_cannot_be_split_is_one_line(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+    project = write(tmp_path, {**LLAMA, "config": config}, "parallel.tp=2")
+    with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
+        built(modules)
+    assert str(error.value) == told
+
+
+def test_stored_experts_are_refused(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL)).save_pretrained(tmp_path / "experts")
+    with pytest.raises(UserError, match=r"model\.pretrained is a mixture of experts"):
+        write(tmp_path, from_folder(tmp_path / "experts"))
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_folder_that_does_not_fit_is_one_line(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -161,10 +189,11 @@ def test_a_folder_that_does_not_fit_is_one_line(
 
 
 @pytest.mark.launch
-def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("llama", []), ("qwen3", ["parallel.tp=2"])])
+def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path, name: str, settings: list[str]) -> None:
     losses = []
     for ranks in (1, 2):
-        project = write(tmp_path / str(ranks), LLAMA)
+        project = write(tmp_path / str(ranks), {**LLAMA, "config": MODELS[name]}, *settings)
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [*launcher, "train.py", "--steps", "3", "--micro-batch", "4"]
         done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
