@@ -40,8 +40,9 @@ What is printed is a valid spec itself. --json prints {"spec": {...}, "derived":
 SCHEMA_EXAMPLES = """\
 examples:
   fsdp2 spec schema > fsdp2.schema.json
+  fsdp2 spec schema --verify > verify.schema.json
 
-An editor with a YAML language server completes and checks a spec whose first line is
+An editor with a YAML language server completes and checks a file whose first line is
   # yaml-language-server: $schema=fsdp2.schema.json
 """
 EXPLAIN_EXAMPLES = """\
@@ -81,6 +82,7 @@ def add_parser(subparsers: Any) -> None:
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
     for parser in (check, show, explain):
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    schema.add_argument("--verify", action="store_true", help="that of verify.yaml instead")
     schema.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -120,9 +122,11 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
+    from ...verifier import config
     from ..spec import schema
 
-    say(schema.PATH.read_text(encoding="utf-8").rstrip())
+    form = config.FORM if args.verify else schema.FORM
+    say(form.path.read_text(encoding="utf-8").rstrip())
     return PASS
 
 

@@ -10,7 +10,20 @@ from ...verifier.reading import schema as any_schema
 from ...verifier.reading.problems import KeyPath
 from ...verifier.reading.schema import Form, Schema, branches, keys, kinds_of, properties, required, shown
 
-__all__ = ["FORM", "Schema", "at", "branches", "filled", "keys", "kinds_of", "load", "properties", "required", "shown", "walk"]
+__all__ = [
+    "FORM",
+    "Schema",
+    "at",
+    "branches",
+    "filled",
+    "keys",
+    "kinds_of",
+    "load",
+    "properties",
+    "required",
+    "shown",
+    "walk",
+]
 
 PATH = Path(__file__).with_name("schema.json")
 FORM = Form(PATH, "the spec")

@@ -32,6 +32,8 @@ class Document:
         if not on_key and path in self.values:
             return self.values[path]
         while path and path not in self.keys:
+            if isinstance(path[-1], int) and path in self.values:  # an item of a list has no key
+                return self.values[path]
             path = path[:-1]
         return self.keys.get(path) or self.values.get(()) or Place(self.source)
 

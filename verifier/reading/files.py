@@ -14,12 +14,12 @@ from .validation import Fault
 MAX_BYTES = 64 * 1024
 
 
-def read_bytes(path: Path, noun: str) -> bytes:
+def read_bytes(path: Path, noun: str, limit: int = MAX_BYTES) -> bytes:
     """What is in the file; `noun` is what it should be. Raises NotValid."""
     source = Source(str(path), ())
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(limit + 1)
     except FileNotFoundError:
         raise unreadable(source, "no such file") from None
     except IsADirectoryError:
@@ -29,11 +29,11 @@ def read_bytes(path: Path, noun: str) -> bytes:
     return data
 
 
-def decoded(data: bytes, path: Path, noun: str) -> tuple[str, Source]:
+def decoded(data: bytes, path: Path, noun: str, limit: int = MAX_BYTES) -> tuple[str, Source]:
     """The text in these bytes, as what messages point into. Raises NotValid."""
     source = Source(str(path), ())
-    if len(data) > MAX_BYTES:
-        raise unreadable(source, f"larger than {MAX_BYTES // 1024} KiB; this is not {noun}")
+    if len(data) > limit:
+        raise unreadable(source, f"larger than {limit // 1024} KiB; this is not {noun}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

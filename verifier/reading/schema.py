@@ -44,7 +44,7 @@ class Form:
             found = schema.get("items") if isinstance(part, int) else properties(schema).get(part)
             if not isinstance(found, dict):
                 return None
-            schema = found
+            schema = self.root["definitions"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
         return schema
 
     def walk(self) -> Iterator[tuple[str, Schema, Schema]]:
@@ -117,7 +117,7 @@ def expectation(schema: Schema) -> str:
         return _either([shown(choice) for choice in schema["enum"]])
     names = [TYPE_NAMES[name] for name in types if name not in ("string", "null") or len(types) == 1]
     if "string" in types and len(types) > 1:
-        names = [shown(choice) for choice in schema.get("then", {}).get("enum", [])] + names
+        names = ([shown(choice) for choice in schema.get("then", {}).get("enum", [])] or ["text"]) + names
     if "null" in types and len(types) > 1:
         names.append("null")
     return _either(names)
