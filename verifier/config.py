@@ -125,11 +125,12 @@ def _faults(found: Document, today: datetime.date) -> Iterator[Fault]:
     for key in WHAT:
         if key in data:
             yield Fault((key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True)
-    names: list[str] = []
+    names: list[Any] = []
     for number, target in enumerate(targets):
         at: KeyPath = ("targets", number)
         if isinstance(target, dict):
-            if (name := target.get("name")) in names:
+            name = target.get("name")
+            if name in names:
                 yield Fault((*at, "name"), f"a second target with the name {name!r}", (*at, "name"))
             names.append(name)
             yield from _of_keys(found, target, at, today)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import inspect
 import json
+import random
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from documents import blocks
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.commands.verify import FLAGS
 from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
@@ -98,6 +100,9 @@ def test_several_targets_and_what_holds_for_all(repository: Path, name: str, con
     assert resolve(None, {"nproc": "5"}, None, "large").nproc == 5
     with pytest.raises(UserError, match="several targets"):
         resolve(None, {})
+    assert [target.command for target in resolve_all(repository, {})] == [
+        ("fsdp2", "verify", str(repository), "--target", one) for one in ("small", "large")
+    ]
     with pytest.raises(UserError, match=r"--target other: no such target .*known: small, large"):
         resolve(None, {}, None, "other")
     with pytest.raises(UserError, match="leave the script out"):
@@ -201,6 +206,32 @@ def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -
     with pytest.raises(UserError) as caught:
         read(path, TODAY)
     assert f"{path}:{message}" in str(caught.value)
+
+
+PIECES = ["", "\n", "  ", "- ", "{", "}", "[", "]", ":", "''" + "'", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", ".", "null", "1e999", "9" * 30]
+PIECES += ["targets", "name: small\n", "skip", "until: 2026-99-99", "[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n", "nproc: 2\n", "true", "-1"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
+    """500 times something is cut out, put in or moved: never an error of another kind."""
+    chance = random.Random(0)
+    path = tmp_path / name
+    told = 0
+    for _ in range(500):
+        text = content
+        for _ in range(chance.randint(1, 3)):
+            start = chance.randrange(len(text) + 1)
+            end = min(len(text), start + chance.choice([0, 0, 1, 5, 40]))
+            text = text[:start] + chance.choice(PIECES) + text[end:]
+        path.write_text(text)
+        try:
+            for entry in read(path, TODAY):
+                assert isinstance(entry.policy, Policy)
+        except UserError as error:
+            told += 1
+            assert str(error).startswith(str(path))
+    assert 250 < told < 500
 
 
 def test_one_configuration_a_folder(repository: Path) -> None:
@@ -374,3 +405,22 @@ def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.Captur
     assert wide["limit"] > 10 * plain["limit"] > 0
     assert {s["rule"] for s in report["skipped"]} == {n for n, family in FAMILIES.items() if family == "clipping"}
     assert not set(findings) & {s["rule"] for s in report["skipped"]}
+
+
+def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "verify.yaml"
+    found = [
+        text
+        for where, text in blocks("yaml")
+        if where.startswith("verify.md") and "script:" in text and "image:" not in text
+    ]
+    assert len(found) == 3
+    said: set[str] = set()
+    for one in found:
+        path.write_text(one)
+        for entry in read(path, TODAY):
+            said |= set(entry.values)
+    assert said >= {*FLAGS, "skip", "required", "tolerances"} - {"module", "oversubscribe", "reference"}
+    page = (Path(__file__).parents[2] / "references" / "verify.md").read_text()
+    for rule in FORM.root["definitions"]["tolerances"]["properties"]:
+        assert rule in page[page.index("- `tolerances`") : page.index("- `skip`")]
