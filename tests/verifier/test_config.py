@@ -208,8 +208,41 @@ def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -
     assert f"{path}:{message}" in str(caught.value)
 
 
-PIECES = ["", "\n", "  ", "- ", "{", "}", "[", "]", ":", "''" + "'", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", ".", "null", "1e999", "9" * 30]
-PIECES += ["targets", "name: small\n", "skip", "until: 2026-99-99", "[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n", "nproc: 2\n", "true", "-1"]
+PIECES = [
+    "",
+    "\n",
+    "  ",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    "'''",
+    '"',
+    "#",
+    "&a",
+    "*a",
+    "!!x ",
+    "\t",
+    "\0",
+    "\xe9",
+    "=",
+    ".",
+]
+PIECES += [
+    "null",
+    "true",
+    "-1",
+    "1e999",
+    "9" * 30,
+    "targets",
+    "skip",
+    "name: small\n",
+    "nproc: 2\n",
+    "until: 2026-99-99",
+]
+PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
 @pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
