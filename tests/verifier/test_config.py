@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -14,13 +15,14 @@ import pytest
 from documents import blocks
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.commands.verify import FLAGS
+from verified_fsdp2.verifier import flow
 from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
-from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.errors import MachineRefuses, UserError
 from verified_fsdp2.verifier.finding import Finding, Verdict
 from verified_fsdp2.verifier.policy import Policy, Skip, Widening, decided, widened
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.target import resolve, resolve_all
+from verified_fsdp2.verifier.target import Target, resolve, resolve_all
 
 TODAY = datetime.date(2026, 11, 21)
 FAMILIES = {name: rule.family for name, rule in RULES.items()}
@@ -394,6 +396,26 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(
     (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
     assert main(["verify", "--tier", "static"]) == 1
     assert main(["verify", "--tier", "static", "--target", "small"]) == 0
+    (repository / "one.py").write_text((Path(__file__).parents[1] / "faults" / "optim_before_shard.py").read_text())
+    (repository / "verify.yaml").write_text(SHORT)
+    assert main(["verify", "--tier", "static"]) == 1, "the first one decides if it is the worst"
+
+
+def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "verify.yaml").write_text(SHORT)
+    verify = flow.verify
+
+    def refusing(target: Target, *more: Any, **options: Any) -> Verdict:
+        if target.name == "small":
+            raise MachineRefuses("too few devices")
+        return verify(target, *more, **options)
+
+    monkeypatch.setattr(flow, "verify", refusing)
+    assert main(["verify", "--tier", "static"]) == 4
+    said = capsys.readouterr()
+    assert "this machine refuses: too few devices" in said.err and "target large" in said.out
 
 
 @pytest.mark.parametrize(
@@ -435,7 +457,7 @@ def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.Captur
     assert not findings["resume-is-exact"]["required"]
     wide, plain = findings["matches-ddp"], findings["matches-single-process"]
     assert wide["evidence"].startswith("[limit taken 50 times: because] ")
-    assert wide["limit"] > 10 * plain["limit"] > 0
+    assert wide["limit"] > plain["limit"] > 0 and not plain["evidence"].startswith("[")
     assert {s["rule"] for s in report["skipped"]} == {n for n, family in FAMILIES.items() if family == "clipping"}
     assert not set(findings) & {s["rule"] for s in report["skipped"]}
 

@@ -12,6 +12,7 @@ from verified_fsdp2.verifier.comparison import FLOOR, Comparison, compare, limit
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.localise import meaning, part
+from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -172,3 +173,9 @@ def test_what_the_optimizer_finds_is_compared_too() -> None:
     measured = compare(trained(2, at_step=gradients(all=1.1)), trained(2))
     assert measured.gradient == 0.0
     assert measured.at_step == pytest.approx(0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0)
+
+
+def test_a_team_may_widen_the_limits_of_one_rule() -> None:
+    evidence = Evidence(single=trained(1), tolerances={"matches-ddp": Widening(2.5, "a reason")})
+    assert set(limits(evidence, "matches-ddp").values()) == {2.5 * FLOOR, 0.0}
+    assert limits(evidence, "matches-single-process") == limits(Evidence(single=trained(1)), "matches-ddp")
