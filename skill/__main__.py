@@ -1,6 +1,10 @@
+#!/usr/bin/env python3
 """`python -m verified_fsdp2.skill`, or `python <folder>/skill` on a plain copy of the pack that was never installed."""
 
 import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a hook or a copy may be run by any Python
+    sys.exit("fsdp2 needs Python 3.11 or later; this is " + sys.version.split()[0])
 
 if not __package__:
     import importlib.util

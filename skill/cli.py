@@ -14,6 +14,7 @@ from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Machi
 from .output import Help, log
 
 COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
+PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
 this machine refuses, 130 interrupted.
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         log("interrupted")
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            return _our_fault(error, arguments)
+        log(f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}")
+        return USAGE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return INTERRUPTED

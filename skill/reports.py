@@ -11,6 +11,8 @@ from .output import log, say
 
 Report = tuple[str, Path | None]
 T = TypeVar("T")
+PLACE = "{target}"
+LINES = ("text", "github")  # formats of which one may follow another on stdout
 
 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
@@ -26,6 +28,22 @@ def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
     if sum(path is None for _, path in found) > 1:
         raise UserError("two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH")
     return found
+
+
+def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[list[Report]]:
+    """The reports of each target: its name takes the place of `{target}` in paths. Raises UserError where they would meet."""
+    for name, path in reports if len(names) > 1 else ():
+        if path is None and name not in LINES:
+            raise UserError(
+                f"several {name} reports cannot share stdout; write --report {name}=PATH with {PLACE} in PATH, or choose "
+                "one target with --target NAME"
+            )
+        if path is not None and PLACE not in str(path):
+            raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
+    return [
+        [(name, Path(str(path).replace(PLACE, target)) if path is not None else None) for name, path in reports]
+        for target in names
+    ]
 
 
 def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import __version__
 from ..verifier.errors import UserError
 from . import manifest, placing
 from .scaffold_data import data_context, data_files
@@ -29,6 +30,7 @@ SCHEDULES = {
     "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
     "constant": "constant",
 }
+CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
@@ -53,6 +55,7 @@ def files(spec: Spec) -> dict[str, str]:
         "spec.yaml": "spec.yaml.j2",
         "README.md": "README.md.j2",
         "tests/test_train.py": "test_train.py.j2",
+        **({CI[spec.verify.ci]: f"ci_{spec.verify.ci}.yml.j2"} if spec.verify.ci in CI else {}),
         **launch_files(spec.launch),
     }
 
@@ -99,6 +102,8 @@ def context(spec: Spec) -> dict[str, Any]:
         **launch_context(spec),
         "spec": spec.as_written(),
         "own_modules": spec.own_modules,
+        "version": __version__,
+        "ci_file": CI.get(spec.verify.ci),
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",

@@ -47,6 +47,7 @@ def test_a_plain_copy_works_from_anywhere(copied: Path, tmp_path: Path) -> None:
     skill = copied / "skill"
     assert "copy" in fsdp2(skill, "--version", cwd=tmp_path)
     assert "usage: fsdp2" in fsdp2(skill, "--help", cwd=tmp_path)
+    assert "targets" in fsdp2(skill, "spec", "schema", "--verify", cwd=tmp_path)
     fsdp2(skill, "new", copied / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
     assert (tmp_path / "project" / "train.py").is_file()
 
@@ -77,6 +78,7 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     package = tmp_path / "site" / "verified_fsdp2"
     mark(package)
     assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
+    assert "targets" in fsdp2(package / "skill", "spec", "schema", "--verify", cwd=tmp_path)
     shipped = {
         p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts
     }

@@ -141,8 +141,8 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     return math.sqrt(apart / size), math.sqrt(size)
 
 
-def limits(evidence: Evidence) -> dict[str, float]:
-    """{measure: largest allowed difference}, and "envelope": the relative loss difference of the envelope run."""
+def limits(evidence: Evidence, rule: str) -> dict[str, float]:
+    """{measure: largest difference that a rule allows}, and "envelope": the relative loss difference of the envelope run."""
     envelope = evidence.envelope
     base = next(
         (
@@ -156,7 +156,8 @@ def limits(evidence: Evidence) -> dict[str, float]:
     if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
         noise = compare(envelope, base)
     allowed = {
-        name: MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR for name, value in noise.measures.items()
+        name: evidence.times(rule) * (MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR)
+        for name, value in noise.measures.items()
     }
     return {**allowed, "envelope": noise.loss if math.isfinite(noise.loss) else 0.0}
 

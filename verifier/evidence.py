@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .finding import Hit
+from .policy import Widening
 from .static.suppress import Suppression
 from .trace import Record, Run
 
@@ -38,7 +39,12 @@ class Evidence:
     sources: tuple[Path, ...] = ()
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
+    tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
+
+    def times(self, rule: str) -> float:
+        """How many times its limit a rule takes."""
+        return self.tolerances[rule].times if rule in self.tolerances else 1.0
 
     @property
     def runs(self) -> list[Run]:

@@ -23,6 +23,7 @@ class Finding:
     consequence: bool = False
     seconds: float = 0.0
     tier: str = "ranks"
+    required: bool = True  # whether it may not stay open
 
     @property
     def margin(self) -> float | None:
@@ -53,10 +54,11 @@ class Verdict:
     facts: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     seconds: float = 0.0
+    skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
 
 
 def verdict_of(findings: Sequence[Finding]) -> Status:
-    """fail if anything failed, else error, else inconclusive if anything could not be checked, else pass."""
-    statuses = {f.status for f in findings}
+    """fail if anything failed, else error, else inconclusive if anything required could not be checked, else pass."""
+    statuses = {f.status for f in findings if f.required}
     order: tuple[Status, ...] = ("fail", "error", "inconclusive")
     return next((status for status in order if status in statuses), "pass")

@@ -17,6 +17,7 @@ from .finding import Finding, Verdict, verdict_of
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .modules import root
+from .policy import decided, widened
 from .resume_runs import open_saves, resume_runs
 from .rules import RULES
 from .rules.precision import LOW, low_precision
@@ -45,7 +46,15 @@ def verify(
     tier: str = "ranks",
 ) -> Verdict:
     """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
-    chosen = select(only, skip, tier)
+    chosen = select(only, (*skip, *target.policy.skipped), tier)
+    left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
+    verdict = _verified(target, work, chosen, python, progress, tier)
+    return decided(verdict, target.policy, {name: rule.family for name, rule in RULES.items()}, left_out)
+
+
+def _verified(
+    target: Target, work: Path, chosen: Collection[str], python: str, progress: Progress, tier: str
+) -> Verdict:
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
@@ -72,7 +81,7 @@ def verify_with(
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
-    evidence = with_sources(evidence, target.script)
+    evidence = replace(with_sources(evidence, target.script), tolerances=target.policy.tolerances)
     environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
     environment |= {"launcher": target.launcher, "notes": [*runner.notes(), *adapted(evidence)]}
     findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
@@ -225,7 +234,7 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
         if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):
             found = rule.unknown(deaf)
         found = settled(found, evidence.suppressions)
-        findings.append(replace(found, seconds=time.monotonic() - started))
+        findings.append(replace(widened(found, evidence.tolerances), seconds=time.monotonic() - started))
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [
         replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f

@@ -1,19 +1,20 @@
-"""What is verified: a script, and how to run, save and resume it. From the command line and from `verify.yaml`."""
+"""What is verified: a script, and how to run, save and resume it. From the command line and from `config.py`."""
 
 from __future__ import annotations
 
 import ast
-import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .config import NAME as CONFIG
+from .config import PYPROJECT, Entry, config_in, read
 from .errors import UserError
 from .modules import find
+from .policy import Policy
 
-CONFIG = "verify.yaml"
 DEVICES = ("auto", "cpu", "cuda")
 LAUNCHERS = ("fork", "torchrun")
 
@@ -23,6 +24,8 @@ class Target:
     """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the resumed runs, scratch for the others."""
 
     script: Path
+    name: str = ""  # in a configuration with several targets
+    policy: Policy = field(default_factory=Policy)  # what the configuration has decided about the verdict
     module: str = ""  # as in `python -m`; `script` is its file
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
@@ -48,6 +51,7 @@ class Target:
         """The target as it stands in a report."""
         lists = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
         return {
+            "name": self.name,
             "command": shlex.join(self.command),
             "script": str(self.script),
             "module": self.module,
@@ -62,41 +66,80 @@ class Target:
         }
 
 
-def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = None) -> Target:
-    """The target at `path`: a script, or a folder (None: the current one) with `verify.yaml` or `train.py`, or the flag `module`.
+def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None) -> Target:
+    """The one target that `resolve_all` finds. Raises UserError if it finds several."""
+    found = resolve_all(path, flags, config, name)
+    if len(found) > 1:
+        raise UserError(f"several targets ({', '.join(target.name for target in found)}); choose one of them")
+    return found[0]
 
-    `flags` win over the file. Raises UserError if there is no such thing or a value is wrong.
+
+def resolve_all(
+    path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None
+) -> list[Target]:
+    """The targets at `path`: a script, or a folder (None: the current one) with a configuration or `train.py`, or the flag `module`.
+
+    `flags` win over the file; `name` chooses one of its targets. Raises UserError if there is no such thing or a value is wrong.
     """
-    given = path
-    path = path or Path()
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
-    if not path.is_dir() and not path.is_file():
-        raise UserError(f"{path}: neither a file nor a folder")
-    folder = path if path.is_dir() else path.parent
-    if config is None and path.is_dir() and (folder / CONFIG).is_file():
-        config = folder / CONFIG
-    values = _read(config) if config is not None else {}
+    where = path or Path()
+    if not where.exists():
+        raise UserError(f"{where}: no such file or folder")
+    if not where.is_dir() and not where.is_file():
+        raise UserError(f"{where}: neither a file nor a folder")
+    if config is None and where.is_dir():
+        config = config_in(where)
+    entries = read(config) if config is not None else [Entry()]
+    if name is not None:
+        known = [entry.name for entry in entries if entry.name]
+        entries = [entry for entry in entries if entry.name == name]
+        if not entries:
+            raise UserError(
+                f"--target {name}: no such target{f' in {config}' if config else ''}; known: {', '.join(known) or 'none'}"
+            )
+    if len(entries) > 1 and (where.is_file() or flags.get("module")):
+        raise UserError(f"{config}: it has several targets; leave the script out, or choose one with --target NAME")
+    return [_one(path, flags, config, entry, name) for entry in entries]
+
+
+def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry: Entry, name: str | None) -> Target:
+    """The target of one entry of the configuration."""
+    where = path or Path()
+    base = where if where.is_dir() else where.parent
+    if config is not None and where.is_dir():
+        base = config.parent
+    if "folder" in entry.values and where.is_dir():
+        base /= entry.values["folder"]
+        if not base.is_dir():
+            raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
+        entry = entry.over(_only(base))
+    values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
     named = values.pop("script", None)
-    values |= {key: value for key, value in flags.items() if value is not None}
     module = str(values.get("module", ""))
-    base = config.parent if config is not None and path.is_dir() else folder
-    if module and not path.is_dir():
+    if module and not where.is_dir():
         raise UserError(f"-m {module}: give a module or a script, not both")
-    if module and named and "module" not in flags:
-        raise UserError(f"{config}: give `module` or `script`, not both")
     if module:
         script = find(module, base)
-    elif path.is_dir():
+    elif where.is_dir():
         script = base / (named or "train.py")
         if not script.is_file():
             raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
     else:
-        script = path
+        script = where
     _must_be_python(script)
-    cwd = base if module else script.parent if path.is_dir() else Path.cwd()
-    target = replace(_build(script.resolve(), values, cwd.resolve()), command=_command(given, flags, config))
-    return replace(target, reference=_reference(target, base if path.is_dir() else Path.cwd()))
+    cwd = base if where.is_dir() else Path.cwd()
+    command = _command(path, flags, config, entry.name)
+    target = _build(script.resolve(), values, cwd.resolve())
+    target = replace(target, name=entry.name, policy=entry.policy, command=command)
+    return replace(target, reference=_reference(target, cwd))
+
+
+def _only(folder: Path) -> Entry:
+    """What a folder of its own says; it has one target."""
+    config = config_in(folder)
+    entries = read(config) if config is not None else [Entry()]
+    if len(entries) > 1 or "folder" in entries[0].values:
+        raise UserError(f"{config}: it has targets of its own; name their scripts in the outer configuration")
+    return entries[0]
 
 
 def _reference(target: Target, base: Path) -> tuple[str, ...]:
@@ -122,11 +165,12 @@ def _must_be_python(script: Path) -> None:
         raise UserError(f"{script}: cannot be read as Python: {error}") from None
 
 
-def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None) -> tuple[str, ...]:
+def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:
     """The command line that verifies this target again."""
     words = ["fsdp2", "verify", *([str(path)] if path is not None else [])]
-    if config is not None and config != (path or Path()) / CONFIG:
+    if config is not None and config not in [(path or Path()) / known for known in (CONFIG, PYPROJECT)]:
         words += ["--config", str(config)]
+    words += ["--target", name] if name else []
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
     for key, value in given.items():
@@ -194,47 +238,3 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
         return tuple(shlex.split(str(value)))
     except ValueError as error:
         raise UserError(f"{key}: {error}: {value!r}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path}:1:1: expected `key: value` lines")
-    known = (
-        "script",
-        "module",
-        "nproc",
-        "reshard_to",
-        "steps",
-        "timeout",
-        "device",
-        "launcher",
-        "oversubscribe",
-        "args",
-        "save_args",
-        "resume_args",
-        "single_args",
-        "reshard_args",
-        "reference",
-        "thorough",
-    )
-    for key, _ in node.value:
-        if key.value not in known:
-            near = difflib.get_close_matches(key.value, known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
-            place = f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
-            raise UserError(f"{place}: unknown key '{key.value}'{hint}")
-    return values

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...verifier.errors import PASS, USAGE
+from ...verifier.errors import PASS, USAGE, UserError
 from ..output import emit_json, say
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ examples:
   fsdp2 spec check spec.yaml
   fsdp2 spec check spec.yaml --set train.steps=100 --set 'verify.reshard_to=[1, 8]'
   fsdp2 spec check spec.yaml --json
+  fsdp2 spec check examples/*.yaml
 
 --json prints {"ok": bool, "problems": [{"file", "line", "column", "message", "key"}]}
 """
@@ -40,8 +41,9 @@ What is printed is a valid spec itself. --json prints {"spec": {...}, "derived":
 SCHEMA_EXAMPLES = """\
 examples:
   fsdp2 spec schema > fsdp2.schema.json
+  fsdp2 spec schema --verify > verify.schema.json
 
-An editor with a YAML language server completes and checks a spec whose first line is
+An editor with a YAML language server completes and checks a file whose first line is
   # yaml-language-server: $schema=fsdp2.schema.json
 """
 EXPLAIN_EXAMPLES = """\
@@ -68,8 +70,9 @@ def add_parser(subparsers: Any) -> None:
     show = add("show", "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
     schema = add("schema", "print the JSON Schema (draft-07) of the spec", SCHEMA_EXAMPLES)
     explain = add("explain", "say what a key means, its type, default and examples", EXPLAIN_EXAMPLES)
+    check.add_argument("specs", metavar="SPEC", type=Path, nargs="+", help="the spec file (YAML)")
+    show.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
     for parser in (check, show):
-        parser.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
         parser.add_argument(
             "--set",
             dest="overrides",
@@ -81,6 +84,7 @@ def add_parser(subparsers: Any) -> None:
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
     for parser in (check, show, explain):
         parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    schema.add_argument("--verify", action="store_true", help="that of verify.yaml instead")
     schema.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -93,17 +97,21 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from ..spec import SpecError, load
 
-    try:
-        spec = load(args.spec, args.overrides)
-    except SpecError as error:
+    errors = []
+    for path in args.specs:
+        try:
+            spec = load(path, args.overrides)
+        except SpecError as error:
+            errors.append(error)
+            continue
         if not args.json:
-            raise
-        emit_json({"ok": False, "problems": [problem.to_dict() for problem in error.problems]})
-        return USAGE
+            say(f"{path}: ok: {_summary(spec)}")
     if args.json:
-        emit_json({"ok": True, "problems": []})
-    else:
-        say(f"{args.spec}: ok: {_summary(spec)}")
+        problems = [problem.to_dict() for error in errors for problem in error.problems]
+        emit_json({"ok": not errors, "problems": problems})
+        return USAGE if errors else PASS
+    if errors:
+        raise UserError("\n".join(map(str, errors)))
     return PASS
 
 
@@ -120,9 +128,11 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
+    from ...verifier import config
     from ..spec import schema
 
-    say(schema.PATH.read_text(encoding="utf-8").rstrip())
+    form = config.FORM if args.verify else schema.FORM
+    say(form.path.read_text(encoding="utf-8").rstrip())
     return PASS
 
 

@@ -7,14 +7,36 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
+from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, MachineRefuses, UserError
 from ..output import log
-from ..reports import wanted_reports, write_reports
+from ..reports import Report, reports_by_target, wanted_reports, write_reports
+
+if TYPE_CHECKING:
+    from ...verifier.target import Target
 
 TIERS = ("static", "simulate", "ranks")
 EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
+FLAGS = (
+    "module",
+    "nproc",
+    "steps",
+    "reshard_to",
+    "save_args",
+    "resume_args",
+    "single_args",
+    "reshard_args",
+    "reference",
+    "thorough",
+    "timeout",
+    "device",
+    "launcher",
+    "oversubscribe",
+)
+WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
 The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
 reference from weights one unit in the last place away: its noise sets the tolerance), single (one process, the whole global batch), resume
@@ -29,8 +51,10 @@ examples:
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
   fsdp2 verify my-run --report json=report.json --report text
+  fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
+  fsdp2 verify --target pretrain --report "json=out/{target}.json"
 
-exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what).
+exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what); of several targets, the worst.
 """
 
 
@@ -45,7 +69,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", metavar="TARGET", type=Path, nargs="?", help="a script, or a folder with verify.yaml or train.py"
+        "target",
+        metavar="TARGET",
+        type=Path,
+        nargs="?",
+        help="a script, or a folder with verify.yaml or train.py; left out: what verify.yaml or pyproject.toml here names",
     )
     parser.add_argument(
         "-m", "--module", metavar="MODULE", help="run a module as `python -m` does, from the current folder (or TARGET)"
@@ -91,7 +119,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
         "static: the sources alone",
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a verify.yaml with the same keys as these options")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and what a team "
+        "has decided (default: that of TARGET, or of the current folder)",
+    )
+    parser.add_argument(
+        "--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration"
+    )
     parser.add_argument(
         "--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)"
     )
@@ -103,7 +140,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FORMAT[=PATH]",
         action="append",
         default=[],
-        help="text or json, to stdout or a file (repeatable)",
+        help="text or json, to stdout or a file (repeatable); `{target}` in PATH is the name of the target",
     )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
     parser.add_argument(
@@ -113,41 +150,44 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify, write the reports, return the verdict's exit code."""
-    from ...verifier.flow import select, verify
+    """Verify every target, write the reports, return the worst exit code."""
+    from ...verifier.config import config_in
+    from ...verifier.flow import select
     from ...verifier.report import RENDERERS
-    from ...verifier.target import resolve
+    from ...verifier.target import resolve_all
 
-    names = (
-        "module",
-        "nproc",
-        "steps",
-        "reshard_to",
-        "save_args",
-        "resume_args",
-        "single_args",
-        "reshard_args",
-        "reference",
-        "thorough",
-        "timeout",
-        "device",
-        "launcher",
-        "oversubscribe",
-    )
-    flags = {name: getattr(options, name) for name in names}
-    if options.target is None and options.module is None:
-        raise UserError("nothing to verify: give a script, a folder, or -m MODULE")
-    target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
-    reports = wanted_reports(options.report, options.json, RENDERERS)
+    flags = {name: getattr(options, name) for name in FLAGS}
+    config = options.config
+    if options.target is None and options.module is None and config is None and (config := config_in(Path())) is None:
+        raise UserError(
+            "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder needs a verify.yaml, or "
+            "[tool.fsdp2] in its pyproject.toml"
+        )
+    targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named)
+    wanted = wanted_reports(options.report, options.json, RENDERERS)
+    reports = reports_by_target(wanted, [target.name or target.script.stem for target in targets])
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
+    codes = []
+    for target, own in zip(targets, reports, strict=True):
+        if len(targets) > 1:
+            log(f"target {target.name}")
+        codes.append(_one(options, target, own))
+    return next(code for code in WORST if code in codes)
+
+
+def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report]) -> int:
+    """Verify one target, write its reports, return its verdict's exit code."""
+    from ...verifier.flow import verify
+    from ...verifier.report import RENDERERS
+
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
         verdict = verify(
             target,
-            work.resolve(),
+            (work / target.name).resolve(),
             options.only,
             options.skip,
             sys.executable,
@@ -155,6 +195,9 @@ def run(options: argparse.Namespace) -> int:
             tier=options.tier,
         )
         write_reports(reports, verdict, RENDERERS)
+    except MachineRefuses as error:  # the other targets may have an answer
+        log(f"this machine refuses: {error}")
+        return INCONCLUSIVE
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)

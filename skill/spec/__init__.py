@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...verifier.reading.problems import NotValid as SpecError
+from ...verifier.reading.problems import Problem
 from .loading import load, parse
 from .model import DecoderModel, Spec
-from .problems import Problem, SpecError
 
 __all__ = ["DecoderModel", "Problem", "Spec", "SpecError", "load", "parse"]

@@ -7,9 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from ...verifier.reading.problems import KeyPath
 from . import data_files, model
 from . import schema as spec_schema
-from .problems import KeyPath
 
 SECTIONS: dict[tuple[str, str | None], type[model.Section]] = {
     ("model", "decoder"): model.DecoderModel,

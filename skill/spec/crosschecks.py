@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...verifier.reading.document import Document
+from ...verifier.reading.problems import KeyPath, dotted
+from ...verifier.reading.validation import Fault
 from . import data_content, data_files
-from .document import Document
-from .problems import KeyPath, dotted
-from .validation import Fault
 
 Check = Callable[["Values"], Iterator[Fault]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...verifier.reading.problems import dotted
+from ...verifier.reading.validation import Fault
 from . import schema as spec_schema
 from .crosschecks import Values, needs
-from .problems import dotted
-from .validation import Fault
 
 NEEDED = {
     "kubernetes_image": "container image that holds the project",

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...verifier.reading.validation import Fault
 from . import data_files, pretrained
 from .crosschecks import Values, fault, needs
-from .validation import Fault
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

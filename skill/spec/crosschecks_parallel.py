@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...verifier.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, fault, needs
 from .model import data_ranks
-from .validation import Fault
 
 FP8_MULTIPLE = 16
 EVERY = 2  # the default, which a spec with all of its keys spells out

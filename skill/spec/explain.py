@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from ...verifier.errors import UserError
+from ...verifier.reading.words import similar
 from . import schema as spec_schema
 from .schema import Schema, kinds_of, required, shown
-from .words import similar
 
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 TYPES = {"integer": "int", "number": "number", "boolean": "bool", "array": "list", "object": "mapping"}

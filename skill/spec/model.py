@@ -285,6 +285,7 @@ class Verify(Section):
     ranks: int
     reshard_to: tuple[int, ...]
     steps: int
+    ci: Literal["github", "gitlab", "none"]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import document as reader
+from ...verifier.reading import document as reader
+from ...verifier.reading.document import Document
+from ...verifier.reading.problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
 from . import schema
-from .document import Document
-from .problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
 
 
 def apply(document: Document, overrides: Sequence[str]) -> None:

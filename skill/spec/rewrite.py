@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...verifier.reading.problems import KeyPath
 from .dump import to_yaml
-from .problems import KeyPath
 
 
 def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import yaml
 from test_scaffold_launch import assert_close, run
 
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.spec.problems import SpecError
+from verified_fsdp2.skill.spec import SpecError
 
 WORLD = 8
 LAYERS = 3

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from verified_fsdp2.skill.commands import spec as command
-from verified_fsdp2.skill.spec import SpecError, load
+from verified_fsdp2.skill.spec import load
 from verified_fsdp2.verifier.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +43,16 @@ def test_check_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_with_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "check", str(QUICKSTART), "--set", "train.micro_batch=2", "--set", "model.layers=1")
     assert "4 accumulation steps" in text
-    with pytest.raises(SpecError, match=r"--set model.layers: model.layers must be at least 1, found 0"):
+    with pytest.raises(UserError, match=r"--set model.layers: model.layers must be at least 1, found 0"):
         run("check", str(QUICKSTART), "--set", "model.layers=0")
+
+
+def test_several_specs_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"(?s)unknown-keys\.yaml:2:1: .*none\.yaml: no such file"):
+        run("check", str(QUICKSTART), str(BROKEN), "none.yaml")
+    assert "quickstart.yaml: ok" in capsys.readouterr().out
+    assert run("check", str(QUICKSTART), str(BROKEN), "--json") == 2
+    assert {problem["file"] for problem in json.loads(capsys.readouterr().out)["problems"]} == {str(BROKEN)}
 
 
 def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from verified_fsdp2.skill.spec import explain, schema, validation
+from verified_fsdp2.skill.spec import explain, schema
+from verified_fsdp2.verifier.reading import validation
 
 KEYS = {name: (found, section) for name, found, section in schema.walk()}
 
@@ -82,13 +83,13 @@ def test_every_number_is_bounded() -> None:
 
 @pytest.mark.parametrize("value", [True, False, 4.0, float("nan"), float("inf"), "4", None])
 def test_not_a_whole_number(value: object) -> None:
-    found = validation.faults({"train": {"steps": value}})
+    found = validation.faults({"train": {"steps": value}}, schema.FORM)
     assert any(fault.key == ("train", "steps") for fault in found)
 
 
 @pytest.mark.parametrize("text", ["demo\n", "\ndemo", "demo\nx"])
 def test_patterns_hold_for_the_whole_text(text: str) -> None:
-    assert any(fault.key == ("name",) for fault in validation.faults({"name": text}))
+    assert any(fault.key == ("name",) for fault in validation.faults({"name": text}, schema.FORM))
 
 
 def test_pages_of_all_keys() -> None:

@@ -12,6 +12,7 @@ from verified_fsdp2.verifier.comparison import FLOOR, Comparison, compare, limit
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.localise import meaning, part
+from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -160,13 +161,21 @@ class TestRules:
 def test_the_noise_of_one_process_is_the_measure_where_there_is_no_reference() -> None:
     noisy = trained(1, losses=(3.0, 2.0, 1.001))
     single = trained(1)
-    allowed = limits(Evidence(reference=None, single=single, envelope=noisy))
+    allowed = limits(Evidence(reference=None, single=single, envelope=noisy), "matches-ddp")
     assert allowed["loss"] == pytest.approx(16 * 0.001 + FLOOR)
-    assert limits(Evidence(reference=trained(2), single=single, envelope=noisy))["loss"] == allowed["loss"]
-    assert limits(Evidence(single=single))["loss"] == FLOOR
+    assert (
+        limits(Evidence(reference=trained(2), single=single, envelope=noisy), "matches-ddp")["loss"] == allowed["loss"]
+    )
+    assert limits(Evidence(single=single), "matches-ddp")["loss"] == FLOOR
 
 
 def test_what_the_optimizer_finds_is_compared_too() -> None:
     measured = compare(trained(2, at_step=gradients(all=1.1)), trained(2))
     assert measured.gradient == 0.0
     assert measured.at_step == pytest.approx(0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0)
+
+
+def test_a_team_may_widen_the_limits_of_one_rule() -> None:
+    evidence = Evidence(single=trained(1), tolerances={"matches-ddp": Widening(2.5, "a reason")})
+    assert set(limits(evidence, "matches-ddp").values()) == {2.5 * FLOOR, 0.0}
+    assert limits(evidence, "matches-single-process") == limits(Evidence(single=trained(1)), "matches-ddp")

@@ -11,6 +11,7 @@ from corpus import TESTS
 from records import micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.precision import low_precision
 from verified_fsdp2.verifier.trace import Run
@@ -36,6 +37,13 @@ def test_the_limit_is_measured_with_rounded_weights(off: float, status: str) -> 
     assert found.measured is not None
     assert found.limit is not None
     assert (found.measured <= found.limit) == (status == "pass")
+
+
+def test_a_team_may_widen_the_limit() -> None:
+    wider = judge(first_step(0.1), tolerances={"matches-full-precision": Widening(3, "a reason")})
+    plain = judge(first_step(0.1))
+    assert plain.limit is not None and wider.limit == pytest.approx(3 * plain.limit)
+    assert (plain.status, wider.status) == ("fail", "pass")
 
 
 def test_noise_of_the_same_size_is_no_fault() -> None:

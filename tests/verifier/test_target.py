@@ -38,24 +38,30 @@ def test_a_script_needs_no_file(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("flags", "message"),
     [
-        ("nprocs: 2\n", "verify.yaml:1:1: unknown key 'nprocs'; did you mean 'nproc'?"),
-        ("a\n", "expected `key: value` lines"),
-        ("nproc: [\n", "not valid YAML"),
-        ("nproc: two\n", "nproc: expected a whole number, found 'two'"),
-        ("nproc: 0\n", "nproc: must be at least 1"),
-        ("timeout: -1\n", "timeout: must be a positive number"),
-        ("args: --x 'y\n", "args: No closing quotation"),
-        ("script: none.py\n", "none.py: no such file"),
-        ("device: tpu\n", "device: expected one of auto, cpu, cuda, found 'tpu'"),
+        ({"nproc": "two"}, "nproc: expected a whole number, found 'two'"),
+        ({"nproc": "0"}, "nproc: must be at least 1"),
+        ({"timeout": "-1"}, "timeout: must be a positive number"),
+        ({"save_args": "--x 'y"}, "save_args: No closing quotation"),
+        ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, found 'tpu'"),
     ],
 )
-def test_wrong_files(project: Path, text: str, message: str) -> None:
-    (project / "verify.yaml").write_text(text)
+def test_wrong_flags(project: Path, flags: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(project, {})
+        resolve(project, flags)
     assert message in str(caught.value)
+
+
+def test_a_configuration_names_a_script_that_is_there(project: Path) -> None:
+    (project / "verify.yaml").write_text("script: none.py\n")
+    with pytest.raises(UserError, match=r"none\.py: no such file"):
+        resolve(project, {})
+
+
+def test_the_working_folder_is_that_of_the_configuration(project: Path) -> None:
+    (project / "verify.yaml").write_text("script: parts/block.py\n")
+    assert resolve(project, {}).cwd == project
 
 
 def test_no_such_target(tmp_path: Path) -> None:

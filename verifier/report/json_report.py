@@ -21,6 +21,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "facts": verdict.facts,
             "runs": list(verdict.runs),
             "findings": [_finding(f) for f in verdict.findings],
+            "skipped": list(verdict.skipped),
             "seconds": round(verdict.seconds, 3),
         }
     )
@@ -40,6 +41,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "status": finding.status,
         "tier": finding.tier,
         "consequence": finding.consequence,
+        "required": finding.required,
         "measured": finding.measured,
         "limit": finding.limit,
         "margin": finding.margin,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..finding import Verdict
+from ..policy import open_but_allowed
 
 WIDTH = 118
 SHORT = 100  # of a pass; the JSON report has all
@@ -18,13 +19,28 @@ DAMAGE = ("crash", "recovered", "damaged")
 
 def render(verdict: Verdict) -> str:
     """The whole report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [*failures(verdict), *_open(verdict), *_passes(verdict), *_losses(verdict), *_facts(verdict)]
+    lines = [
+        *_named(verdict),
+        *failures(verdict),
+        *_open(verdict),
+        *_passes(verdict),
+        *_skipped(verdict),
+        *_losses(verdict),
+        *_facts(verdict),
+    ]
     for told in verdict.environment.get("notes", ()):
         lines += ["", *_wrapped("", told, first="note ")]
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
     return f"{text}\n{_last(verdict)}\n"
+
+
+def _named(verdict: Verdict) -> Iterator[str]:
+    """Which of several targets this is."""
+    if verdict.target.get("name"):
+        yield f"target {verdict.target['name']}"
+        yield ""
 
 
 def failures(verdict: Verdict) -> Iterator[str]:
@@ -77,6 +93,17 @@ def _passes(verdict: Verdict) -> Iterator[str]:
             yield from _wrapped("", f"{', '.join([first, *others])}: {evidence}", first="pass ")
         else:
             yield f"pass {first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
+
+
+def _skipped(verdict: Verdict) -> Iterator[str]:
+    """Rules that were left out, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for skip in verdict.skipped:
+        until = f" (until {skip['until']})" if skip["until"] else ""
+        reasons.setdefault(f"skipped: {skip['reason']}{until}", []).append(skip["rule"])
+    for reason, rules in reasons.items():
+        yield from _wrapped("", ", ".join(rules), first="skip ")
+        yield from _wrapped("", reason)
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
@@ -134,9 +161,11 @@ def _last(verdict: Verdict) -> str:
     }
     told = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     environment = verdict.environment
+    allowed = open_but_allowed(verdict.findings)
+    loud = f"NOT CHECKED, and not required: {', '.join(allowed)}\n" if allowed else ""
     return (
         f"torch {environment.get('torch')}, Python {environment.get('python')}, "
-        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n"
+        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}"
         f"verdict: {verdict.verdict}"
     )
 

@@ -104,7 +104,7 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(evidence.missing.get("single", "no run in one process was made"))
         if (reason := incomparable(run, single, "single", "one process")) is not None:
             return self.unknown(f"{cls} works on shards, and {reason}")
-        allowed = limits(evidence)
+        allowed = limits(evidence, self.name)
         gradients = max(gradients_apart(run, single, at_step=True).values(), default=0.0)
         if not gradients <= allowed["gradient at the step"]:
             return self.unknown(f"{cls} works on shards, and is given other gradients than in one process")

@@ -180,7 +180,7 @@ class MatchesFullPrecision(Rule):
         assert low is not None and rounded is not None
         measured, worst = gradient_apart(low, exact)
         noise, _ = gradient_apart(rounded, exact)
-        limit = LOW_MULTIPLE * noise + 2.0 * LOW_UNIT[dtype]
+        limit = evidence.times(self.name) * (LOW_MULTIPLE * noise + 2.0 * LOW_UNIT[dtype])
         if measured <= limit:
             return self.passed(
                 f"the first gradient in {dtype} is within {measured:.1e} of float32; rounded weights give {noise:.1e}",
@@ -215,7 +215,7 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
         return rule.unknown(
             "the loss did not fall and the updates do not point downhill: equal runs that learn nothing prove nothing"
         )
-    allowed = limits(evidence)
+    allowed = limits(evidence, rule.name)
     if allowed["envelope"] > UNREPRODUCIBLE:
         return rule.unknown(
             f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"

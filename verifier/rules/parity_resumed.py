@@ -89,7 +89,7 @@ class ReshardKeepsTrajectory(Rule):
             return self.unknown("the train run saved nothing before its last step")
         line = evidence.line_of(evidence.train, "checkpoint", op="save")
         offset = after if base is evidence.train else 0
-        allowed = limits(evidence)["loss"]
+        allowed = limits(evidence, self.name)["loss"]
         worst, told = 0.0, []
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"

@@ -32,6 +32,8 @@ class Document:
         if not on_key and path in self.values:
             return self.values[path]
         while path and path not in self.keys:
+            if isinstance(path[-1], int) and path in self.values:  # an item of a list has no key
+                return self.values[path]
             path = path[:-1]
         return self.keys.get(path) or self.values.get(()) or Place(self.source)
 
@@ -77,6 +79,7 @@ class _Reader:
         self.shift = shift
         self.stack: list[_Frame] = []
         self.documents = 0
+        self.noun = document.source.noun
 
     def run(self, events: Iterator[syntax.Event]) -> None:
         for event in events:
@@ -90,9 +93,9 @@ class _Reader:
     def start_document(self, event: syntax.Event) -> None:
         self.documents += 1
         if self.documents > 1:
-            self.stop(event, "a second YAML document starts here; a spec is one document")
+            self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
         if event.value:
-            self.stop(event, f"the directive {quoted(event.value)} is not used in a spec; remove it")
+            self.stop(event, f"the directive {quoted(event.value)} is not used in {self.noun}; remove it")
 
     def node(self, event: syntax.Event) -> None:
         place = self.place(event)
@@ -101,7 +104,7 @@ class _Reader:
             self.read_key(frame, event, place)
             return
         path = self.store(frame, place)
-        value, wrong = _value(event)
+        value, wrong = _value(event, self.noun)
         if wrong and not (frame and frame.ignored):
             self.document.refuse(path, place, wrong)
         if event.kind == "scalar" or event.kind == "alias":
@@ -116,14 +119,14 @@ class _Reader:
     def read_key(self, frame: _Frame, event: syntax.Event, place: Place) -> None:
         if event.kind != "scalar":
             self.stop(event, "a key must be a word; quote it if it starts with '*', '&', '[' or '{'")
-        value, wrong = _value(event)
+        value, wrong = _value(event, self.noun)
         key = event.value
         path = (*frame.path, key)
         frame.key, frame.ignored = key, True
         if wrong:
             self.document.refuse(path, place, wrong)
         elif event.plain and key == "<<":
-            self.document.refuse(path, place, "merge keys ('<<') are not used in a spec; write the keys out")
+            self.document.refuse(path, place, f"merge keys ('<<') are not used in {self.noun}; write the keys out")
         elif not isinstance(value, str):
             self.document.refuse(path, place, f"a key must be text; put quotes around {key or 'the empty key'}")
         elif path in self.document.keys:
@@ -169,15 +172,15 @@ class _Reader:
         raise _Refused
 
 
-def _value(event: syntax.Event) -> tuple[scalars.Scalar, str]:
+def _value(event: syntax.Event, noun: str) -> tuple[scalars.Scalar, str]:
     """The value of a scalar, and what is wrong with the way a node is written."""
     if event.kind == "alias":
-        return None, f"aliases ('*{event.value}') are not used in a spec; write the value out"
+        return None, f"aliases ('*{event.value}') are not used in {noun}; write the value out"
     wrong = ""
     if event.anchor:
-        wrong = f"anchors ('&{event.anchor}') are not used in a spec; remove it"
+        wrong = f"anchors ('&{event.anchor}') are not used in {noun}; remove it"
     elif event.tag:
-        wrong = f"tags ({quoted(event.tag)}) are not used in a spec; remove it"
+        wrong = f"tags ({quoted(event.tag)}) are not used in {noun}; remove it"
     elif any("\ud800" <= char <= "\udfff" for char in event.value):
         wrong = "half a character (a surrogate escape); write the character itself"
     if event.kind != "scalar" or not event.plain:
@@ -185,4 +188,4 @@ def _value(event: syntax.Event) -> tuple[scalars.Scalar, str]:
     try:
         return scalars.resolve(event.value), wrong
     except ValueError as error:
-        return None, f"{error} is too long for a spec"
+        return None, f"{error} is too long for {noun}"

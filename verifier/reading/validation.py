@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from . import schema as spec_schema
 from . import words
 from .problems import KeyPath, dotted
-from .schema import Schema
+from .schema import Form, Schema
 
 ORDER = ("type", "enum", "minLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -28,24 +27,24 @@ class Fault:
     doubtful: tuple[KeyPath, ...] = ()
 
 
-def faults(data: Any) -> list[Fault]:
-    """Everything in which `data` differs from the schema, at most one fault a key."""
+def faults(data: Any, form: Form) -> list[Fault]:
+    """Everything in which `data` differs from the form, at most one fault a key."""
     grouped: dict[KeyPath, list[Any]] = {}
-    for error in _validator().iter_errors(data):
+    for error in _validator(form).iter_errors(data):
         grouped.setdefault(tuple(error.absolute_path), []).append(error)
     found: dict[tuple[KeyPath, bool], Fault] = {}
     for path, errors in grouped.items():
-        unknown = list(_unknown(path, [error for error in errors if error.validator == "additionalProperties"]))
+        unknown = list(_unknown(form, path, [error for error in errors if error.validator == "additionalProperties"]))
         meant = {name for fault, name in unknown}
-        missing = _missing(path, [error for error in errors if error.validator == "required"], meant)
+        missing = _missing(form, path, [error for error in errors if error.validator == "required"], meant)
         values = [error for error in errors if error.validator not in ("additionalProperties", "required")]
-        for fault in (*(fault for fault, _ in unknown), *missing, *_values(path, values)):
+        for fault in (*(fault for fault, _ in unknown), *missing, *_values(form, path, values)):
             found.setdefault((fault.key, fault.on_key), fault)
     return list(found.values())
 
 
 @cache
-def _validator() -> Any:
+def _validator(form: Form) -> Any:
     """Draft 7, except that 4.0 is no whole number, and neither .nan nor .inf is a number."""
     import jsonschema
 
@@ -62,34 +61,34 @@ def _validator() -> Any:
 
     checker = jsonschema.Draft7Validator.TYPE_CHECKER.redefine_many({"integer": integer, "number": number})
     extend: Any = jsonschema.validators.extend
-    return extend(jsonschema.Draft7Validator, {"pattern": pattern}, type_checker=checker)(spec_schema.load())
+    return extend(jsonschema.Draft7Validator, {"pattern": pattern}, type_checker=checker)(form.root)
 
 
-def _unknown(path: KeyPath, errors: list[Any]) -> Iterator[tuple[Fault, str | None]]:
+def _unknown(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[tuple[Fault, str | None]]:
     """Keys that the section does not have, each with the key that was probably meant."""
     if not errors:
         return
     narrowest: Schema = min((error.schema for error in errors), key=lambda part: len(part["properties"]))
-    section = spec_schema.at(path) or narrowest
+    section = form.at(path) or narrowest
     for key in errors[0].instance:
         if key in narrowest["properties"]:
             continue
-        message, meant = words.unknown_key(path, key, section, list(narrowest["properties"]), errors[0].instance)
+        message, meant = words.unknown_key(form, path, key, section, list(narrowest["properties"]), errors[0].instance)
         doubtful = ((*path, meant),) if meant else ()
         yield Fault((*path, key), message, (*path, key), on_key=True, doubtful=doubtful), meant
 
 
-def _missing(path: KeyPath, errors: list[Any], meant: set[str | None]) -> Iterator[Fault]:
+def _missing(form: Form, path: KeyPath, errors: list[Any], meant: set[str | None]) -> Iterator[Fault]:
     """Required keys that are not there, unless a misspelt key stands for them."""
     for error in errors:
         for key in error.validator_value:
             if key not in error.instance and key not in meant:
                 where = f" in {dotted(path)}" if path else ""
-                wanted = words.wanted(key, spec_schema.at((*path, key)))
+                wanted = words.wanted(key, form.at((*path, key)))
                 yield Fault((*path, key), f"missing key {key!r}{where}{wanted}", path, on_key=True)
 
 
-def _values(path: KeyPath, errors: list[Any]) -> Iterator[Fault]:
+def _values(form: Form, path: KeyPath, errors: list[Any]) -> Iterator[Fault]:
     if not errors:
         return
     rank = {name: number for number, name in enumerate(ORDER)}
@@ -99,5 +98,5 @@ def _values(path: KeyPath, errors: list[Any]) -> Iterator[Fault]:
             key = (*path, error.instance)
             yield Fault(key, f"{dotted(key)} must be {words.pattern(error.schema)}", key, on_key=True)
         return
-    schema = spec_schema.at(path) or error.schema
-    yield Fault(path, f"{dotted(path) or 'the spec'} {words.value(error, schema)}", path)
+    schema = form.at(path) or error.schema
+    yield Fault(path, f"{dotted(path) or form.noun} {words.value(error, schema)}", path)

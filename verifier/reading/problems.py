@@ -1,4 +1,4 @@
-"""What can be wrong in a spec: one problem with its place, and the error that carries all of them."""
+"""What can be wrong in a file: one problem with its place, and the error that carries all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...verifier.errors import UserError
+from ..errors import UserError
 
 KeyPath = tuple[str | int, ...]
 
@@ -19,12 +19,13 @@ LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Source:
-    """A text that values come from: the spec file, or one `--set`."""
+    """A text that values come from: a file, or one `--set`. `noun` is what messages call it."""
 
     name: str
     lines: tuple[str, ...]
     order: int = 0
     is_file: bool = True
+    noun: str = "a spec"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Problem:
         return text
 
 
-class SpecError(UserError):
-    """The spec is not valid; `problems` holds everything that is wrong, in file order."""
+class NotValid(UserError):
+    """The file is not valid; `problems` holds everything that is wrong, in file order."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.place.sort_key()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import scalars
 from .problems import KeyPath, dotted, quoted
-from .schema import Schema, expectation, kinds_of, shown, walk
+from .schema import Form, Schema, expectation, kinds_of, shown
 
 YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 LIMITS = {
@@ -21,7 +21,7 @@ LIMITS = {
 
 
 def unknown_key(
-    path: KeyPath, key: str, section: Schema, known: list[str], written: dict[str, Any]
+    form: Form, path: KeyPath, key: str, section: Schema, known: list[str], written: dict[str, Any]
 ) -> tuple[str, str | None]:
     """The message for a key that the section does not have, and the key that was probably meant."""
     where = f" in {dotted(path)}" if path else ""
@@ -32,7 +32,7 @@ def unknown_key(
     match = similar(key, [name for name in known if name not in written]) or similar(key, known)
     if match:
         return f"{message}; did you mean {match!r}?", match
-    homes = [found.rpartition(".")[0] for found, _, _ in walk() if found.rpartition(".")[2] == key]
+    homes = [found.rpartition(".")[0] for found, _, _ in form.walk() if found.rpartition(".")[2] == key]
     if len(homes) == 1 and homes[0]:
         return f"{message}; it belongs in {homes[0]}", None
     return f"{message}; known keys: {', '.join(known)}", None

@@ -1,0 +1,481 @@
+"""What a configuration may say, what is wrong with one, and what its policy makes of a verdict."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from documents import blocks
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.skill.commands.verify import FLAGS
+from verified_fsdp2.verifier import flow
+from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
+from verified_fsdp2.verifier.errors import MachineRefuses, UserError
+from verified_fsdp2.verifier.finding import Finding, Verdict
+from verified_fsdp2.verifier.policy import Policy, Skip, Widening, decided, widened
+from verified_fsdp2.verifier.report import json_report, text
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.target import Target, resolve, resolve_all
+
+TODAY = datetime.date(2026, 11, 21)
+FAMILIES = {name: rule.family for name, rule in RULES.items()}
+EVERYTHING = """\
+timeout: 60
+required: [parity, optim-before-shard]
+targets:
+  - name: small
+    script: one.py
+    args: --small
+    tolerances: {matches-ddp: {times: 3, reason: "a sum in another order"}}
+  - name: large
+    folder: project
+    timeout: 90
+    skip:
+      - {rule: root-only-wrap, reason: two small layers, until: 2026-11-21}
+      - rule: clipping
+        reason: never clips
+        until: 2026-11-20
+"""
+IN_TOML = """\
+[project]
+name = "x"
+
+[tool.fsdp2]
+timeout = 60
+required = ["parity", "optim-before-shard"]
+
+[[tool.fsdp2.targets]]
+name = "small"
+script = "one.py"
+args = "--small"
+tolerances.matches-ddp = {times = 3, reason = "a sum in another order"}
+
+[[tool.fsdp2.targets]]
+name = "large"
+folder = "project"
+timeout = 90
+
+[[tool.fsdp2.targets.skip]]
+rule = "root-only-wrap"
+reason = "two small layers"
+until = 2026-11-21
+
+[[tool.fsdp2.targets.skip]]
+rule = "clipping"
+reason = "never clips"
+until = "2026-11-20"
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("import torch\n")
+    (tmp_path / "project" / "verify.yaml").write_text("nproc: 3\ntimeout: 30\nsave_args: --save\n")
+    (tmp_path / "one.py").write_text("import torch\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+def test_several_targets_and_what_holds_for_all(repository: Path, name: str, content: str) -> None:
+    (repository / name).write_text(content)
+    small, large = resolve_all(None, {"nproc": None}, config_in(Path()))
+    assert (small.name, small.script, small.args, small.timeout) == (
+        "small",
+        repository / "one.py",
+        ("--small",),
+        60,
+    )
+    assert small.policy.tolerances == {"matches-ddp": Widening(3, "a sum in another order")}
+    assert small.policy.required == ("parity", "optim-before-shard") and small.policy.skips == ()
+    assert (large.script, large.cwd) == (repository / "project" / "train.py", repository / "project")
+    assert (large.nproc, large.timeout, large.save_args) == (3, 90, ("--save",)), "the outer file goes first"
+    assert large.command == ("fsdp2", "verify", "--target", "large")
+    assert resolve(None, {"nproc": "5"}, None, "large").nproc == 5
+    with pytest.raises(UserError, match="several targets"):
+        resolve(None, {})
+    assert [target.command for target in resolve_all(repository, {})] == [
+        ("fsdp2", "verify", str(repository), "--target", one) for one in ("small", "large")
+    ]
+    with pytest.raises(UserError, match=r"--target other: no such target .*known: small, large"):
+        resolve(None, {}, None, "other")
+    with pytest.raises(UserError, match="leave the script out"):
+        resolve_all(Path("one.py"), {}, Path(name))
+
+
+@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    _, large = read(tmp_path / name, TODAY)
+    one, other = large.policy.skips
+    assert (one.rule, one.until, one.over) == ("root-only-wrap", "2026-11-21", False)
+    assert (other.rule, other.until, other.over) == ("clipping", "2026-11-20", True)
+    line = other.location["line"]
+    code = content.splitlines()[line - 1].strip()
+    assert other.location == {
+        "file": str(tmp_path / name),
+        "line": line,
+        "column": 9 if name == "verify.yaml" else 1,
+        "function": "skip",
+        "code": code,
+    }
+    assert code == ("- rule: clipping" if name == "verify.yaml" else "[[tool.fsdp2.targets.skip]]")
+
+
+WRONG = [
+    ("nprocs: 2\n", "1:1: unknown key 'nprocs'; did you mean 'nproc'?"),
+    ("targets:\n  - nmae: a\n", "2:5: unknown key 'nmae' in targets[0]; did you mean 'name'?"),
+    ("targets:\n  - script: a.py\n", "2:5: missing key 'name' in targets[0]; for example 'name: pretrain'"),
+    ("targets:\n  - {name: a}\n  - {name: a}\n", "3:12: a second target with the name 'a'"),
+    ("targets:\n  - {name: a/b}\n", "2:12: targets[0].name must be letters, digits"),
+    ("script: a.py\ntargets:\n  - {name: a}\n", "1:1: script beside targets"),
+    ("script: a.py\nmodule: b\n", "2:1: give `module` or `script`, not both"),
+    ("nproc: two\n", "1:8: nproc must be a whole number, found the text 'two'"),
+    ("nproc: 0\n", "1:8: nproc must be at least 1, found 0"),
+    ("timeout: -1\n", "1:10: timeout must be more than 0"),
+    ("args: --x 'y\n", "1:7: args: no closing quotation"),
+    ("args: 5\n", "1:7: args must be text or a list, found 5"),
+    ("device: tpu\n", "1:9: device must be 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
+    ("nproc: 2\nnproc: 3\n", "2:1: duplicate key 'nproc'"),
+    ("a\n", "1:1: the configuration must be a mapping"),
+    ('args: "a\n', "1:7: not valid YAML: this quote is never closed"),
+    ("required: [parityy]\n", "1:12: unknown rule or family 'parityy'; did you mean 'parity'?"),
+    ("required: []\n", "1:11: required must have at least 1 item"),
+    ("skip:\n  - {rule: parity, until: 2026-12-01}\n", "2:5: missing key 'reason' in skip[0]"),
+    ("skip:\n  - {rule: parity, reason: x}\n", "2:5: missing key 'until' in skip[0]"),
+    ("skip:\n  - {rule: parity, reason: ' ', until: 2026-12-01}\n", "2:28: skip[0].reason must be some words"),
+    ("skip:\n  - {rule: no-rule, reason: x, until: 2026-12-01}\n", "2:12: unknown rule or family 'no-rule'"),
+    ("skip:\n  - {rule: parity, reason: x, until: soon}\n", "2:38: skip[0].until must be a day such as"),
+    ("skip:\n  - {rule: parity, reason: x, until: 2026-02-30}\n", "2:38: skip[0].until is no day of the calendar"),
+    (
+        "skip:\n  - {rule: parity, reason: x, until: 2027-11-23}\n",
+        "2:38: skip[0].until is more than a year off; at most 2027-11-22",
+    ),
+    (
+        "tolerances: {matches-dpd: {times: 2, reason: x}}\n",
+        "1:14: unknown key 'matches-dpd' in tolerances; did you mean",
+    ),
+    ("tolerances: {run-completes: {times: 2, reason: x}}\n", "1:14: unknown key 'run-completes' in tolerances"),
+    ("tolerances: {matches-ddp: {times: 1, reason: x}}\n", "1:35: tolerances.matches-ddp.times must be more than 1"),
+    ("tolerances: {matches-ddp: {times: 2}}\n", "1:14: missing key 'reason' in tolerances.matches-ddp"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "verify.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read(path, TODAY)
+    assert f"{path}:{message}" in str(caught.value)
+    assert "\n    " in str(caught.value), "the line and a caret"
+
+
+def test_every_error_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "verify.yaml"
+    path.write_text("nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
+    with pytest.raises(UserError) as caught:
+        read(path, TODAY)
+    assert [line.split(":")[1] for line in str(caught.value).splitlines() if line.startswith(str(path))] == list("1234")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[tool.fsdp2]\nnproc = "2"\n', "2:9: nproc must be a whole number, found the text '2'"),
+        ("[tool.fsdp2]\nstep = 3\n", "2:1: unknown key 'step'; did you mean 'steps'?"),
+        ("[tool]\nfsdp2.step = 3\n", "2:1: unknown key 'step'"),
+        ("[[tool.fsdp2.targets]]\nname = 'a'\n[[tool.fsdp2.targets]]\n", "3:1: missing key 'name' in targets[1]"),
+        (
+            "[[tool.fsdp2.targets]]\nname = 'a'\n  [tool.fsdp2.targets.tolerances.matches-ddp]\n  times = 0.5\n  reason = 'x'\n",
+            "4:11: targets[0].tolerances.matches-ddp.times must be more than 1",
+        ),
+        ("[tool.fsdp2]\nskip = [{rule = 'parity', reason = 'x', until = 2099-01-01}]\n", "2:1: skip[0].until is more"),
+        ("[tool.fsdp2\n", "1:12: not valid TOML: "),
+    ],
+)
+def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / PYPROJECT
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        read(path, TODAY)
+    assert f"{path}:{message}" in str(caught.value)
+
+
+PIECES = [
+    "",
+    "\n",
+    "  ",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    "'''",
+    '"',
+    "#",
+    "&a",
+    "*a",
+    "!!x ",
+    "\t",
+    "\0",
+    "\xe9",
+    "=",
+    ".",
+]
+PIECES += [
+    "null",
+    "true",
+    "-1",
+    "1e999",
+    "9" * 30,
+    "targets",
+    "skip",
+    "name: small\n",
+    "nproc: 2\n",
+    "until: 2026-99-99",
+]
+PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
+    """500 times something is cut out, put in or moved: never an error of another kind."""
+    chance = random.Random(0)
+    path = tmp_path / name
+    told = 0
+    for _ in range(500):
+        text = content
+        for _ in range(chance.randint(1, 3)):
+            start = chance.randrange(len(text) + 1)
+            end = min(len(text), start + chance.choice([0, 0, 1, 5, 40]))
+            text = text[:start] + chance.choice(PIECES) + text[end:]
+        path.write_text(text)
+        try:
+            for entry in read(path, TODAY):
+                assert isinstance(entry.policy, Policy)
+        except UserError as error:
+            told += 1
+            assert str(error).startswith(str(path))
+    assert 250 < told < 500
+
+
+def test_one_configuration_a_folder(repository: Path) -> None:
+    assert config_in(repository) is None
+    (repository / PYPROJECT).write_text("[project]\nname = 'fsdp2'\n")
+    assert config_in(repository) is None, "no table of ours"
+    with pytest.raises(UserError, match=r"no table \[tool\.fsdp2\]"):
+        read(repository / PYPROJECT)
+    (repository / PYPROJECT).write_text("[tool.fsdp2]\nnproc = 4\n")
+    assert config_in(repository) == repository / PYPROJECT
+    (repository / "verify.yaml").write_text("nproc: 4\n")
+    with pytest.raises(UserError, match="keep one of them"):
+        config_in(repository)
+
+
+def test_the_schema_is_draft_7_and_names_every_key() -> None:
+    jsonschema.Draft7Validator.check_schema(FORM.root)
+    definitions = FORM.root["definitions"]
+    of_target = set(definitions["one_target"]["properties"]) - {"name", "folder"}
+    assert of_target == set(FORM.root["properties"]) - {"targets"}
+    for name, part in definitions.items():
+        if name not in ("one_target", "one_skip", "widening"):
+            assert part["description"]
+            for example in part["examples"]:
+                jsonschema.Draft7Validator(part | {"definitions": definitions}).validate(example)
+    assert of_target == {*FLAGS, "script", "args", "required", "tolerances", "skip"}, "the same keys as the flags"
+
+
+def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spec", "schema", "--verify"]) == 0
+    assert json.loads(capsys.readouterr().out) == FORM.root
+
+
+def test_limits_that_can_be_widened_are_those_that_are_worked_out() -> None:
+    sources = {name: inspect.getsource(type(rule)) for name, rule in RULES.items()}
+    asked = {
+        n for n, source in sources.items() if "evidence.times(" in source or "limits(evidence, self.name)" in source
+    }
+    asked |= {
+        n for n, source in sources.items() if " _judge(self, evidence, " in source and RULES[n].family == "parity"
+    }
+    assert set(FORM.root["definitions"]["tolerances"]["properties"]) == asked
+
+
+def skip(rule: str, over: bool = False) -> Skip:
+    location = {"file": "/w/verify.yaml", "line": 3, "column": 5, "function": "skip", "code": f"- rule: {rule}"}
+    return Skip(rule, "a reason", "2026-11-20", over, location)
+
+
+def verdict(*findings: Finding) -> Verdict:
+    target = {"name": "", "command": "fsdp2 verify"}
+    return Verdict("pass", target, {"torch": "x", "python": "y"}, (), findings)
+
+
+OPEN = Finding("matches-ddp", "inconclusive", "no oracle")
+FINE = Finding("optim-before-shard", "pass", "all of them")
+
+
+@pytest.mark.parametrize(
+    ("required", "expected"),
+    [((), "inconclusive"), (("matches-ddp",), "inconclusive"), (("parity",), "inconclusive"), (("optimizer",), "pass")],
+)
+def test_only_required_rules_must_be_decided(required: tuple[str, ...], expected: str) -> None:
+    found = decided(verdict(OPEN, FINE), Policy(required=required), FAMILIES, ())
+    assert found.verdict == expected
+    loud = "NOT CHECKED, and not required: matches-ddp\nverdict: pass\n"
+    assert text.render(found).endswith(loud) == (expected == "pass")
+    assert decided(verdict(replace_status(OPEN)), Policy(required=required), FAMILIES, ()).verdict == "fail"
+
+
+def replace_status(finding: Finding) -> Finding:
+    return Finding(finding.rule, "fail", finding.evidence)
+
+
+def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
+    policy = Policy(skips=(skip("parity", over=True), skip("clipping")))
+    assert policy.skipped == ["clipping"]
+    suppressed = Finding("unused-suppression", "pass", "none")
+    found = decided(verdict(FINE, suppressed), policy, FAMILIES, ())
+    assert found.verdict == "fail"
+    (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
+    assert late.status == "fail" and "the skip of parity ended on 2026-11-20 (a reason)" in late.evidence
+    assert late.location == {"file": "/w/verify.yaml", "line": 3, "function": "skip", "code": "- rule: parity"}
+
+
+def test_what_is_skipped_stands_in_the_reports() -> None:
+    found = decided(verdict(FINE), Policy(skips=(skip("parity"),)), FAMILIES, ["matches-ddp", "root-only-wrap"])
+    assert json_report.as_dict(found)["skipped"] == [
+        {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
+        {"rule": "root-only-wrap", "reason": "left out by --skip", "until": None},
+    ]
+    told = text.render(found)
+    assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in told
+    assert "skip root-only-wrap\n     skipped: left out by --skip" in told
+    assert found.verdict == "pass"
+
+
+def test_skipped_and_required_is_refused() -> None:
+    with pytest.raises(UserError, match=r"verify\.yaml:3:5: parity is skipped and required"):
+        Policy(skips=(skip("parity"),), required=("parity",))
+
+
+def test_a_widened_limit_is_told_first() -> None:
+    by = {"matches-ddp": Widening(2.5, "a sum in another order")}
+    told = widened(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
+    assert told.evidence == "[limit taken 2.5 times: a sum in another order] 5 steps"
+    assert widened(FINE, by) is FINE and widened(OPEN, by) is OPEN
+
+
+SHORT = EVERYTHING.replace("2026-11-21", str(datetime.date.today())).replace("2026-11-20", str(datetime.date.today()))
+
+
+def test_the_command_verifies_all_targets_and_the_worst_counts(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "verify.yaml").write_text(SHORT)
+    assert main(["verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("target small") < told.index("target large") and told.count("verdict: pass") == 2
+    reports = {path.name: json.loads(path.read_text()) for path in (repository / "out").iterdir()}
+    assert set(reports) == {"small.json", "large.json"}
+    schema = json.loads((Path(text.__file__).parent / "report.schema.json").read_text())
+    for report in reports.values():
+        jsonschema.validate(report, schema)
+    assert reports["large.json"]["skipped"][0]["rule"] == "root-only-wrap"
+    assert reports["small.json"]["skipped"] == []
+    (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
+    assert main(["verify", "--tier", "static"]) == 1
+    assert main(["verify", "--tier", "static", "--target", "small"]) == 0
+    (repository / "one.py").write_text((Path(__file__).parents[1] / "faults" / "optim_before_shard.py").read_text())
+    (repository / "verify.yaml").write_text(SHORT)
+    assert main(["verify", "--tier", "static"]) == 1, "the first one decides if it is the worst"
+
+
+def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "verify.yaml").write_text(SHORT)
+    verify = flow.verify
+
+    def refusing(target: Target, *more: Any, **options: Any) -> Verdict:
+        if target.name == "small":
+            raise MachineRefuses("too few devices")
+        return verify(target, *more, **options)
+
+    monkeypatch.setattr(flow, "verify", refusing)
+    assert main(["verify", "--tier", "static"]) == 4
+    said = capsys.readouterr()
+    assert "this machine refuses: too few devices" in said.err and "target large" in said.out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--json"], "several json reports cannot share stdout"),
+        (["--report", "json=out.json"], "several targets need {target} in the path"),
+        (["--target", "none"], "no such target"),
+    ],
+)
+def test_reports_of_several_targets_do_not_meet(
+    repository: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str
+) -> None:
+    (repository / "verify.yaml").write_text(SHORT)
+    assert main(["verify", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify"]) == 2
+    assert "nothing to verify" in capsys.readouterr().err
+
+
+@pytest.mark.launch
+def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How this script saves is not told: its open rules are not required, and one limit is wider."""
+    day = datetime.date.today()
+    (repository / "verify.yaml").write_text(
+        f"script: {Path(__file__).parents[1] / 'zoo' / 'minimal.py'}\n"
+        "required: [optimizer, wrapping]\n"
+        "tolerances: {matches-ddp: {times: 50, reason: because}}\n"
+        f"skip:\n  - {{rule: clipping, reason: it does not clip, until: {day}}}\n"
+    )
+    assert main(["verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    findings = {f["rule"]: f for f in report["findings"]}
+    assert report["verdict"] == "pass" and findings["resume-is-exact"]["status"] == "inconclusive"
+    assert not findings["resume-is-exact"]["required"]
+    wide, plain = findings["matches-ddp"], findings["matches-single-process"]
+    assert wide["evidence"].startswith("[limit taken 50 times: because] ")
+    assert wide["limit"] > plain["limit"] > 0 and not plain["evidence"].startswith("[")
+    assert {s["rule"] for s in report["skipped"]} == {n for n, family in FAMILIES.items() if family == "clipping"}
+    assert not set(findings) & {s["rule"] for s in report["skipped"]}
+
+
+def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "verify.yaml"
+    found = [
+        text
+        for where, text in blocks("yaml")
+        if where.startswith("verify.md") and "script:" in text and "image:" not in text
+    ]
+    assert len(found) == 3
+    said: set[str] = set()
+    for one in found:
+        path.write_text(one)
+        for entry in read(path, TODAY):
+            said |= set(entry.values)
+    assert said >= {*FLAGS, "skip", "required", "tolerances"} - {"module", "oversubscribe", "reference"}
+    page = (Path(__file__).parents[2] / "references" / "verify.md").read_text()
+    for rule in FORM.root["definitions"]["tolerances"]["properties"]:
+        assert rule in page[page.index("- `tolerances`") : page.index("- `skip`")]

@@ -1,0 +1,81 @@
+"""A table of a TOML file as a Document. `tomllib` keeps no positions: they are those of the lines that look like a key."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+
+from .document import Document
+from .problems import KeyPath, Place, Source
+
+_HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
+_KEY = re.compile(
+    r"""(\s*)((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=\s*"""
+)
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
+    """The table of this name; None if the file has none."""
+    import tomllib
+
+    document = Document(source)
+    try:
+        data: Any = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = _AT.search(str(error))
+        line, column = (int(at[1]), int(at[2])) if at and at[1] else (len(source.lines), 1)
+        document.refuse((), Place(source, line, column), f"not valid TOML: {_AT.sub('', str(error))}")
+        return document
+    for name in table:
+        data = data.get(name) if isinstance(data, dict) else None
+    if data is None:
+        return None
+    document.data, document.empty = _plain(data), False
+    _find_places(document, table)
+    return document
+
+
+def _plain(value: Any) -> Any:
+    """The value as YAML would have it: a date is its text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _find_places(document: Document, table: tuple[str, ...]) -> None:
+    here: KeyPath = ()
+    count: dict[KeyPath, int] = {}
+    for number, line in enumerate(document.source.lines, start=1):
+        if header := _HEADER.match(line):
+            *above, last = _parts(header[2])
+            here = ()
+            for part in above:  # what is below a list of tables is in its last one
+                here = (*here, part)
+                here = (*here, count[here]) if here in count else here
+            here = (*here, last)
+            if header[1] == "[[":
+                count[here] = count.get(here, -1) + 1
+                here = (*here, count[here])
+            _put(document, table, here, Place(document.source, number, len(line) - len(line.lstrip()) + 1), None)
+        elif key := _KEY.match(line):
+            start, value = (
+                Place(document.source, number, len(key[1]) + 1),
+                Place(document.source, number, key.end() + 1),
+            )
+            _put(document, table, (*here, *_parts(key[2])), start, value)
+
+
+def _put(document: Document, table: tuple[str, ...], path: KeyPath, key: Place, value: Place | None) -> None:
+    if path[: len(table)] == table:
+        own = path[len(table) :]
+        document.keys.setdefault(own, key)
+        document.values.setdefault(own, value or key)
+
+
+def _parts(text: str) -> KeyPath:
+    return tuple(part.strip("\"'") for part in _PART.findall(text))
