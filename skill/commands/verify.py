@@ -9,12 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, UserError
-from ..output import log
-from ..reports import wanted_reports, write_reports
+from ...verifier.errors import UserError
+from ..progress import Live
+from ..reports import HELP, wanted_reports, write_verdict
 
 TIERS = ("static", "simulate", "ranks")
-EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
 EPILOG = """\
 The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
 reference from weights one unit in the last place away: its noise sets the tolerance), single (one process, the whole global batch), resume
@@ -29,6 +28,8 @@ examples:
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
   fsdp2 verify my-run --report json=report.json --report text
+  fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
+  fsdp2 verify my-run --baseline report.json                exit 1 only on failures that this report does not have
 
 exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what).
 """
@@ -103,9 +104,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FORMAT[=PATH]",
         action="append",
         default=[],
-        help="text or json, to stdout or a file (repeatable)",
+        help=HELP,
     )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
+    parser.add_argument(
+        "--baseline",
+        metavar="OLD.json",
+        type=Path,
+        help="an earlier JSON report of this target: exit 1 only on failures that it does not have",
+    )
     parser.add_argument(
         "--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder"
     )
@@ -114,6 +121,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Verify, write the reports, return the verdict's exit code."""
+    from ...verifier import baseline
     from ...verifier.flow import select, verify
     from ...verifier.report import RENDERERS
     from ...verifier.target import resolve
@@ -138,24 +146,25 @@ def run(options: argparse.Namespace) -> int:
     if options.target is None and options.module is None:
         raise UserError("nothing to verify: give a script, a folder, or -m MODULE")
     target = resolve(options.target, {**flags, "args": options.script_args}, options.config)
-    reports = wanted_reports(options.report, options.json, RENDERERS)
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
+    old = None
+    if options.baseline is not None:
+        old = baseline.load(options.baseline)
+        baseline.must_be_of(options.baseline, old, target.describe())
+    reports = wanted_reports(options.report, options.json, RENDERERS)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
-        verdict = verify(
-            target,
-            work.resolve(),
-            options.only,
-            options.skip,
-            sys.executable,
-            progress=lambda line: log(f"  {line}"),
-            tier=options.tier,
-        )
-        write_reports(reports, verdict, RENDERERS)
+        with Live(sys.stderr) as live:
+            verdict = verify(
+                target, work.resolve(), options.only, options.skip, sys.executable, progress=live, tier=options.tier
+            )
+        if old is not None:
+            verdict = baseline.held_against(verdict, options.baseline, old)
+        write_verdict(reports, verdict, RENDERERS)
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    return EXIT[verdict.verdict]
+    return verdict.exit_code
