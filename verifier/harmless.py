@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FIRST = re.compile(r"^([^\S\n]*):(?=:)", re.M)
 _BRACKET = re.compile(r"#(?=#\w*\[)")
 
 
+def shown(text: str, kept: str = "\n\t") -> str:
+    """The text with what is not printable as an escape: control, format and bidirectional characters, lone surrogates."""
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
 def harmless(text: str) -> str:
     """Plain text in which nothing is a command: `: :error` and `# #[group]`; control characters as `\\x1b`."""
-    text = _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+    text = shown(text)
     return _BRACKET.sub("# ", _FIRST.sub(r"\1: ", text))
 
 

@@ -35,6 +35,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_help_names_every_format() -> None:
     assert set(reports.FORMATS) == set(RENDERERS) == set(LINT)
+    page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    assert all(f"\n| {name} | " in page for name in reports.FORMATS)
 
 
 def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from ..finding import Finding, Verdict
-from ..harmless import harmless
+from ..harmless import harmless, shown
 from . import lint_text, text
 from .places import place_of, relative, where
 
@@ -73,8 +73,7 @@ def _command(level: str, finding: Finding, verdict: Verdict, title: str, message
 
 def _escaped(value: str, further: str = "") -> str:
     """As the runner undoes it: `%`, carriage return and newline, in properties also `:` and `,`; no other control character."""
-    value = "".join(c if c in "\r\n\t" or c.isprintable() else ascii(c)[1:-1] for c in value)
-    return "".join(f"%{ord(c):02X}" if c in "%\r\n" + further else c for c in value)
+    return "".join(f"%{ord(c):02X}" if c in "%\r\n" + further else c for c in shown(value, "\r\n\t"))
 
 
 def summary(verdict: Verdict, room: int = SUMMARY) -> str:
