@@ -83,6 +83,10 @@ def test_a_file_that_may_not_be_written(script: Path, monkeypatch: pytest.Monkey
 def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.txt").write_text("before")
     wanted = reports.wanted_reports(["one=a.txt", "two=b.txt"], False, ("one", "two"))
+    with Path("a.txt").open() as reader:
+        reports.write(Path("a.txt"), "after")
+        assert (reader.read(), Path("a.txt").read_text()) == ("before", "after"), "one file takes the other's place"
+    reports.write(Path("a.txt"), "before")
     real = Path.write_bytes
 
     def full(path: Path, data: bytes) -> int:
@@ -120,7 +124,7 @@ def test_the_step_summary(script: Path, capsys: pytest.CaptureFixture[str], monk
     assert "FAIL optim-before-shard [static]" in lines, "the log has the text report, too"
     text = Path("summary.md").read_text()
     assert text.startswith("# ours\n## fsdp2: Failed\n") and "train.py:67 in main" in text
-    Path("summary.md").write_text("x" * (1024 * 1024 - 4100))
+    Path("summary.md").write_text("x" * (1024 * 1024 - 100))
     assert main(["lint", "train.py", "--report", "github"]) == 1
     assert len(Path("summary.md").read_bytes()) < 1024 * 1024
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(script / "none"))

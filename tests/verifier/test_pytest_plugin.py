@@ -20,6 +20,7 @@ STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
 def project(pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with a training script that has a fault, and a test; temporary folders are made where they can be counted."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     pytester.makepyfile(train=LATE, test_ours="def test_ours(): pass\n")
     return pytester
 
