@@ -13,7 +13,7 @@ import pytest
 from verified_fsdp2.verifier import baseline
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Comparison, Finding, Verdict, verdict_of
-from verified_fsdp2.verifier.report import json_report
+from verified_fsdp2.verifier.report import RENDERERS, json_report
 
 OLD = Path("old.json")
 
@@ -143,4 +143,7 @@ def test_odd_values_of_a_report_do_not_stop_it(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(json.dumps(odd))
     baseline.name_of(baseline.load(path)["target"])
-    assert len(compare([], [Finding("a", "fail", "", location=place(file=""))]).unjudged) == 1
+    gone = report(Finding("a", "fail", "\ud800", location=place(file="", code="\ud800"), measured=1e308, limit=0.0))
+    held = baseline.held_against(verdict(Finding("a", "pass", "")), OLD, gone)
+    for name, render in RENDERERS.items():
+        assert render(held).encode("utf-8"), name

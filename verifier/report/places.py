@@ -18,7 +18,7 @@ def root() -> str:
 
 def relative(file: str) -> str | None:
     """The path from the root, with `/`; None for a file that lies elsewhere."""
-    path = os.path.relpath(file, root())
+    path = os.path.relpath(file or ".", root())
     if path.startswith(".."):
         path = os.path.relpath(os.path.realpath(file), os.path.realpath(root()))
     return None if path.startswith("..") else path.replace(os.sep, "/")
