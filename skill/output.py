@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
+
+from ..verifier.harmless import harmless
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -18,12 +20,18 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 def say(text: str) -> None:
     """Write a result line to stdout."""
-    print(text, flush=True)
+    _print(text, sys.stdout)
 
 
 def log(text: str) -> None:
-    """Write progress or a warning to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Write progress or a warning to stderr; what it quotes commands no CI system."""
+    _print(harmless(text), sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Print; what the terminal's encoding does not have is shown as `\\u2713`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def emit_json(value: Any) -> None:

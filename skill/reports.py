@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ..verifier.errors import UserError
+from ..verifier.finding import Verdict
 from .output import log, say
 
 Report = tuple[str, Path | None]
 T = TypeVar("T")
 PLACE = "{target}"
 LINES = ("text", "github")  # formats of which one may follow another on stdout
+FORMATS = ("text", "json", "junit", "sarif", "github")
+HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeatable)"
 
 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
+    """`parsed_reports` whose paths can be written, or UserError, before anything has been run."""
+    found = parsed_reports(given, json, known)
+    _try(found)
+    return found
+
+
+def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
     """(format, path or None for stdout) of each report; text on stdout if none is asked for. Raises UserError."""
     found: list[Report] = []
     for text in [*given, *(["json"] if json else [])] or ["text"]:
-        name, equals, path = text.partition("=")
+        name, equals, given_path = text.partition("=")
         if name not in known:
             raise UserError(f"--report {text}: unknown format '{name}'; known: {', '.join(sorted(known))}")
-        if equals and not path:
+        if equals and not given_path:
             raise UserError(f"--report {text}: a path is missing after '='")
-        found.append((name, Path(path) if path else None))
+        found.append((name, Path(given_path) if given_path else None))
     if sum(path is None for _, path in found) > 1:
         raise UserError("two reports cannot both go to stdout; give one of them a path: --report FORMAT=PATH")
     return found
 
 
 def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[list[Report]]:
-    """The reports of each target: its name takes the place of `{target}` in paths. Raises UserError where they would meet."""
+    """The reports of each target: its name takes the place of `{target}` in paths.
+
+    Raises UserError where they would meet, or where one cannot be written.
+    """
     for name, path in reports if len(names) > 1 else ():
         if path is None and name not in LINES:
             raise UserError(
@@ -40,22 +54,101 @@ def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[l
             )
         if path is not None and PLACE not in str(path):
             raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
-    return [
-        [(name, Path(str(path).replace(PLACE, target)) if path is not None else None) for name, path in reports]
-        for target in names
-    ]
+    found = [[(name, None if path is None else for_target(path, target)) for name, path in reports] for target in names]
+    _try([report for own in found for report in own])
+    return found
+
+
+def for_target(path: Path, name: str) -> Path:
+    """The path with the name of the target in its place."""
+    return Path(str(path).replace(PLACE, name))
+
+
+def _try(reports: Sequence[Report]) -> None:
+    """Raises UserError if a file cannot be written, or two would be one."""
+    seen: set[Path] = set()
+    named = [(name, path) for name, path in reports if path is not None]
+    for name, path in named:
+        if path.resolve() in seen:
+            raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
+        seen.add(path.resolve())
+    for name, path in named:
+        _try_one(name, path)
+
+
+def _try_one(name: str, path: Path) -> None:
+    try:
+        if path.is_dir():
+            raise UserError(f"--report {name}={path}: is a folder; give a path of a file in it")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UserError(f"--report {name}={path}: cannot be written: Permission denied")
+        if not path.exists() or path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = _beside(path)
+            beside.touch(exist_ok=False)
+            beside.unlink()
+    except (OSError, ValueError) as error:
+        raise _unwritable(name, path, error) from None
 
 
 def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]) -> None:
-    """Render and write each report."""
+    """Render and write each report, whole or not at all; one that cannot be written does not keep the others back."""
+    failed: UserError | None = None
     for name, path in reports:
         text = renderers[name](result)
         if path is None:
             say(text.rstrip("\n"))
             continue
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write(path, text)
         except OSError as error:
-            raise UserError(f"--report {name}={path}: cannot be written: {error.strerror or error}") from None
-        log(f"report: {path}")
+            failed = failed or _unwritable(name, path, error)
+        else:
+            log(f"report: {path}")
+    if failed is not None:
+        raise failed
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file through a temporary sibling, so that no reader finds half of it; a device or pipe is written as it is."""
+    data = text.encode("utf-8", "backslashreplace")
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    try:
+        beside.write_bytes(data)
+        beside.replace(path.resolve())
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_verdict(
+    reports: Sequence[Report], verdict: Verdict, renderers: Mapping[str, Callable[[Verdict], str]]
+) -> None:
+    """`write_reports`; with the format github also the step's summary, where GitHub Actions has one."""
+    if any(name == "github" for name, _ in reports) and (path := os.environ.get("GITHUB_STEP_SUMMARY")):
+        _add_summary(Path(path), verdict)
+    write_reports(reports, verdict, renderers)
+
+
+def _add_summary(path: Path, verdict: Verdict) -> None:
+    from ..verifier.report.github import SUMMARY, summary
+
+    try:
+        used = path.stat().st_size if path.exists() else 0
+        with path.open("ab") as file:
+            file.write(summary(verdict, SUMMARY - used).encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        log(f"the step summary {path} cannot be written: {error.strerror or error}")
+
+
+def _beside(path: Path) -> Path:
+    real = path.resolve()
+    return real.with_name(f".{real.name[:200]}.{os.getpid()}.part")
+
+
+def _unwritable(name: str, path: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or error
+    return UserError(f"--report {name}={path}: cannot be written: {reason}")

@@ -59,6 +59,26 @@ def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
     assert out.rstrip().endswith("verdict: pass")
 
 
+def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path) -> None:
+    """As references/verify.md says."""
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
+    (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
+    words = [
+        "-m",
+        "pytest",
+        "-p",
+        "verified_fsdp2.verifier.pytest_plugin",
+        "--fsdp2",
+        "train.py",
+        "--fsdp2-tier",
+        "static",
+    ]
+    command = ["env", "PYTHONPATH=build", sys.executable, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "FAILED train.py::optim-before-shard" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_installed_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [Path(sys.executable).parent / "fsdp2", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -76,6 +96,8 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     fsdp2(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
     package = tmp_path / "site" / "verified_fsdp2"
+    (entries,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
+    assert "[pytest11]\nverified_fsdp2.verifier.pytest_plugin = " in entries.read_text()
     mark(package)
     assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
     assert "targets" in fsdp2(package / "skill", "spec", "schema", "--verify", cwd=tmp_path)
@@ -92,7 +114,7 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
             assert path.relative_to(ROOT).as_posix() in shipped
     assert set(installer.pack_files()) <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
-    assert len(shipped) < 260
+    assert len(shipped) < 280
     fsdp2(package / "skill", "new", ROOT / "examples" / "quickstart.yaml", "project", cwd=tmp_path)
     fsdp2(package / "skill", "install", "--client", "claude", cwd=tmp_path)
     copy = tmp_path / ".claude" / "skills" / "verified-fsdp2"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
+
 Status = Literal["pass", "fail", "inconclusive", "error"]
 
 
@@ -43,8 +45,28 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A verdict held against an earlier report (see baseline.py): which failures are new, which stood there already, which have gone.
+
+    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not decided this time) are failures of the earlier one.
+    `still_open` are rules that were inconclusive then and are now.
+    """
+
+    path: str
+    new: tuple[Finding, ...]
+    standing: tuple[Finding, ...]
+    gone: tuple[Finding, ...]
+    unjudged: tuple[Finding, ...]
+    still_open: frozenset[str] = frozenset()
+
+    def stands(self, finding: Finding) -> bool:
+        """Whether this failure is in the earlier report."""
+        return any(finding is known for known in self.standing)
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The answer for one target."""
+    """The answer for one target. With a `baseline`, `verdict` still tells of the target, and `answer` of what is new."""
 
     verdict: Status
     target: dict[str, Any]
@@ -55,6 +77,23 @@ class Verdict:
     folder: str = ""
     seconds: float = 0.0
     skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
+    baseline: Comparison | None = None
+
+    @property
+    def answer(self) -> Status:
+        """What a gate goes by: the verdict, or, with a baseline, that of all findings but the standing failures."""
+        if self.baseline is None:
+            return self.verdict
+        return verdict_of([f for f in self.findings if not self.baseline.stands(f)])
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command that has this answer."""
+        return {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}[self.answer]
+
+    def stands(self, finding: Finding) -> bool:
+        """Whether this failure is known from the baseline, if there is one."""
+        return self.baseline is not None and self.baseline.stands(finding)
 
 
 def verdict_of(findings: Sequence[Finding]) -> Status:

@@ -42,7 +42,7 @@ def verify(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     python: str = sys.executable,
-    progress: Progress = lambda text: None,
+    progress: Progress = lambda line, going: None,
     tier: str = "ranks",
 ) -> Verdict:
     """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
@@ -69,7 +69,7 @@ def verify_with(
     target: Target,
     work: Path,
     chosen: Collection[str],
-    progress: Progress = lambda text: None,
+    progress: Progress = lambda line, going: None,
     tier: str = "ranks",
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run."""

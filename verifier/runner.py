@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from .trace import Run, read_run
 
 GRACE = 8.0
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
-Progress = Callable[[str], None]
+Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
 
 
 class Runner:
@@ -101,7 +101,12 @@ class Runner:
         words = ["-m", target.module] if target.module else [target.script.name]
         pending = Pending(self, role, request, " ".join([*words, *argv]), self.launcher.start(request))
         self.going.append(pending)
+        self.tell()
         return pending
+
+    def tell(self, line: str = "") -> None:
+        """Say that a run has ended, with its line, or begun."""
+        self.progress(line, [other.name for other in self.going])
 
     @property
     def timeout(self) -> float:
@@ -140,6 +145,11 @@ class Pending:
         self._command = command
         self._number = number
         self.world = request.world_size
+        self.name = f"{role} {self._ranks}"
+
+    @property
+    def _ranks(self) -> str:
+        return "1 rank" if self.world == 1 else f"{self.world} ranks"
 
     @cached_property
     def run(self) -> Run:
@@ -149,7 +159,6 @@ class Pending:
         run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
         if run.completed:  # what hung says nothing of how long a run takes
             self._runner.longest = max(self._runner.longest, run.seconds)
-        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
         ending = "" if run.completed else "  did not complete"
-        self._runner.progress(f"{self._role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
+        self._runner.tell(f"{self._role:<10} {self._ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
         return run

@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 
 from ...verifier.errors import FAIL, PASS, UserError
+from ...verifier.finding import Verdict
 from ..output import Help
-from ..reports import wanted_reports, write_reports
+from ..reports import HELP, wanted_reports, write_reports, write_verdict
 
 EPILOG = """\
 Reads the files and what they import from their own folder; runs nothing and imports neither torch nor your code. It speaks only where it
@@ -21,6 +22,8 @@ examples:
   fsdp2 lint train.py
   fsdp2 lint src/ --skip root-only-wrap
   fsdp2 lint train.py --only checkpoint --json
+  fsdp2 lint src/ --report github --report sarif=lint.sarif
+  fsdp2 lint src/ --report json=lint.json, and from then on: fsdp2 lint src/ --baseline lint.json
   fsdp2 lint train_ddp.py --migrate
 
 exit codes: 0 no hit, or nothing to migrate, 1 hits, or something to migrate, 2 bad usage, or a file that is not Python.
@@ -48,9 +51,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FORMAT[=PATH]",
         action="append",
         default=[],
-        help="text or json, to stdout or a file (repeatable)",
+        help=f"{HELP}; with --migrate: text or json",
     )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
+    parser.add_argument("--baseline", metavar="OLD.json", type=Path, help="an earlier report: exit 1 only on new hits")
     parser.add_argument("--migrate", action="store_true", help="list what must change to make it FSDP2")
     parser.set_defaults(run=run)
 
@@ -59,18 +63,29 @@ def run(options: argparse.Namespace) -> int:
     """Look, write the reports, return 0 or 1."""
     import gc
 
-    from ...verifier.report import json_report, lint_text
+    from ...verifier.report import LINT
     from ...verifier.static.verdict import lint
 
     gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
     if options.migrate:
         return _migrate(options)
-    renderers = {"text": lint_text.render, "json": json_report.render}
-    reports = wanted_reports(options.report, options.json, renderers)
+    reports = wanted_reports(options.report, options.json, LINT)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
     verdict = lint(options.paths, options.only, options.skip, command)
-    write_reports(reports, verdict, renderers)
-    return FAIL if verdict.verdict == "fail" else PASS
+    if options.baseline is not None:
+        verdict = _held_against(verdict, options)
+    write_verdict(reports, verdict, LINT)
+    return verdict.exit_code
+
+
+def _held_against(verdict: Verdict, options: argparse.Namespace) -> Verdict:
+    """The verdict beside that of the earlier report."""
+    from ...verifier import baseline
+    from ...verifier.static.verdict import choose
+
+    old = baseline.load(options.baseline)
+    baseline.must_be_of(options.baseline, old, verdict.target)
+    return baseline.held_against(verdict, options.baseline, old, choose(options.only, options.skip))
 
 
 def _migrate(options: argparse.Namespace) -> int:
@@ -78,8 +93,8 @@ def _migrate(options: argparse.Namespace) -> int:
     from ...verifier.report import migration as report
     from ...verifier.static.migration import migrate
 
-    if options.only or options.skip:
-        raise UserError("--migrate judges no rules: leave out --only and --skip")
+    if options.only or options.skip or options.baseline:
+        raise UserError("--migrate judges no rules: leave out --only, --skip and --baseline")
     reports = wanted_reports(options.report, options.json, report.RENDERERS)
     found = migrate(options.paths)
     write_reports(reports, found, report.RENDERERS)

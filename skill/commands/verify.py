@@ -9,17 +9,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, MachineRefuses, UserError
 from ..output import log
-from ..reports import Report, reports_by_target, wanted_reports, write_reports
+from ..progress import Live
+from ..reports import HELP, PLACE, Report, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
     from ...verifier.target import Target
 
+Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
-EXIT = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}
 FLAGS = (
     "module",
     "nproc",
@@ -51,6 +52,8 @@ examples:
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
   fsdp2 verify my-run --report json=report.json --report text
+  fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
+  fsdp2 verify my-run --baseline report.json                exit 1 only on failures that this report does not have
   fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
   fsdp2 verify --target pretrain --report "json=out/{target}.json"
 
@@ -140,9 +143,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FORMAT[=PATH]",
         action="append",
         default=[],
-        help="text or json, to stdout or a file (repeatable); `{target}` in PATH is the name of the target",
+        help=f"{HELP}; `{PLACE}` in PATH is the name of the target",
     )
     parser.add_argument("--json", action="store_true", help="the same as --report json")
+    parser.add_argument(
+        "--baseline",
+        metavar="OLD.json",
+        type=Path,
+        help="an earlier JSON report of this target: exit 1 only on failures that it does not have",
+    )
     parser.add_argument(
         "--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder"
     )
@@ -164,41 +173,60 @@ def run(options: argparse.Namespace) -> int:
             "[tool.fsdp2] in its pyproject.toml"
         )
     targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named)
-    wanted = wanted_reports(options.report, options.json, RENDERERS)
-    reports = reports_by_target(wanted, [target.name or target.script.stem for target in targets])
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")
+    old = [_known(options.baseline, target, len(targets) > 1) for target in targets]
+    names = [target.name or target.script.stem for target in targets]
+    reports = reports_by_target(parsed_reports(options.report, options.json, RENDERERS), names)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     codes = []
-    for target, own in zip(targets, reports, strict=True):
+    for target, own, known in zip(targets, reports, old, strict=True):
         if len(targets) > 1:
             log(f"target {target.name}")
-        codes.append(_one(options, target, own))
+        codes.append(_one(options, target, own, known))
     return next(code for code in WORST if code in codes)
 
 
-def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report]) -> int:
+def _known(path: Path | None, target: Target, several: bool) -> Known | None:
+    """The earlier report of this target, if one is given."""
+    from ...verifier import baseline
+
+    if path is None:
+        return None
+    if several and PLACE not in str(path):
+        raise UserError(f"--baseline {path}: several targets need {PLACE} in the path")
+    own = for_target(path, target.name or target.script.stem)
+    report = baseline.load(own)
+    baseline.must_be_of(own, report, target.describe())
+    return own, report
+
+
+def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None) -> int:
     """Verify one target, write its reports, return its verdict's exit code."""
+    from ...verifier import baseline
     from ...verifier.flow import verify
     from ...verifier.report import RENDERERS
 
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
-        verdict = verify(
-            target,
-            (work / target.name).resolve(),
-            options.only,
-            options.skip,
-            sys.executable,
-            progress=lambda line: log(f"  {line}"),
-            tier=options.tier,
-        )
-        write_reports(reports, verdict, RENDERERS)
+        with Live(sys.stderr) as live:
+            verdict = verify(
+                target,
+                (work / target.name).resolve(),
+                options.only,
+                options.skip,
+                sys.executable,
+                progress=live,
+                tier=options.tier,
+            )
+        if old is not None:
+            verdict = baseline.held_against(verdict, *old)
+        write_verdict(reports, verdict, RENDERERS)
     except MachineRefuses as error:  # the other targets may have an answer
         log(f"this machine refuses: {error}")
         return INCONCLUSIVE
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    return EXIT[verdict.verdict]
+    return verdict.exit_code

@@ -312,7 +312,7 @@ def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n")
-    runner = Runner(launcher, resolve(script, {"nproc": 1}), tmp_path / "work", lambda text: None)
+    runner = Runner(launcher, resolve(script, {"nproc": 1}), tmp_path / "work", lambda line, going: None)
     assert runner.timeout == 300
     assert not runner.run("train", 1, ("fail",)).completed
     assert runner.timeout == 300, "how long a run takes is not known from one that stopped"

@@ -125,7 +125,7 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
         'store.set("key", "7")\nprint("it is", store.get("key"))\n'
     )
     target = resolve(script, {"nproc": 64, "timeout": 20})
-    run = simulate(target, Runner(launcher, target, tmp_path, lambda text: None)).train
+    run = simulate(target, Runner(launcher, target, tmp_path, lambda line, going: None)).train
     assert run is not None and run.completed
 
 
@@ -141,7 +141,7 @@ def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_pa
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
     target = resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8})
-    run = simulate(target, Runner(launcher, target, tmp_path, lambda text: None)).train
+    run = simulate(target, Runner(launcher, target, tmp_path, lambda line, going: None)).train
     assert run is not None
     assert [trace.rank for trace in run.traces] == [0]
     assert run.world_size == 8

@@ -37,13 +37,13 @@ def install(session: Session) -> None:
         place.init_process_group = started  # type: ignore[attr-defined]
     for place in (dist, distributed_c10d):
         place.new_group = grouped  # type: ignore[attr-defined]
-        place.TCPStore = _OwnStore  # type: ignore[misc]
+        place.TCPStore = _OwnStore  # type: ignore[attr-defined]
     dist.monitored_barrier = _nothing
     for name in ("save", "async_save", "load"):
         setattr(dcp, name, _nothing)
 
 
-class _OwnStore(dist.HashStore):
+class _OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
     """In place of a TCPStore, which would wait for a server."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

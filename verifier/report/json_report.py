@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..finding import Finding, Verdict
+from ..harmless import in_json
 
 SCHEMA = 1
 
@@ -23,6 +24,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "findings": [_finding(f) for f in verdict.findings],
             "skipped": list(verdict.skipped),
             "seconds": round(verdict.seconds, 3),
+            **_baseline(verdict),
         }
     )
     return report
@@ -32,7 +34,16 @@ def render(verdict: Verdict) -> str:
     """The report as JSON text."""
     import json
 
-    return json.dumps(as_dict(verdict), indent=2, allow_nan=False) + "\n"
+    return in_json(json.dumps(as_dict(verdict), indent=2, allow_nan=False)) + "\n"
+
+
+def _baseline(verdict: Verdict) -> dict[str, Any]:
+    held = verdict.baseline
+    if held is None:
+        return {}
+    groups = {"new": held.new, "standing": held.standing, "gone": held.gone, "unjudged": held.unjudged}
+    places = {name: [{"rule": f.rule, "location": f.location} for f in group] for name, group in groups.items()}
+    return {"baseline": {"path": held.path, "verdict": verdict.answer, **places}}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

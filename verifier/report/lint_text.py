@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..finding import Verdict
-from .text import LIMIT, failures
+from ..harmless import harmless
+from .text import LIMIT, compared, failures
 
 
 def render(verdict: Verdict) -> str:
@@ -14,4 +15,6 @@ def render(verdict: Verdict) -> str:
     number, files = len(verdict.findings), verdict.target["files"]
     faults = "1 fault" if number == 1 else f"{number} faults"
     told = f"{faults} in {files} file{'' if files == 1 else 's'}, {verdict.seconds * 1000:.0f} ms; nothing was run"
-    return f"{text}\n{told}\n" if text else f"{told}\n"
+    if verdict.baseline is not None:
+        told += f"\n{compared(verdict.baseline, verdict.answer)}"
+    return harmless(f"{text}\n{told}\n" if text else f"{told}\n")

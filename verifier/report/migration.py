@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..harmless import harmless, in_json
 from ..static.migration import STEPS, Item, Migration
 from .text import LIMIT
 
@@ -40,7 +41,9 @@ def render(migration: Migration) -> str:
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return f"{text}\n\nnothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}\n"
+    return harmless(
+        f"{text}\n\nnothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}\n"
+    )
 
 
 def _lines(item: Item) -> list[str]:
@@ -77,7 +80,7 @@ def as_json(migration: Migration) -> str:
         "kinds": migration.kinds,
         "items": items,
     }
-    return json.dumps(told, indent=2) + "\n"
+    return in_json(json.dumps(told, indent=2)) + "\n"
 
 
 RENDERERS = {"text": render, "json": as_json}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..finding import Verdict
+from ..finding import Comparison, Finding, Verdict
+from ..harmless import harmless
 from ..policy import open_but_allowed
 
 WIDTH = 118
@@ -33,7 +34,7 @@ def render(verdict: Verdict) -> str:
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return f"{text}\n{_last(verdict)}\n"
+    return harmless(f"{text}\n{_last(verdict)}\n")
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
@@ -44,18 +45,10 @@ def _named(verdict: Verdict) -> Iterator[str]:
 
 
 def failures(verdict: Verdict) -> Iterator[str]:
-    """What is wrong, each cause with its line, its mend and its page."""
-    failed = [f for f in verdict.findings if f.status in ("fail", "error")]
+    """What is wrong, each cause with its line, its mend and its page; what a baseline knows comes last."""
+    failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
     for finding in (f for f in failed if not f.consequence):
-        yield f"FAIL {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
-        yield from _wrapped("", finding.evidence)
-        if finding.location:
-            yield f"     at   {place(finding.location)}"
-            if finding.location["code"]:
-                yield f"              {finding.location['code']}"
-        if finding.fix:
-            yield from _wrapped("mend ", finding.fix)
-        yield f"     page fsdp2 explain {finding.rule}"
+        yield from failure(finding, "KNOWN" if verdict.stands(finding) else "FAIL")
         yield ""
     followers = [f for f in failed if f.consequence]
     if followers:
@@ -66,6 +59,34 @@ def failures(verdict: Verdict) -> Iterator[str]:
         yield f"     after the mend, prove it: {verdict.target['command']}"
     if failed:
         yield ""
+
+
+def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
+    """One finding with its line, its mend and its page."""
+    yield f"{word} {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
+    yield from _wrapped("", finding.evidence)
+    if finding.location:
+        yield f"     at   {place(finding.location)}"
+        if finding.location["code"]:
+            yield f"              {finding.location['code']}"
+    if finding.fix:
+        yield from _wrapped("mend ", finding.fix)
+    yield f"     page fsdp2 explain {finding.rule}"
+
+
+def compared(held: Comparison, answer: str) -> str:
+    """One line on what is new, what stands and what has gone."""
+
+    def told(number: int, thing: str, findings: Sequence[Finding]) -> str:
+        return f"{number} {thing}" + (f" ({', '.join(dict.fromkeys(f.rule for f in findings))})" if findings else "")
+
+    parts = [told(len(held.new), "new", held.new)]
+    if held.standing:
+        parts.append(told(len(held.standing), "KNOWN AND NOT MENDED", held.standing))
+    parts.append(told(len(held.gone), "gone", held.gone))
+    if held.unjudged:
+        parts.append(told(len(held.unjudged), "not judged again", held.unjudged))
+    return f"against {held.path}: {answer}; failures: {', '.join(parts)}"
 
 
 def _open(verdict: Verdict) -> Iterator[str]:
@@ -166,7 +187,7 @@ def _last(verdict: Verdict) -> str:
     return (
         f"torch {environment.get('torch')}, Python {environment.get('python')}, "
         f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}"
-        f"verdict: {verdict.verdict}"
+        f"verdict: {verdict.verdict}" + (f"\n{compared(verdict.baseline, verdict.answer)}" if verdict.baseline else "")
     )
 
 

@@ -30,6 +30,7 @@ def lint(paths: Sequence[Path], only: Collection[str] = (), skip: Collection[str
     hits = [*seen.hits, *_misused(seen.suppressions, chosen)]
     findings = _findings(hits, chosen)
     target = {"command": command, "script": " ".join(map(str, paths)), "files": len(scripts), **_NOTHING_IS_RUN}
+    target["cwd"] = os.getcwd()  # noqa: PTH109
     return _verdict(target, findings, started)
 
 

@@ -1,0 +1,74 @@
+"""The progress of a verification on stderr: a line for each run that has ended and, on a terminal, what goes on and for how long."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TextIO
+
+from .output import log
+
+TICK = 0.5  # seconds
+
+
+class Live:
+    """Told of every run that begins or ends. On a terminal its last line is rewritten, with blanks and no escape sequences."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self._going: dict[str, float] = {}
+        self._shown = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="fsdp2-progress", daemon=True)
+
+    def __enter__(self) -> Live:
+        if self._terminal:
+            self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._terminal:
+            self._ticker.join()
+        with self._lock:
+            self._show("")
+
+    def __call__(self, line: str, going: Sequence[str]) -> None:
+        """`line` of a run that has ended, or ""; the names of those that go on."""
+        with self._lock:
+            now = time.monotonic()
+            self._going = {name: self._going.get(name, now) for name in going}
+            if line:
+                self._show("")
+                log(f"  {line}")
+            self._show(self._told())
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK):
+            with self._lock:
+                self._show(self._told())
+
+    def _told(self) -> str:
+        """`running: train 2 ranks 3 s`, for each run that goes on."""
+        now = time.monotonic()
+        runs = [f"{name} {now - since:.0f} s" for name, since in self._going.items()]
+        return f"  running: {', '.join(runs)}" if runs else ""
+
+    def _show(self, text: str) -> None:
+        """Put this in the place of the terminal's last line; a wider one than the terminal is cut, so that it never wraps."""
+        if not self._terminal or (not text and not self._shown):
+            return
+        try:
+            text = text[: max(os.get_terminal_size(self._stream.fileno()).columns - 1, 0)]
+            self._stream.write(f"\r{' ' * self._shown}\r{text}")
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal has gone
+            self._terminal = False
+        self._shown = len(text)

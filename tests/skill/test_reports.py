@@ -1,0 +1,244 @@
+"""Where reports go: several at once, whole or not at all, and wrong paths before anything is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from verified_fsdp2.skill import progress, reports
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.report import LINT, RENDERERS
+
+TESTS = Path(__file__).parents[1]
+LATE = TESTS / "faults" / "optim_before_shard.py"
+RIGHT = TESTS / "zoo" / "minimal.py"
+SARIF = json.loads((TESTS / "schemas" / "sarif-2.1.0.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a fault in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    path = tmp_path / "train.py"
+    path.write_bytes(LATE.read_bytes())
+    return path
+
+
+def test_the_help_names_every_format() -> None:
+    assert set(reports.FORMATS) == set(RENDERERS) == set(LINT)
+    page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    assert all(f"\n| {name} | " in page for name in reports.FORMATS)
+
+
+def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for name in reports.FORMATS for word in ("--report", f"{name}=out/report.{name}")]
+    assert main(["lint", "train.py", *words]) == 1
+    assert capsys.readouterr().out == ""
+    written = {path.name: path.read_text(encoding="utf-8") for path in Path("out").iterdir()}
+    assert set(written) == {f"report.{name}" for name in reports.FORMATS}, "no temporary file is left"
+    jsonschema.Draft7Validator(SARIF).validate(json.loads(written["report.sarif"]))
+    for name, text in written.items():
+        assert "optim-before-shard" in text, name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--report", "json=folder"], "folder: is a folder; give a path of a file in it"),
+        (["--report", "json=train.py/x.json"], "train.py/x.json: cannot be written"),
+        (["--report", "json=a", "--report", "text=./a"], "another report goes to the same path"),
+        (["--report", "junit", "--report", "sarif"], "two reports cannot both go to stdout"),
+        (["--baseline", "none.json"], "none.json: no such file"),
+        (["--baseline", "other.json"], "a report on lint other.py, not on verify train.py"),
+    ],
+)
+def test_wrong_before_anything_is_run(
+    script: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("folder").mkdir()
+    Path("other.py").write_text("")
+    assert main(["lint", "other.py", "--report", "json=other.json"]) == 0
+    monkeypatch.setattr("verified_fsdp2.verifier.flow.verify", lambda *args, **more: pytest.fail("it ran"))
+    assert main(["verify", "train.py", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_written(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("old.json").write_text("kept")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # permissions do not stop root
+    with pytest.raises(UserError, match="cannot be written: Permission denied"):
+        reports.wanted_reports(["json=old.json"], False, RENDERERS)
+    assert Path("old.json").read_text() == "kept"
+
+
+def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.txt").write_text("before")
+    wanted = reports.wanted_reports(["one=a.txt", "two=b.txt"], False, ("one", "two"))
+    with Path("a.txt").open() as reader:
+        reports.write(Path("a.txt"), "after")
+        assert (reader.read(), Path("a.txt").read_text()) == ("before", "after"), "one file takes the other's place"
+    reports.write(Path("a.txt"), "before")
+    real = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if "a.txt" in path.name:
+            real(path, data[:2])
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match=r"one=a.txt: cannot be written: No space left on device"):
+        reports.write_reports(wanted, "x", {"one": lambda v: "after", "two": lambda v: "other"})
+    assert Path("a.txt").read_text() == "before"
+    assert Path("b.txt").read_text() == "other", "the others are written all the same"
+    assert not [name for name in os.listdir() if name.endswith(".part")]
+
+
+def test_links_and_devices_stay_what_they_are(script: Path) -> None:
+    Path("real.txt").write_text("")
+    Path("link.txt").symlink_to("real.txt")
+    reports.wanted_reports(["text=link.txt", "json=/dev/null"], False, RENDERERS)
+    reports.write(Path("link.txt"), "x")
+    reports.write(Path("/dev/null"), "x")
+    assert Path("link.txt").is_symlink() and Path("real.txt").read_text() == "x"
+    assert Path("/dev/null").is_char_device()
+
+
+def test_the_step_summary(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("summary.md").write_text("# ours\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    assert main(["lint", "train.py", "--report", "text"]) == 1
+    assert Path("summary.md").read_text() == "# ours\n", "only the format github writes it"
+    assert main(["lint", "train.py", "--report", "github"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "::error file=train.py,line=67,title=fsdp2%3A optim-before-shard::" in "\n".join(lines)
+    assert "FAIL optim-before-shard [static]" in lines, "the log has the text report, too"
+    text = Path("summary.md").read_text()
+    assert text.startswith("# ours\n## fsdp2: Failed\n") and "train.py:67 in main" in text
+    Path("summary.md").write_text("x" * (1024 * 1024 - 100))
+    assert main(["lint", "train.py", "--report", "github"]) == 1
+    assert len(Path("summary.md").read_bytes()) < 1024 * 1024
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(script / "none"))
+    assert main(["lint", "train.py", "--report", "github"]) == 1
+    assert "the step summary" in capsys.readouterr().err
+
+
+def test_lint_with_a_baseline(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "train.py", "--report", "json=old.json"]) == 1
+    script.write_text("# moved\n\n" + script.read_text())
+    capsys.readouterr()
+    assert main(["lint", "train.py", "--baseline", "old.json"]) == 0
+    out = capsys.readouterr().out
+    assert "KNOWN optim-before-shard [static]" in out and "train.py:69" in out
+    assert (
+        out.splitlines()[-1]
+        == "against old.json: pass; failures: 0 new, 1 KNOWN AND NOT MENDED (optim-before-shard), 0 gone"
+    )
+    script.write_text(script.read_text().replace("lr=3e-3", "lr=2e-3"))
+    assert main(["lint", "train.py", "--baseline", "old.json"]) == 1, "an edited line is looked at again"
+    script.write_bytes(RIGHT.read_bytes())
+    assert main(["lint", "train.py", "--baseline", "old.json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("0 new, 1 gone (optim-before-shard)")
+    assert main(["lint", "train.py", "--skip", "optimizer", "--baseline", "old.json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("1 not judged again (optim-before-shard)")
+    assert main(["lint", "train.py", "--migrate", "--baseline", "old.json"]) == 2
+
+
+def test_what_the_terminal_cannot_show_is_no_fault(script: Path) -> None:
+    script.write_text("# \u00e4\n" + script.read_text().replace("optimizer = ", "\u00f6ptimizer = optimizer = "))
+    words = ["env", "PYTHONIOENCODING=ascii", sys.executable, "-m", "verified_fsdp2.skill", "lint", "train.py"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "\\xf6ptimizer = optimizer" in done.stdout
+
+
+def screen(written: bytes) -> list[str]:
+    """The lines that a terminal without escape sequences shows."""
+    lines = [[]]  # type: list[list[str]]
+    column = 0
+    for sign in written.decode().replace("\r\n", "\n"):
+        if sign == "\n":
+            lines.append([])
+            column = 0
+        elif sign == "\r":
+            column = 0
+        else:
+            assert sign.isprintable(), "no escape sequences"
+            lines[-1][column : column + 1] = [sign]
+            column += 1
+    return ["".join(line).rstrip() for line in lines]
+
+
+TOLD = """
+import sys, time
+from verified_fsdp2.skill import progress
+progress.TICK = 0.05
+with progress.Live(sys.stderr) as live:
+    live("", ["train 2 ranks"])
+    time.sleep(0.3)
+    live("train 2 ranks 5 steps", ["reference 2 ranks", "single 1 rank"])
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def told(columns: int, term: str, seconds: float = 0.3) -> list[bytes]:
+    """What TOLD writes to a terminal, in pieces."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    words = ["env", f"TERM={term}", sys.executable, "-c", TOLD, str(seconds)]
+    running = subprocess.Popen(words, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    pieces: list[bytes] = []
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            pieces.append(os.read(ours, 4096))
+        except OSError:  # the other end has closed
+            break
+    os.close(ours)
+    assert running.wait(timeout=10) == 0
+    return pieces
+
+
+def test_a_terminal_shows_what_goes_on_in_one_line() -> None:
+    pieces = told(80, "xterm")
+    shown = [screen(b"".join(pieces[: k + 1])) for k in range(len(pieces))]
+    assert ["  running: train 2 ranks 0 s"] in shown
+    assert ["  train 2 ranks 5 steps", "  running: reference 2 ranks 0 s, single 1 rank 0 s"] in shown
+    assert shown[-1] == ["  train 2 ranks 5 steps", ""], "nothing is left of it at the end"
+
+
+def test_it_counts_the_seconds() -> None:
+    assert b"reference 2 ranks 1 s" in b"".join(told(80, "xterm", 1.6))
+
+
+def test_a_narrow_terminal_never_wraps() -> None:
+    pieces = told(20, "xterm")
+    assert (
+        max(len(line) for k in range(len(pieces)) for line in screen(b"".join(pieces[: k + 1])) if "running" in line)
+        == 19
+    )
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_dumb_terminal_gets_plain_lines(term: str) -> None:
+    assert b"".join(told(80, term)) == b"  train 2 ranks 5 steps\r\n"
+
+
+def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.Live(sys.stderr) as live:
+        live("", ["train 2 ranks"])
+        live("train 2 ranks 5 steps", [])
+    assert capsys.readouterr().err == "  train 2 ranks 5 steps\n"

@@ -1,0 +1,95 @@
+"""One silent fault through every format at once, then with a baseline; and a script whose output would command a CI system."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import jsonschema
+import pytest
+import xmlschema
+
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.skill.reports import FORMATS
+from verified_fsdp2.verifier.report import json_report
+
+TESTS = Path(__file__).parent
+SCHEMA = Path(json_report.__file__).parent / "report.schema.json"
+PLACE = {"uri": "train.py", "uriBaseId": "SRCROOT"}
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    return tmp_path
+
+
+def test_a_silent_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = folder / "train.py"
+    script.write_bytes((TESTS / "faults" / "optim_before_shard.py").read_bytes())
+    only = ["--only", "optimizer", "--only", "matches-ddp", "--only", "load-without-set", "--only", "root-not-wrapped"]
+    words = ["verify", "train.py", *only]
+    paths = [word for name in FORMATS for word in ("--report", f"{name}=out.{name}")]
+    assert main([*words, *paths]) == 1
+    told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
+
+    report = json.loads(told["json"])
+    jsonschema.validate(report, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    statuses = {f["rule"]: f["status"] for f in report["findings"]}
+    assert statuses["optim-before-shard"] == statuses["matches-ddp"] == "fail"
+    assert statuses["load-without-set"] == "inconclusive" and statuses["root-not-wrapped"] == "pass"
+
+    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
+    kinds = {c.get("name"): [child.tag for child in c] for c in ET.fromstring(told["junit"]).iter("testcase")}
+    assert kinds["optim-before-shard"] == kinds["matches-ddp"] == ["failure"]
+    assert kinds["load-without-set"] == ["error"] and kinds["root-not-wrapped"] == ["system-out"]
+
+    sarif = json.loads(told["sarif"])
+    jsonschema.Draft7Validator(json.loads((TESTS / "schemas" / "sarif-2.1.0.json").read_text())).validate(sarif)
+    results = {r["ruleId"]: r for r in sarif["runs"][0]["results"]}
+    physical = results["optim-before-shard"]["locations"][0]["physicalLocation"]
+    assert physical["artifactLocation"] == PLACE and physical["region"]["startLine"] == 67
+    assert (results["matches-ddp"]["level"], results["load-without-set"]["kind"]) == ("warning", "open")
+    assert "root-not-wrapped" not in results
+
+    commands = [line for line in told["github"].splitlines() if line.startswith("::")]
+    assert commands[0].startswith("::error file=train.py,line=67,title=fsdp2%3A optim-before-shard::")
+    assert "FAIL optim-before-shard" in told["text"] and "## fsdp2: Failed" in (folder / "summary.md").read_text()
+
+    capsys.readouterr()
+    script.write_text("# a line more\n" + script.read_text(encoding="utf-8"))
+    assert main([*words, "--baseline", "out.json"]) == 4, "what is open stays open"
+    out = capsys.readouterr().out
+    assert "KNOWN optim-before-shard" in out and "verdict: fail\n" in out
+    assert "against out.json: inconclusive; failures: 0 new" in out.splitlines()[-1]
+    assert "KNOWN AND NOT MENDED (optim-before-shard, matches-ddp)" in out.splitlines()[-1]
+
+
+LIES = r"""
+import sys
+print("\n::error file=train.py::printed\n##[error]printed\n::stop-commands::x", flush=True)
+print("::add-mask::secret", file=sys.stderr, flush=True)
+raise RuntimeError("bad luck\n::error file=train.py::raised\n  ::set-env name=A::b\n##[error]raised \x1b[31m")
+"""
+
+
+def test_a_script_commands_no_ci_system(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.py").write_text(LIES)
+    others = [name for name in FORMATS if name != "github"]
+    paths = [word for name in others for word in ("--report", f"{name}=out.{name}")]
+    assert main(["verify", "train.py", "--only", "run-completes", "--report", "github", *paths]) == 1
+    log = capfd.readouterr()
+    told = {"github": log.out, "log": log.err, "summary": (folder / "summary.md").read_text(encoding="utf-8")}
+    told |= {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in others}
+    for name, text in told.items():
+        assert "bad luck" in text or name == "log"
+        commands = [line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line]
+        assert [line.split(",")[0] for line in commands] == (["::error file=train.py"] if name == "github" else []), (
+            name
+        )
+        assert "\x1b" not in text

@@ -1,0 +1,149 @@
+"""A verdict held against an earlier report: what counts as the same fault, and what is no baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verified_fsdp2.verifier import baseline
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.finding import Comparison, Finding, Verdict, verdict_of
+from verified_fsdp2.verifier.report import RENDERERS, json_report
+
+OLD = Path("old.json")
+
+
+def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main", code: str = "x = 1") -> dict[str, Any]:
+    return {"file": file, "line": line, "function": function, "code": code}
+
+
+def verdict(*findings: Finding, root: str = "/a/repo", **target: Any) -> Verdict:
+    names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
+    whole = {**dict.fromkeys(names, ""), "command": "fsdp2 verify train.py", "script": f"{root}/train.py", "cwd": root}
+    environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
+    return Verdict(verdict_of(findings), {**whole, **target}, environment, (), findings)
+
+
+def report(*findings: Finding, **more: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(json_report.as_dict(verdict(*findings, **more))))  # type: ignore[no-any-return]
+
+
+def compare(now: Sequence[Finding], before: Sequence[Finding], judged: Sequence[str] | None = None) -> Comparison:
+    held = baseline.held_against(verdict(*now), OLD, report(*before), judged).baseline
+    assert held is not None
+    return held
+
+
+FAULT = Finding("optim-before-shard", "fail", "built in line 7", location=place())
+
+
+def test_only_what_is_new_fails() -> None:
+    made = baseline.held_against(verdict(FAULT, Finding("b", "pass", "")), OLD, report(FAULT))
+    assert (made.verdict, made.answer, made.exit_code) == ("fail", "pass", 0)
+    made = baseline.held_against(verdict(FAULT, Finding("b", "fail", "")), OLD, report(FAULT))
+    assert (made.answer, made.exit_code) == ("fail", 1)
+    made = baseline.held_against(verdict(FAULT, Finding("b", "inconclusive", "")), OLD, report(FAULT))
+    assert (made.answer, made.exit_code) == ("inconclusive", 4)
+    made = baseline.held_against(
+        verdict(FAULT, Finding("b", "error", "")), OLD, report(FAULT, Finding("b", "error", ""))
+    )
+    assert (made.answer, made.exit_code) == ("error", 3)
+    assert verdict(FAULT).exit_code == 1
+
+
+def test_a_fault_is_known_by_its_place_without_the_line() -> None:
+    moved = replace(FAULT, evidence="built in line 90", location=place(line=90), measured=3.0)
+    assert compare([moved], [FAULT]).standing == (moved,)
+    for other in (
+        replace(FAULT, rule="other"),
+        replace(FAULT, location=place(file="/a/repo/model.py")),
+        replace(FAULT, location=place(function="build")),
+        replace(FAULT, location=place(code="x = 2")),
+        replace(FAULT, location=None),
+    ):
+        assert compare([other], [FAULT]).new == (other,), other
+
+
+def test_a_second_fault_of_the_same_look_is_new() -> None:
+    twin = replace(FAULT, location=place(line=9))
+    held = compare([FAULT, twin], [FAULT])
+    assert (len(held.standing), len(held.new)) == (1, 1)
+    assert len(compare([FAULT], [FAULT, twin]).gone) == 1
+
+
+def test_gone_is_what_was_judged_again() -> None:
+    passed = Finding("optim-before-shard", "pass", "")
+    assert compare([passed], [FAULT]).gone == (FAULT,)
+    for now in ([], [Finding("optim-before-shard", "inconclusive", "")]):
+        held = compare(now, [FAULT])
+        assert (held.gone, held.unjudged) == ((), (FAULT,))
+    assert compare([], [FAULT], judged=["optim-before-shard"]).gone == (FAULT,)
+
+
+def test_another_checkout_and_another_environment_are_the_same_place() -> None:
+    library = Finding("a", "fail", "", location=place("/venv/lib/site-packages/peft/x.py"))
+    old = report(
+        replace(FAULT, location=place("/b/clone/train.py")),
+        replace(library, location=place("/opt/site-packages/peft/x.py")),
+        root="/b/clone",
+    )
+    now = verdict(FAULT, library)
+    baseline.must_be_of(OLD, old, now.target)
+    assert baseline.held_against(now, OLD, old).answer == "pass"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command": "fsdp2 verify other.py", "script": "/b/other.py"},
+        {"command": "fsdp2 verify my-run", "script": "/b/my-run/train.py"},
+        {"command": "fsdp2 verify -m train", "script": "/b/train.py", "module": "train"},
+        {"command": "fsdp2 lint train.py", "script": "train.py", "files": 1},
+    ],
+)
+def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"--baseline old.json: a report on .*, not on verify train.py"):
+        baseline.must_be_of(OLD, report(**other), verdict().target)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "old.json:1:1: not JSON"),
+        (b'{\n "schema": 1,\n}', "old.json:3:1: not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a report of fsdp2"),
+        (b'{"version": "2.1.0"}', "not a report of fsdp2"),
+        (b'{"schema": 99}', "its schema is version 99, this program reads version 1"),
+        (b'{"schema": 1, "findings": 3}', "not a report of fsdp2"),
+    ],
+)
+def test_what_is_no_baseline(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "old.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        baseline.load(path)
+    assert told in str(caught.value) and "--report json=PATH" in str(caught.value)
+
+
+def test_a_baseline_must_be_there(tmp_path: Path) -> None:
+    for path, told in ((tmp_path / "none.json", "no such file"), (tmp_path, "cannot be read")):
+        with pytest.raises(UserError, match=told):
+            baseline.load(path)
+
+
+def test_odd_values_of_a_report_do_not_stop_it(tmp_path: Path) -> None:
+    odd = report(replace(FAULT, location=place(file="", line=-1, code="\ud800")), command="it's", script="")
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(odd))
+    baseline.name_of(baseline.load(path)["target"])
+    gone = report(Finding("a", "fail", "\ud800", location=place(file="", code="\ud800"), measured=1e308, limit=0.0))
+    held = baseline.held_against(verdict(Finding("a", "pass", "")), OLD, gone)
+    for name, render in RENDERERS.items():
+        assert render(held).encode("utf-8"), name

@@ -1,0 +1,257 @@
+"""JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and deaf to what a script says."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import xmlschema
+
+from verified_fsdp2.verifier.baseline import held_against
+from verified_fsdp2.verifier.finding import Finding, Verdict, verdict_of
+from verified_fsdp2.verifier.harmless import harmless
+from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report
+
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+SARIF = json.loads((SCHEMAS / "sarif-2.1.0.json").read_text(encoding="utf-8"))
+JUNIT = xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
+HOSTILE = "x\n::error::forged\n \t::warning::too ##[error]and \x1b[2J\x00\r::notice::me & <b> ]]> \u202e \ud800 \u2028 100% a,b:c"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    return tmp_path
+
+
+def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)") -> dict[str, Any]:
+    return {"file": str(Path.cwd() / file), "line": line, "function": "main", "code": code}
+
+
+def verdict(*findings: Finding, command: str = "fsdp2 verify train.py") -> Verdict:
+    names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
+    target = {"command": command, "script": str(Path.cwd() / "train.py"), **dict.fromkeys(names, "")}
+    environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
+    return Verdict(verdict_of(findings), target, environment, (), findings, seconds=12.3456)
+
+
+def four() -> Verdict:
+    return verdict(
+        Finding("optim-before-shard", "fail", "built early", location=place(), fix="move it"),
+        Finding("matches-ddp", "fail", "differs", measured=0.15, limit=4e-6, consequence=True),
+        Finding("resume-is-exact", "inconclusive", "how this script resumes is not known"),
+        Finding("root-not-wrapped", "pass", "fine", measured=float("nan"), limit=1.0),
+    )
+
+
+def with_baseline() -> Verdict:
+    made = four()
+    old = json_report.as_dict(replace(made, findings=[made.findings[0], Finding("root-not-wrapped", "fail", "x")]))
+    return held_against(made, Path("old.json"), old)
+
+
+def junit(made: Verdict) -> ET.Element:
+    text = RENDERERS["junit"](made)
+    JUNIT.validate(text)
+    return ET.fromstring(text)
+
+
+def sarif(made: Verdict) -> dict[str, Any]:
+    log = json.loads(RENDERERS["sarif"](made))
+    jsonschema.Draft7Validator(SARIF).validate(log)
+    (run,) = log["runs"]
+    for result in run["results"]:
+        assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+    found: dict[str, Any] = run
+    return found
+
+
+def test_junit_shows_what_is_open_as_an_error() -> None:
+    root = junit(four())
+    suite = root[0]
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "0",
+    }
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert cases["optim-before-shard"].get("classname") == "fsdp2.optimizer"
+    failure = cases["optim-before-shard"].find("failure")
+    assert failure is not None and failure.text is not None
+    for part in ("built early", "at train.py:7 in main", "opt = AdamW(...)", "mend: move it", "fsdp2 explain"):
+        assert part in failure.text
+    error = cases["resume-is-exact"].find("error")
+    assert error is not None and error.get("message") == "not checked: how this script resumes is not known"
+    consequence = cases["matches-ddp"].find("failure")
+    assert consequence is not None and consequence.get("type") == "consequence"
+    assert [child.tag for child in cases["root-not-wrapped"]] == ["system-out"]
+    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert properties["matches-ddp.measured"] == "0.15" and properties["matches-ddp.limit"] == "4e-06"
+
+
+def test_junit_of_lint_names_places_and_is_never_empty() -> None:
+    hit = Finding("optim-before-shard", "fail", "x", location=place(), tier="static")
+    made = verdict(hit, replace(hit, location=place(line=9)))
+    made.target["files"] = 1
+    text = LINT["junit"](made)
+    JUNIT.validate(text)
+    names = [case.get("name") for case in ET.fromstring(text).iter("testcase")]
+    assert names == ["optim-before-shard in train.py main", "optim-before-shard in train.py main (2)"]
+    none = verdict()
+    none.target["files"] = 3
+    (case,) = junit(none).iter("testcase")
+    assert case.get("name") == "nothing is seen in 3 files"
+
+
+def test_sarif_has_rules_regions_and_relative_paths() -> None:
+    run = sarif(
+        verdict(
+            Finding(
+                "optim-before-shard", "fail", "built early", location=place(file="a folder/tr\u00e4in.py"), fix="move"
+            ),
+            Finding("matches-ddp", "fail", "differs", consequence=True, location=place(file="../lib/other.py")),
+            Finding("resume-is-exact", "inconclusive", "not known"),
+            Finding("root-not-wrapped", "pass", "fine"),
+        )
+    )
+    first, second, third = run["results"]
+    physical = first["locations"][0]["physicalLocation"]
+    assert physical["artifactLocation"] == {"uri": "a%20folder/tr%C3%A4in.py", "uriBaseId": "SRCROOT"}
+    assert physical["region"] == {"startLine": 7, "snippet": {"text": "opt = AdamW(...)"}}
+    assert [(r["kind"], r["level"]) for r in run["results"]] == [
+        ("fail", "error"),
+        ("fail", "warning"),
+        ("open", "none"),
+    ]
+    assert second["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].startswith("file:///")
+    assert third["locations"][0]["physicalLocation"]["region"]["startLine"] == 1
+    rule = run["tool"]["driver"]["rules"][0]
+    assert "**Why.**" in rule["help"]["markdown"] and rule["help"]["text"].startswith("Move the construction")
+    assert run["invocations"][0]["exitCode"] == 1 and run["invocations"][0]["executionSuccessful"] is True
+    assert "baselineState" not in first
+
+
+def test_sarif_fingerprints_survive_moved_lines_and_other_checkouts(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prints(*findings: Finding) -> list[str]:
+        return [next(iter(r["partialFingerprints"].values())) for r in sarif(verdict(*findings))["results"]]
+
+    one = Finding("optim-before-shard", "fail", "in line 7", location=place())
+    before = prints(one, replace(one, rule="matches-ddp"), replace(one, location=place(code="other")))
+    assert len(set(before)) == 3
+    (here / "clone").mkdir()
+    monkeypatch.chdir(here / "clone")
+    assert prints(Finding("optim-before-shard", "fail", "in line 9", location=place(line=9))) == before[:1]
+
+
+def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "sub").mkdir()
+    made = four()
+    monkeypatch.chdir(here / "sub")
+    assert "uriBaseId" not in json.dumps(sarif(made)["results"])
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
+    uri = sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == "train.py"
+    assert RENDERERS["github"](made).startswith("::error file=train.py,line=7,title=")
+
+
+def test_the_baseline_in_every_format() -> None:
+    made = with_baseline()
+    assert (made.verdict, made.answer) == ("fail", "fail")
+    cases = {case.get("name"): case for case in junit(made).iter("testcase")}
+    skipped = cases["optim-before-shard"].find("skipped")
+    assert skipped is not None and "known and not mended: it stands in old.json" in str(skipped.get("message"))
+    assert cases["matches-ddp"].find("failure") is not None
+    states = {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]}
+    assert states == {
+        "optim-before-shard": ("unchanged", "fail"),
+        "matches-ddp": ("new", "fail"),
+        "resume-is-exact": ("new", "open"),
+        "root-not-wrapped": ("absent", "pass"),
+    }
+    commands = [line for line in RENDERERS["github"](made).splitlines() if line.startswith("::")]
+    assert [line.split()[0] for line in commands] == ["::warning", "::warning", "::notice"]
+    assert RENDERERS["text"](made).splitlines()[-1] == (
+        "against old.json: fail; failures: 1 new (matches-ddp), 1 KNOWN AND NOT MENDED (optim-before-shard), "
+        "1 gone (root-not-wrapped)"
+    )
+    report = json.loads(RENDERERS["json"](made))
+    jsonschema.validate(report, json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text()))
+    assert [item["rule"] for item in report["baseline"]["standing"]] == ["optim-before-shard"]
+    assert "it stands" not in RENDERERS["github"](four()) and "known and not mended" in github.summary(made)
+
+
+def test_github_escapes_and_counts() -> None:
+    lines = RENDERERS["github"](
+        verdict(Finding("a-rule", "fail", "50%,\n::x:\r", location=place(file="a,b:c.py")))
+    ).splitlines()
+    assert lines[0] == (
+        "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
+    )
+    many = [Finding(f"rule-{k}", "fail", "x", location=place(k + 1), consequence=k < 20) for k in range(30)]
+    made = verdict(*many, *(Finding(f"open-{k}", "inconclusive", "one reason") for k in range(5)))
+    lines = RENDERERS["github"](made).splitlines()
+    commands = [line for line in lines if line.startswith("::")]
+    assert len(commands) == 10 and all(line.startswith("::error") for line in commands), "the worst come first"
+    assert lines[10] == "21 more findings are in the report below and in the summary of this step"
+    summary = github.summary(made)
+    assert all(f"`rule-{k}`" in summary for k in range(30)) and summary.count("### Not checked") == 1
+
+
+def test_the_summary_is_cut_below_its_limit_and_says_so() -> None:
+    made = verdict(*(Finding(f"rule-{k}", "fail", "\u00e4" * 10_000) for k in range(100)))
+    summary = github.summary(made)
+    assert 900_000 < len(summary.encode()) <= github.SUMMARY < 1024 * 1024
+    assert summary.endswith("was cut to fit into the summary: `--report json=PATH` has all.\n")
+    assert summary.count("```") % 2 == 0
+    assert github.summary(made, 10) == ""
+
+
+def parsed_by_a_runner(text: str) -> list[str]:
+    """The lines that GitHub's runner would take for commands: its two forms, over every line end that it knows."""
+    lines = re.split(r"\r\n|\r|\n|\x0b|\x0c|\x85|\u2028|\u2029", text)
+    return [line for line in lines if re.match(r"\s*::", line) or re.search(r"##\w*\[", line)]
+
+
+@pytest.mark.parametrize("name", sorted(RENDERERS))
+def test_what_a_script_says_is_no_command(name: str) -> None:
+    hostile = verdict(
+        Finding("optim-before-shard", "fail", HOSTILE, location={**place(), "code": HOSTILE}, fix=HOSTILE),
+        Finding("matches-ddp", "inconclusive", HOSTILE),
+        Finding("root-not-wrapped", "pass", HOSTILE),
+        command=HOSTILE,
+    )
+    text = RENDERERS[name](hostile)
+    commands = parsed_by_a_runner(text)
+    if name == "github":
+        assert [line.split()[0] for line in commands] == ["::error", "::warning"], "ours alone"
+        assert parsed_by_a_runner(github.summary(hostile)) == []
+    else:
+        assert commands == []
+    assert "\x1b" not in text and "\x00" not in text
+    text.encode("utf-8")
+    if name == "json":
+        assert json.loads(text)["findings"][0]["evidence"] == HOSTILE
+    if name == "sarif":
+        jsonschema.Draft7Validator(SARIF).validate(json.loads(text))
+    if name == "junit":
+        JUNIT.validate(text)
+
+
+def test_harmless_leaves_other_text_alone() -> None:
+    text = "x[::2] a::b\n    y = x[:: 2]  # 100%\n## [a]\n\ttab \u00e4\n"
+    assert harmless(text) == text
+
+
+def test_a_code_block_of_the_summary_cannot_be_ended() -> None:
+    summary = github.summary(verdict(Finding("a-rule", "fail", "```\n# forged\n````")))
+    assert "`````text\n```\n# forged\n````\n" in summary

@@ -1,0 +1,157 @@
+"""The pytest plugin: an item for each rule, one verification for all of them, and nothing at all without `--fsdp2`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ("pytester",)
+
+TESTS = Path(__file__).parents[1]
+LATE = (TESTS / "faults" / "optim_before_shard.py").read_text(encoding="utf-8")
+RIGHT = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
+PLUGIN = ("-p", "verified_fsdp2.verifier.pytest_plugin")
+STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with a training script that has a fault, and a test; temporary folders are made where they can be counted."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pytester.makepyfile(train=LATE, test_ours="def test_ours(): pass\n")
+    return pytester
+
+
+def names(done: pytest.RunResult) -> list[str]:
+    return [line for line in done.outlines if "::" in line]
+
+
+def test_each_rule_is_an_item(project: pytest.Pytester) -> None:
+    done = project.runpytest_inprocess(*PLUGIN, *STATIC, "--collect-only", "-q")
+    found = names(done)
+    assert "train.py::optim-before-shard" in found and len(found) == len(set(found)) > 40
+    assert all(name.startswith("train.py::") for name in found), "the target alone, if nothing else is named"
+    both = names(project.runpytest_inprocess(*PLUGIN, *STATIC, "--collect-only", "-q", "."))
+    assert both == [*found, "test_ours.py::test_ours"] or sorted(both) == sorted([*found, "test_ours.py::test_ours"])
+
+
+def test_a_failure_is_the_finding_and_can_be_chosen_again(project: pytest.Pytester) -> None:
+    done = project.runpytest_inprocess(*PLUGIN, *STATIC)
+    counts = done.parseoutcomes()
+    assert counts["failed"] == 1 and counts["passed"] > 40
+    done.stdout.fnmatch_lines(["FAIL optim-before-shard*", "* at   train.py:67 in main", "* mend Move *"])
+    assert "pytest_plugin.py" not in done.stdout.str(), "no frames of ours"
+    assert project.runpytest_inprocess(*PLUGIN, *STATIC, "--lf").parseoutcomes()["failed"] == 1
+    one = project.runpytest_inprocess(*PLUGIN, *STATIC, "train.py::root-not-wrapped")
+    assert one.parseoutcomes() == {"passed": 1}
+    project.makepyfile(train=RIGHT)
+    assert "failed" not in project.runpytest_inprocess(*PLUGIN, *STATIC).parseoutcomes()
+
+
+def test_a_folder_is_its_verify_yaml(project: pytest.Pytester) -> None:
+    project.mkdir("run")
+    (project.path / "run" / "train.py").write_text(LATE)
+    (project.path / "run" / "verify.yaml").write_text("nproc: 2\n")
+    done = project.runpytest_inprocess(*PLUGIN, "--fsdp2", "run", "--fsdp2-tier", "static", "-rf")
+    done.stdout.fnmatch_lines(["FAILED run/verify.yaml::optim-before-shard*"])
+    assert done.parseoutcomes()["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--fsdp2", "none.py"), "none.py: no such file or folder"),
+        (("--fsdp2", "train.py", "--fsdp2-nproc", "x"), "nproc: expected a whole number"),
+    ],
+)
+def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], told: str) -> None:
+    done = project.runpytest_inprocess(*PLUGIN, *words)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert told in done.stderr.str()
+
+
+COUNTING = """
+import pathlib, uuid
+pathlib.Path("runs").mkdir(exist_ok=True)
+pathlib.Path("runs", uuid.uuid4().hex).write_text("")
+"""
+
+
+@pytest.mark.launch
+def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path) -> None:
+    project.makepyfile(train=COUNTING + LATE)
+    words = ("--fsdp2", "train.py", "-k", "optim-before-shard or root-not-wrapped", "--junitxml", "j.xml")
+    outcomes = project.runpytest_inprocess(*PLUGIN, *words).parseoutcomes()
+    assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
+    assert "27 of 27 parameters" in (project.path / "j.xml").read_text(), "the finding of the runs, not of the sources"
+    assert len(list((project.path / "runs").iterdir())) == 2, "one run of two ranks"
+    assert list(tmp_path.iterdir()) == [], "nothing is left"
+
+
+@pytest.mark.launch
+def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, tmp_path: Path) -> None:
+    project.makepyfile(train=COUNTING + LATE)
+    rules = "optim-before-shard or root-not-wrapped or same-data-on-every-rank or root-only-wrap"
+    done = project.runpytest_subprocess(*PLUGIN, "--fsdp2", "train.py", "-k", rules, "-n", "2")
+    assert done.parseoutcomes() == {"failed": 1, "passed": 3}
+    assert len(list((project.path / "runs").iterdir())) == 2, "one run of two ranks"
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("fsdp2-")] == []
+
+
+@pytest.mark.launch
+def test_what_could_not_be_checked_fails_unless_it_is_told_to_skip(project: pytest.Pytester) -> None:
+    project.makepyfile(train="pass\n")
+    words = ("--fsdp2", "train.py", "-k", "optim-before-shard")
+    done = project.runpytest_inprocess(*PLUGIN, *words)
+    assert done.parseoutcomes()["failed"] == 1
+    done.stdout.fnmatch_lines(["not checked: *"])
+    done = project.runpytest_inprocess(*PLUGIN, *words, "--fsdp2-inconclusive", "skip", "-rs")
+    assert done.parseoutcomes()["skipped"] == 1
+    done.stdout.fnmatch_lines(["SKIPPED*not checked: *"])
+
+
+@pytest.mark.launch
+def test_the_fixture(project: pytest.Pytester) -> None:
+    """The example of the documentation, run."""
+    page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    block = page.partition("## pytest")[2].partition("```python\n")[2].partition("```")[0]
+    assert block.startswith("def test_training_is_right(fsdp2_verify):")
+    project.makepyfile(
+        train=RIGHT,
+        test_ours=block
+        + """
+    assert report.text.rstrip().endswith("verdict: pass")
+    assert "optim-before-shard" in [finding["rule"] for finding in report.findings]
+    assert report.data["target"]["args"] == "--small"
+
+
+def test_fault(fsdp2_verify):
+    import pathlib, pytest
+    pathlib.Path("late.py").write_text(pathlib.Path("copy.txt").read_text())
+    assert fsdp2_verify("late.py", tier="static", save_args=["--x", "1 2"]).data["target"]["save_args"] == "--x '1 2'"
+    assert fsdp2_verify("late.py", tier="static").verdict == "fail"
+    with pytest.raises(TypeError, match="no option nprocs"):
+        fsdp2_verify("late.py", nprocs=2)
+""",
+    )
+    (project.path / "copy.txt").write_text(LATE)
+    assert project.runpytest_inprocess(*PLUGIN, "test_ours.py").parseoutcomes() == {"passed": 2}
+
+
+IDLE = """
+import sys
+
+def test_idle(request):
+    ours = {name for name in sys.modules if name.startswith("verified_fsdp2")}
+    assert ours == {"verified_fsdp2", "verified_fsdp2.verifier", "verified_fsdp2.verifier.pytest_plugin"}
+    assert "torch" not in sys.modules
+    assert not request.config.pluginmanager.has_plugin("fsdp2-targets")
+"""
+
+
+def test_it_costs_nothing_unless_it_is_asked(project: pytest.Pytester) -> None:
+    project.makepyfile(test_idle=IDLE)
+    assert project.runpytest_subprocess(*PLUGIN, "test_idle.py").parseoutcomes() == {"passed": 1}

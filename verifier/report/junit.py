@@ -1,0 +1,106 @@
+"""The report as JUnit XML: a test suite for the target, a test case for each rule. Follows the schema of Jenkins' xunit plugin.
+
+An inconclusive rule is an `error`, not `skipped`: CI systems show what is skipped as no reason to look. A failure that stands in the
+baseline is `skipped`, with the reason, because it does not fail the gate.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Sequence
+
+from ..finding import Finding, Verdict
+from ..harmless import in_xml
+from ..rules import RULES
+from .places import relative, where
+
+_FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(verdict: Verdict) -> str:
+    """The whole report."""
+    linted = "files" in verdict.target
+    suite = ET.Element("testsuite")
+    properties = ET.SubElement(suite, "properties")
+    told = {"verdict": verdict.verdict, "command": str(verdict.target.get("command", ""))}
+    if verdict.baseline is not None:
+        told |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
+    told |= {name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")}
+    told |= {f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)}
+    for name, value in told.items():
+        ET.SubElement(properties, "property", name=name, value=_clean(value))
+    counts: Counter[str] = Counter()
+    for finding, name in zip(verdict.findings, _names(verdict.findings, linted), strict=True):
+        kind = f"fsdp2.{RULES[finding.rule].family}" if finding.rule in RULES else "fsdp2"
+        case = ET.SubElement(suite, "testcase", classname=kind, name=_clean(name), time=_seconds(finding.seconds))
+        counts[_result(case, finding, verdict)] += 1
+    if not verdict.findings:  # an empty suite is an error to some
+        told_none = f"nothing is seen in {verdict.target.get('files', 0)} files"
+        ET.SubElement(suite, "testcase", classname="fsdp2", name=told_none, time="0.000")
+    numbers = {"tests": str(max(len(verdict.findings), 1))}
+    numbers |= {"failures": str(counts["failure"]), "errors": str(counts["error"])}
+    title = _clean(told["command"] or f"fsdp2 {verdict.target['script']}")
+    suite.attrib |= {"name": title, **numbers, "skipped": str(counts["skipped"]), "time": _seconds(verdict.seconds)}
+    suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": _seconds(verdict.seconds)})
+    suites.append(suite)
+    ET.indent(suites)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{in_xml(ET.tostring(suites, encoding="unicode"))}\n'
+
+
+def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
+    """Fill the test case; the kind of its result."""
+    if finding.status == "pass":
+        ET.SubElement(case, "system-out").text = _clean("\n".join(_lines(finding)))
+        return "pass"
+    message = finding.evidence
+    if verdict.baseline is not None and verdict.stands(finding):
+        kind, message = "skipped", f"known and not mended: it stands in {verdict.baseline.path}: {message}"
+    elif finding.status == "fail":
+        kind = "failure"
+    else:
+        kind = "error"
+        message = f"not checked: {message}" if finding.status == "inconclusive" else message
+    what = "consequence" if finding.consequence else finding.status
+    element = ET.SubElement(case, kind, type=what, message=_clean(message))
+    element.text = _clean("\n".join(_lines(finding)))
+    return kind
+
+
+def _lines(finding: Finding) -> list[str]:
+    """What a reader of one test case needs."""
+    lines = [finding.evidence, *(f"{key}: {value:.6g}" for key, value in _numbers(finding))]
+    if finding.location:
+        lines += [f"at {where(finding.location)}", f"    {finding.location['code']}"]
+    if finding.fix:
+        lines.append(f"mend: {finding.fix}")
+    return [*lines, f"fsdp2 explain {finding.rule}"]
+
+
+def _numbers(finding: Finding) -> list[tuple[str, float]]:
+    pairs = (("measured", finding.measured), ("limit", finding.limit), ("margin", finding.margin))
+    return [(key, value) for key, value in pairs if value is not None]
+
+
+def _names(findings: Sequence[Finding], linted: bool) -> list[str]:
+    """A name for each that stays the same when lines move: the rule, in lint with its place, counted where they are equal."""
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for finding in findings:
+        name = finding.rule
+        if linted and finding.location:
+            file = finding.location["file"]
+            name = f"{name} in {relative(file) or file} {finding.location['function']}".rstrip()
+        seen[name] += 1
+        names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
+    return names
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML 1.0 has no place for."""
+    return _FORBIDDEN.sub("\ufffd", text)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}"

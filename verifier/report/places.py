@@ -1,0 +1,37 @@
+"""Where a finding lies, as CI systems want it: a path from the root of the checkout."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..finding import Finding, Verdict
+
+
+def root() -> str:
+    """The checkout's folder: what GitHub calls the workspace if we are below it, else the current folder."""
+    here = os.getcwd()  # noqa: PTH109
+    workspace = os.environ.get("GITHUB_WORKSPACE", "")
+    inside = workspace.startswith("/") and f"{os.path.realpath(here)}/".startswith(f"{os.path.realpath(workspace)}/")
+    return workspace if inside else here
+
+
+def relative(file: str) -> str | None:
+    """The path from the root, with `/`; None for a file that lies elsewhere."""
+    path = os.path.relpath(file or ".", root())
+    if path.startswith(".."):
+        path = os.path.relpath(os.path.realpath(file), os.path.realpath(root()))
+    return None if path.startswith("..") else path.replace(os.sep, "/")
+
+
+def place_of(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+    """The finding's location; the first line of the script, which is right for none, where it has none."""
+    script = str(verdict.target["script"])
+    return finding.location or {"file": script, "line": 1, "function": "", "code": ""}
+
+
+def where(location: dict[str, Any]) -> str:
+    """`path:line in function`."""
+    file = location["file"]
+    function = f" in {location['function']}" if location["function"] else ""
+    return f"{relative(file) or file}:{location['line']}{function}"

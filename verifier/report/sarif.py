@@ -1,0 +1,125 @@
+"""The report as SARIF 2.1.0 (OASIS): what failed, what is open, and each rule's page. What passed is left out.
+
+Of the specification: 3.27.9 `kind` and 3.27.10 `level` ("none" where kind is not "fail"), 3.27.24 `baselineState` (on all results or
+on none), 3.14.14 `originalUriBaseIds` (without a URI, so that the same report comes out in every checkout).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+from urllib.parse import quote
+
+from ... import __version__
+from ..baseline import base_of, identity, name_of
+from ..finding import Finding, Verdict
+from ..harmless import in_json
+from ..rules import RULES
+from ..rules.base import Rule
+from .page import markdown
+from .places import place_of, relative
+
+BASE = "SRCROOT"
+SCHEMA = "/".join(("https:", "", "json.schemastore.org", "sarif-2.1.0.json"))  # a name: nothing is fetched
+LONGEST = 1000  # characters of a description; GitHub takes 1024
+
+
+def render(verdict: Verdict) -> str:
+    """The whole report."""
+    held = verdict.baseline
+    told = [f for f in verdict.findings if f.status != "pass"]
+    rules = list(dict.fromkeys(f.rule for f in (*told, *(held.gone if held else ()))))
+    results = [_result(f, verdict, rules) for f in told]
+    if held is not None:
+        results += [{**_result(f, verdict, rules), "baselineState": "absent", **_PASSED} for f in held.gone]
+    invocation = {
+        "commandLine": str(verdict.target.get("command", "")),
+        "executionSuccessful": verdict.verdict != "error",
+        "exitCode": verdict.exit_code,
+    }
+    driver = {"name": "fsdp2", "fullName": "verified-fsdp2", "semanticVersion": __version__}
+    run = {
+        "tool": {"driver": {**driver, "rules": [_rule(name) for name in rules]}},
+        "automationDetails": {"id": f"fsdp2 {name_of(verdict.target)}/"},
+        "invocations": [invocation],
+        "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
+        "results": results,
+    }
+    return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
+
+
+_PASSED = {"kind": "pass", "level": "none"}
+
+
+def _rule(name: str) -> dict[str, Any]:
+    rule: Rule | None = RULES.get(name)
+    if rule is None:
+        return {"id": name}
+    page = {key: " ".join(text.split()) for key, text in rule.page().items()}
+    return {
+        "id": name,
+        "shortDescription": {"text": page["Statement"][:LONGEST]},
+        "fullDescription": {"text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]},
+        "help": {"text": f"{page['Mend']} The page: fsdp2 explain {name}", "markdown": markdown(rule)},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": ["fsdp2", rule.family]},
+    }
+
+
+def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, Any]:
+    message = finding.evidence
+    if finding.status == "inconclusive":
+        kind, level = "open", "none"
+        message = f"not checked: {message}"
+    else:
+        kind, level = "fail", "warning" if finding.consequence else "error"
+    if finding.fix:
+        message += f"\n\nMend: {finding.fix}"
+    key = "\n".join(identity(finding, base_of(verdict.target)))
+    state = {"baselineState": _state(finding, verdict)} if verdict.baseline is not None else {}
+    numbers = {"measured": finding.measured, "limit": finding.limit}
+    bag = {name: value for name, value in numbers.items() if value is not None and abs(value) < float("inf")}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": rules.index(finding.rule),
+        "kind": kind,
+        "level": level,
+        "message": {"text": message.replace("](", "] (")},  # which would be a link
+        "locations": [_location(place_of(finding, verdict))],
+        "partialFingerprints": {"fsdp2Identity/v1": hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()},
+        **state,
+        "properties": {"tier": finding.tier, "consequence": finding.consequence, **bag},
+    }
+
+
+def _state(finding: Finding, verdict: Verdict) -> str:
+    held = verdict.baseline
+    known = verdict.stands(finding) or (
+        held is not None and finding.status == "inconclusive" and finding.rule in held.still_open
+    )
+    return "unchanged" if known else "new"
+
+
+def _location(place: dict[str, Any]) -> dict[str, Any]:
+    file = relative(place["file"])
+    if file is not None:
+        artifact = {"uri": _quoted(file), "uriBaseId": BASE}
+    else:
+        artifact = {"uri": f"file://{_quoted(os.path.abspath(place['file']))}"}  # noqa: PTH100
+    region: dict[str, Any] = {"startLine": max(int(place["line"]), 1)}
+    if place["code"]:
+        region["snippet"] = {"text": place["code"]}
+    found: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+    if place["function"]:
+        found["logicalLocations"] = [{"name": place["function"], "kind": "function"}]
+    return found
+
+
+def _quoted(path: str) -> str:
+    """Percent-encoded, whatever bytes a file's name has."""
+    try:
+        return quote(os.fsencode(path))
+    except UnicodeEncodeError:
+        return quote(path.encode("utf-8", "replace"))
