@@ -88,7 +88,8 @@ def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_pat
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
     assert "27 of 27 parameters" in (project.path / "j.xml").read_text(), "the finding of the runs, not of the sources"
     assert len(list((project.path / "runs").iterdir())) == 2, "one run of two ranks"
-    assert list(tmp_path.iterdir()) == [], "nothing is left"
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
+    assert left == []
 
 
 @pytest.mark.launch
