@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .spec import pretrained
+from .spec.crosschecks_model import CONV1D
 
 WORDS = {
     "decoder": ("a decoder-only language model", "the decoder, its sharding and its initial weights"),
     "import": ("an imported model", "the imported model and its sharding"),
     "transformers": ("a language model of transformers", "the model of transformers and its sharding"),
 }
-CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
 
 
 def model_context(values: Mapping[str, Any]) -> dict[str, Any]:

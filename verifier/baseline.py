@@ -127,5 +127,17 @@ def _from(base: str, file: str) -> str:
 
 def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
-    names = ("rule", "status", "evidence", "measured", "limit", "location", "fix", "consequence", "seconds", "tier")
+    names = (
+        "rule",
+        "status",
+        "evidence",
+        "measured",
+        "limit",
+        "location",
+        "fix",
+        "consequence",
+        "seconds",
+        "tier",
+        "required",
+    )
     return Finding(**{name: item[name] for name in names})

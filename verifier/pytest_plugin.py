@@ -139,6 +139,7 @@ class Targets:
     def _verify(self, file: Path, names: list[str]) -> Told:
         from .errors import MachineRefuses, UserError
         from .report.json_report import as_dict
+        from .report.text import why_skipped
 
         try:
             verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))
@@ -149,7 +150,7 @@ class Targets:
         findings: dict[str, Told] = {}
         for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
             findings.setdefault(item["rule"], item)
-        return {"findings": findings}
+        return {"findings": findings, "skipped": {item["rule"]: why_skipped(item) for item in verdict.skipped}}
 
 
 class TargetFile(pytest.File):
@@ -186,19 +187,21 @@ class RuleItem(pytest.Item):
         if "refused" in told:
             self._open(told["refused"])
             return
+        if self.name in told["skipped"]:
+            pytest.skip(harmless(told["skipped"][self.name]))
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
         if finding.status == "pass":
             self.add_report_section("call", "fsdp2", harmless(finding.evidence))
         elif finding.status == "inconclusive":
-            self._open(harmless(finding.evidence))
+            self._open(harmless(finding.evidence), finding.required)
         else:
             word = "a consequence of what another rule has found:" if finding.consequence else "FAIL"
             raise Failed(harmless("\n".join(failure(finding, word))))
 
-    def _open(self, reason: str) -> None:
-        if self.config.getoption("fsdp2_inconclusive") == "skip":
+    def _open(self, reason: str, required: bool = True) -> None:
+        if not required or self.config.getoption("fsdp2_inconclusive") == "skip":
             pytest.skip(f"not checked: {reason}")
         raise Failed(f"not checked: {reason}")
 

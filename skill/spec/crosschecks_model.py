@@ -12,6 +12,7 @@ from . import data_files, pretrained
 from .crosschecks import Values, fault, needs
 
 LENGTHS = ("max_position_embeddings", "n_positions")
+CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -64,6 +65,9 @@ def sizes_fit_the_config(values: Values) -> Iterator[Fault]:
 @needs("model.config", "model.pretrained", "parallel.tp")
 def transformers_divide(values: Values) -> Iterator[Fault]:
     tp, config = values["parallel.tp"], _config(values)
+    if tp > 1 and config.get("model_type") in CONV1D:
+        message = f"must be 1 for {config['model_type']}, for which transformers has no plan, found {tp}"
+        yield fault("parallel.tp", message)
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         number = pretrained.size(config, key)
         if number is not None and number % tp:

@@ -255,3 +255,21 @@ def test_harmless_leaves_other_text_alone() -> None:
 def test_a_code_block_of_the_summary_cannot_be_ended() -> None:
     summary = github.summary(verdict(Finding("a-rule", "fail", "```\n# forged\n````")))
     assert "`````text\n```\n# forged\n````\n" in summary
+
+
+def test_what_a_team_left_out_is_told_and_fails_nothing() -> None:
+    allowed = replace(four().findings[2], required=False)
+    skips = ({"rule": "root-only-wrap", "reason": "two small layers", "until": "2027-03-31"},)
+    made = replace(verdict(allowed, four().findings[3]), skipped=skips)
+    assert made.verdict == "pass"
+    cases = {case.get("name"): case.find("skipped") for case in junit(made).iter("testcase")}
+    told = {name: found.get("message") for name, found in cases.items() if found is not None}
+    assert told == {
+        "resume-is-exact": "not checked, and not required: how this script resumes is not known",
+        "root-only-wrap": "skipped: two small layers (until 2027-03-31)",
+    }
+    assert [line.split(" ")[0] for line in github.commands(made)] == ["::notice"]
+    assert "root-only-wrap: skipped: two small layers (until 2027-03-31)" in github.summary(made)
+    (run,) = json.loads(RENDERERS["sarif"](made))["runs"]
+    assert run["properties"]["skipped"] == list(skips)
+    jsonschema.Draft7Validator(SARIF).validate(json.loads(RENDERERS["sarif"](made)))

@@ -30,18 +30,19 @@ def render(verdict: Verdict) -> str:
 
 
 def commands(verdict: Verdict) -> list[str]:
-    """A workflow command for each failure, and one for all rules that are open for one reason."""
+    """A workflow command for each failure, and one for all rules that are open for one reason; a notice for what does not fail the gate."""
     found = [
         (_level(f, verdict), f, f.rule, _told(f, verdict)) for f in verdict.findings if f.status in ("fail", "error")
     ]
-    open_for: dict[str, list[Finding]] = {}
+    open_for: dict[tuple[str, bool], list[Finding]] = {}
     for finding in verdict.findings:
         if finding.status == "inconclusive":
-            open_for.setdefault(finding.evidence, []).append(finding)
-    for reason, findings in open_for.items():
+            open_for.setdefault((finding.evidence, finding.required), []).append(finding)
+    for (reason, required), findings in open_for.items():
         rules = ", ".join(f.rule for f in findings)
         title = rules if len(findings) == 1 else f"{len(findings)} rules could not be checked"
-        found.append(("warning", findings[0], title, f"not checked: {reason}\n{rules}"))
+        level = "warning" if required else "notice"
+        found.append((level, findings[0], title, f"not checked: {reason}\n{rules}"))
     found.sort(key=lambda item: _ORDER.index(item[0]))
     return [_command(level, finding, verdict, title, message) for level, finding, title, message in found]
 
@@ -118,6 +119,10 @@ def _parts(verdict: Verdict) -> Iterator[str]:
             reasons.setdefault(finding.evidence, []).append(finding.rule)
     for reason, rules in reasons.items():
         yield f"### Not checked: {', '.join(f'`{rule}`' for rule in rules)}\n\n" + _block(reason)
+    if verdict.skipped:
+        yield "### Not judged\n\n" + _block(
+            "\n".join(f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped)
+        )
     passed = [f for f in verdict.findings if f.status == "pass"]
     if passed:
         yield f"<details><summary>{len(passed)} rules passed</summary>\n\n"

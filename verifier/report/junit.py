@@ -1,7 +1,7 @@
 """The report as JUnit XML: a test suite for the target, a test case for each rule. Follows the schema of Jenkins' xunit plugin.
 
-An inconclusive rule is an `error`, not `skipped`: CI systems show what is skipped as no reason to look. A failure that stands in the
-baseline is `skipped`, with the reason, because it does not fail the gate.
+An inconclusive rule is an `error`, not `skipped`: CI systems show what is skipped as no reason to look. What does not fail the gate is
+`skipped`, with the reason: a failure that stands in the baseline, a rule that is open and not required, or one that is not judged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..finding import Finding, Verdict
 from ..harmless import in_xml
 from ..rules import RULES
 from .places import relative, where
+from .text import why_skipped
 
 _FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -36,10 +37,14 @@ def render(verdict: Verdict) -> str:
         kind = f"fsdp2.{RULES[finding.rule].family}" if finding.rule in RULES else "fsdp2"
         case = ET.SubElement(suite, "testcase", classname=kind, name=_clean(name), time=_seconds(finding.seconds))
         counts[_result(case, finding, verdict)] += 1
-    if not verdict.findings:  # an empty suite is an error to some
+    for item in verdict.skipped:
+        case = ET.SubElement(suite, "testcase", classname="fsdp2", name=_clean(item["rule"]), time="0.000")
+        ET.SubElement(case, "skipped", type="skip", message=_clean(why_skipped(item)))
+        counts["skipped"] += 1
+    if suite.find("testcase") is None:  # an empty suite is an error to some
         told_none = f"nothing is seen in {verdict.target.get('files', 0)} files"
         ET.SubElement(suite, "testcase", classname="fsdp2", name=told_none, time="0.000")
-    numbers = {"tests": str(max(len(verdict.findings), 1))}
+    numbers = {"tests": str(len(suite.findall("testcase")))}
     numbers |= {"failures": str(counts["failure"]), "errors": str(counts["error"])}
     title = _clean(told["command"] or f"fsdp2 {verdict.target['script']}")
     suite.attrib |= {"name": title, **numbers, "skipped": str(counts["skipped"]), "time": _seconds(verdict.seconds)}
@@ -57,6 +62,8 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
     message = finding.evidence
     if verdict.baseline is not None and verdict.stands(finding):
         kind, message = "skipped", f"known and not mended: it stands in {verdict.baseline.path}: {message}"
+    elif finding.status == "inconclusive" and not finding.required:
+        kind, message = "skipped", f"not checked, and not required: {message}"
     elif finding.status == "fail":
         kind = "failure"
     else:

@@ -46,6 +46,7 @@ def render(verdict: Verdict) -> str:
         "invocations": [invocation],
         "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
         "results": results,
+        "properties": {"skipped": list(verdict.skipped)},
     }
     return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
 

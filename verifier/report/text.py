@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..finding import Comparison, Finding, Verdict
@@ -116,12 +116,17 @@ def _passes(verdict: Verdict) -> Iterator[str]:
             yield f"pass {first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
 
 
+def why_skipped(skip: Mapping[str, Any]) -> str:
+    """The reason of one item of `Verdict.skipped`, and its last day."""
+    until = f" (until {skip['until']})" if skip["until"] else ""
+    return f"skipped: {skip['reason']}{until}"
+
+
 def _skipped(verdict: Verdict) -> Iterator[str]:
     """Rules that were left out, those with one reason together."""
     reasons: dict[str, list[str]] = {}
     for skip in verdict.skipped:
-        until = f" (until {skip['until']})" if skip["until"] else ""
-        reasons.setdefault(f"skipped: {skip['reason']}{until}", []).append(skip["rule"])
+        reasons.setdefault(why_skipped(skip), []).append(skip["rule"])
     for reason, rules in reasons.items():
         yield from _wrapped("", ", ".join(rules), first="skip ")
         yield from _wrapped("", reason)

@@ -1,0 +1,38 @@
+"""The pairwise sample of specs: what was run, and, behind the mark `slow`, running it (pytest -m slow: about half an hour)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pairwise
+
+ROWS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "pairwise.json").read_text(encoding="utf-8")
+)["rows"]
+
+
+def test_all_that_was_run_passed() -> None:
+    assert len(ROWS) >= 40
+    assert [
+        row["combination"] for row in ROWS if row["verdict"] != "pass" or row["findings"] or not row["linted"]
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_sample_is_that_of_the_specs_of_today(tmp_path: Path) -> None:
+    pairwise.make_files(tmp_path)
+    held = pairwise.pairs([row["combination"] for row in ROWS])
+    assert pairwise.possible_pairs(tmp_path) - held == set()
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.parametrize("number", range(1, len(ROWS) + 1))
+def test_a_combination(tmp_path: Path, number: int) -> None:
+    pairwise.make_files(tmp_path)
+    found = pairwise.verified(number, ROWS[number - 1]["combination"], tmp_path)
+    assert (found["verdict"], found["findings"], found["linted"]) == ("pass", [], True)
