@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 
-from . import torchlib
+from . import grouplib, torchlib
 from .session import Session
 
 KINDS = {
@@ -50,6 +50,7 @@ class Traffic:
         self.model: dict[str, list[int]] = {}
         self.script: dict[str, list[int]] = {}
         self.lines: dict[str, dict[str, Any]] = {}
+        self.expected: dict[str, int] = {}
 
     def add(self, kind: str, size: int) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
@@ -68,14 +69,28 @@ class Traffic:
         self._turn_page()
         self.calls += 1
 
+    def backward(self) -> None:
+        """A backward has ended: what it and its forward should have cost, by the groups that there are."""
+        self._turn_page()
+        for _, root in self.session.roots:
+            for _, group in torchlib.groups(root):
+                for kind, number in grouplib.collectives(group).items():
+                    self.expected[kind] = self.expected.get(kind, 0) + number
+
     def _turn_page(self) -> None:
         if (step := self.session.step_number()) == self.step:
             return
         lines = sorted(self.lines.values(), key=lambda line: -line["bytes"])[:3]
         self.session.recorder.write(
-            "traffic", step=self.step, calls=self.calls, model=self.model, script=self.script, lines=lines
+            "traffic",
+            step=self.step,
+            calls=self.calls,
+            model=self.model,
+            script=self.script,
+            lines=lines,
+            expected=self.expected,
         )
-        self.step, self.calls, self.model, self.script, self.lines = step, 0, {}, {}, {}
+        self.step, self.calls, self.model, self.script, self.lines, self.expected = step, 0, {}, {}, {}, {}
 
 
 def install(session: Session) -> None:
@@ -83,6 +98,8 @@ def install(session: Session) -> None:
     traffic = Traffic(session)
     _count_collectives(traffic)
     _count_calls(traffic)
+    if not session.stand_in:
+        _count_backwards(traffic)
 
 
 def _count_calls(traffic: Traffic) -> None:
@@ -95,6 +112,16 @@ def _count_calls(traffic: Traffic) -> None:
         return call(module, *args, **kwargs)
 
     nn.Module.__call__ = called  # type: ignore[method-assign]
+
+
+def _count_backwards(traffic: Traffic) -> None:
+    ended = traffic.session.on_backward
+
+    def heard(tensors: list[torch.Tensor]) -> None:
+        traffic.backward()
+        ended(tensors)
+
+    traffic.session.on_backward = heard  # type: ignore[method-assign]
 
 
 def _count_collectives(traffic: Traffic) -> None:
