@@ -17,7 +17,7 @@ from . import html_tables
 from .json_report import as_dict
 
 LIMIT = 1_000_000  # bytes
-ROWS, TEXT = 2_500, 4_000  # of a table; characters of one text
+SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
 Report = dict[str, Any]
 _SYMBOLS = {"pass": "\u2713", "fail": "\u2717", "inconclusive": "?", "error": "!"}
 
@@ -26,8 +26,8 @@ def render(verdict: Verdict) -> str:
     """The page, at most about a megabyte: what is too long is cut, and says so."""
     report = as_dict(verdict)
     figures = _figures(report)
-    for share in (1, 4, 16, 64):
-        page = _page(report, figures, ROWS // share, TEXT // share)
+    for rows, text in SIZES:
+        page = _page(report, figures, rows, text)
         if len(page.encode("utf-8")) <= LIMIT:
             break
     return page
@@ -83,6 +83,7 @@ def _page(report: Report, figures: list[dict[str, Any]] | None, rows: int, text:
         figures=drawn,
         plots_missing=figures is None,
         rows=rows,
+        articles=rows // 10,
         place=html_tables.place,
         brief=_brief,
         count=_count,

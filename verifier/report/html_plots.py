@@ -20,7 +20,7 @@ from .html_tables import curves, label, offset
 
 Report = dict[str, Any]
 Line = tuple[str, list[int], list[float]]
-LINES, POINTS = 16, 200  # drawn in one figure; points of one line
+LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points that have marks
 INK = "#010100"  # becomes the colour of the text
 COLOURS = [f"#0102{k:02x}" for k in range(8)]
 SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fsdp2", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False}
@@ -91,7 +91,7 @@ def _figure(title: str, told: str, lines: list[Line], limits: list[float]) -> Re
                 values,
                 color=COLOURS[k % 8],
                 lw=width,
-                marker="o",
+                marker="o" if len(steps) <= MARKED else None,
                 ms=width + 2,
                 label=name,
                 solid_capstyle="round",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]
-WIDE = 8  # ranks with a column each
+WIDE, CELLS = 8, 8_000  # ranks with a column each; numbers in all these columns
 STEPS = 40  # columns of steps
 DAMAGED = ("crash", "recovered", "damaged")
 ROLES = {
@@ -146,20 +146,35 @@ def _cut(last: int) -> str:
 def _shards(report: Report) -> Table:
     facts = report["facts"]
     ranks, shards = facts.get("ranks", []), facts.get("shards", [])
-    each = len(ranks) <= WIDE
-    held = [f"Rank {rank}" for rank in ranks] if each else ["Least on a rank", "Most on a rank"]
+    if all(len(set(shard["elements"])) == 1 for shard in shards):
+        held, shown = [f"Each of {len(ranks)} ranks" if len(ranks) > 1 else "Rank 0"], _one
+    elif len(ranks) <= WIDE and len(ranks) * len(shards) <= CELLS:
+        held, shown = [f"Rank {rank}" for rank in ranks], _all
+    else:
+        held, shown = ["Least on a rank", "Most on a rank"], _span
     titles = [("Parameter", False), ("Shape", True), ("Dtype", False), ("Placement", False), ("Group", False)]
     rows = []
     for shard in shards:
-        counts = [count for count in shard["elements"] if count is not None]
-        cells = shard["elements"] if each else [min(counts), max(counts)]
         shape = " x ".join(map(str, shard["shape"])) or "scalar"
         dtype = shard["dtype"] + ("" if shard["trainable"] else ", frozen")
         group = "none" if shard["group"] is None else shard["group"] or "(root)"
         placed = ", ".join(shard["placements"]) or "plain tensor"
-        rows.append([shard["name"], shape, dtype, placed, group, *map(number, cells)])
+        rows.append([shard["name"], shape, dtype, placed, group, *map(number, shown(shard["elements"]))])
     columns = [*titles, *((title, True) for title in held)]
     return Table("Elements of each parameter on each rank", columns, rows)
+
+
+def _one(counts: list[int | None]) -> list[int | None]:
+    return counts[:1]
+
+
+def _all(counts: list[int | None]) -> list[int | None]:
+    return counts
+
+
+def _span(counts: list[int | None]) -> list[int | None]:
+    known = [count for count in counts if count is not None]
+    return [min(known), max(known)]
 
 
 def _memory(report: Report) -> Table:
