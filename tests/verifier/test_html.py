@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +18,7 @@ from records import micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.facts import facts, summary
 from verified_fsdp2.verifier.finding import Finding, Verdict, verdict_of
-from verified_fsdp2.verifier.report import RENDERERS, html, json_report
+from verified_fsdp2.verifier.report import RENDERERS, html, html_tables, json_report
 from verified_fsdp2.verifier.trace import Run
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -141,7 +143,7 @@ def test_the_page_of_a_failure() -> None:
     order += ["Difference of the loss", "2 of 2 parameters are sharded", "S(0)", "300.0 MiB", "all_gather", "platform"]
     at = [said.index(part) for part in order]
     assert at == sorted(at), dict(zip(order, at, strict=True))
-    assert len(page.all("svg")) == 4
+    assert len(page.all("svg")) == 4 and "://" not in text
 
 
 def test_what_was_not_seen_is_left_out() -> None:
@@ -182,6 +184,38 @@ def test_what_a_script_says_is_text(text: str, monkeypatch: pytest.MonkeyPatch) 
     sound(html.render(replace(made, facts={**made.facts, "shards": [uneven] * 3})))
 
 
+@pytest.mark.parametrize(
+    ("elements", "columns", "cells"),
+    [
+        ([[8, 8], [4, 4]], ["Each of 2 ranks"], [["8"], ["4"]]),
+        ([[8, 0], [4, 4]], ["Rank 0", "Rank 1"], [["8", "0"], ["4", "4"]]),
+        ([[8, None]], ["Rank 0", "Rank 1"], [["8", None]]),
+        ([[8000] * 8 + [None]], ["Least on a rank", "Most on a rank"], [["8,000", "8,000"]]),
+        ([[8]], ["Rank 0"], [["8"]]),
+    ],
+)
+def test_the_shard_table(elements: list[list[int | None]], columns: list[str], cells: list[list[str | None]]) -> None:
+    shard = verdict().facts["shards"][0]
+    facts_ = {"ranks": list(range(len(elements[0]))), "shards": [{**shard, "elements": e} for e in elements]}
+    table = html_tables._shards({"facts": facts_})
+    assert [title for title, _ in table.columns[5:]] == columns
+    assert [row[5:] for row in table.rows] == cells
+    assert table.rows[0][:5] == ["w", "4 x 4", "float32", "S(0)", "(root)"]
+
+
+def test_what_was_found_in_a_checkpoint() -> None:
+    one = {"path": "p", "after_step": 3, "op": "save", "ranks": 2, "tensors": 9, "wrong": 0, "error": None}
+    states: list[dict[str, Any]] = [{"state": "opened"}, {"state": "opened", "wrong": 2}, {"state": "gone"}]
+    states += [{"state": "closed", "error": "no .metadata"}]
+    table = html_tables._saved({"facts": {"checkpoints": [{**one, **state} for state in states]}})
+    told = ["all as they were given", "2 tensors are not as they were given"]
+    assert [row[-1] for row in table.rows] == [
+        *told,
+        "removed by the script since",
+        "could not be opened: no .metadata",
+    ]
+
+
 def test_a_large_model_and_many_runs_fit() -> None:
     names = [f"model.layers.{k // 9}.self_attention.block_{k % 9}.weight" for k in range(2_000)]
     base = verdict(names=["w"])
@@ -195,7 +229,7 @@ def test_a_large_model_and_many_runs_fit() -> None:
     assert len(text.encode()) <= html.LIMIT
     said = "".join(page.text)
     assert all(name in said for name in names) and "rule-149" in said
-    assert "84 more runs are not drawn" in said and "60 more steps are in --report json=PATH" in said
+    assert "84 more are not drawn" in said and "60 more steps are in --report json=PATH" in said
     assert len(RENDERERS["json"](replace(base, facts=facts_)).encode()) < 2_000_000
 
 
@@ -216,6 +250,30 @@ def test_without_matplotlib_the_numbers_are_tables(monkeypatch: pytest.MonkeyPat
     page = sound(text)
     assert not page.all("svg") and "pip install matplotlib" in text
     assert len(page.all("table")) == len(Page(whole).all("table"))
+
+
+@pytest.mark.parametrize("losses", [[0.0, 0.0], [-1e300, 1e300], [5e-324, 1e-310], [7.0], [None, 1e-30]], ids=str)
+def test_any_numbers_can_be_drawn(losses: list[float | None]) -> None:
+    made = verdict()
+    runs = [{**one, "losses": losses, "grad_norms": losses} for one in made.runs]
+    allowed = {"loss": 0.0, "grad_norm": None}
+    comparisons = [{**made.facts["comparisons"][0], "loss": losses, "grad_norm": losses, "allowed": allowed}]
+    page = sound(html.render(replace(made, runs=runs, facts={**made.facts, "comparisons": comparisons})))
+    assert len(page.all("svg")) == 4
+
+
+def test_nothing_is_written_beside_the_page(tmp_path: Path) -> None:
+    run_ = {"role": "train", "world_size": 2, "losses": [2.0, 1.0], "grad_norms": [1.0]}
+    code = f"from verified_fsdp2.verifier.report import html; print(len(html._figures({{'runs': [{run_}], 'facts': {{}}}})))"
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    own = {"HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2\n"
+    assert sorted(tmp_path.rglob("*")) == [home, temporary]
 
 
 def test_the_same_verdict_gives_the_same_page() -> None:

@@ -7,6 +7,7 @@ counts against torch's own CommDebugMode.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,12 @@ def _count_calls(traffic: Traffic) -> None:
     nn.Module.__call__ = called  # type: ignore[method-assign]
 
 
+def _beside_training() -> bool:
+    """Whether this is a thread that Python started, such as that of a save: autograd's own threads are not."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
+
+
 def _count_backwards(traffic: Traffic) -> None:
     ended = traffic.session.on_backward
 
@@ -125,19 +132,19 @@ def _count_backwards(traffic: Traffic) -> None:
 
 
 def _count_collectives(traffic: Traffic) -> None:
-    busy = False
+    busy: set[int] = set()  # threads in a collective
 
     def heard(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def ran(*args: Any, **kwargs: Any) -> Any:
-            nonlocal busy
-            if busy or torch.compiler.is_compiling():
+            thread = threading.get_ident()
+            if thread in busy or torch.compiler.is_compiling() or _beside_training():
                 return real(*args, **kwargs)
-            busy = True
+            busy.add(thread)
             try:
                 result = real(*args, **kwargs)
             finally:
-                busy = False
+                busy.discard(thread)
             moved = [t for t in torchlib.leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
             traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
             return result

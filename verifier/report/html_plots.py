@@ -21,6 +21,7 @@ from .html_tables import curves, label, offset
 Report = dict[str, Any]
 Line = tuple[str, list[int], list[float]]
 LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points that have marks
+LEAST = 1e-17  # a smaller difference is drawn as this one
 INK = "#010100"  # becomes the colour of the text
 COLOURS = [f"#0102{k:02x}" for k in range(8)]
 SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fsdp2", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False}
@@ -79,7 +80,9 @@ def _points(values: list[float | None], after: int) -> tuple[list[int], list[flo
 def _figure(title: str, told: str, lines: list[Line], limits: list[float]) -> Report:
     difference = title.startswith("Difference")
     more = len(lines) - LINES
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the reader's own style
+        matplotlib.rcParams.update(SETTINGS)
         figure = Figure(figsize=(6.4, 3.4), layout="constrained")
         axes = figure.add_subplot()
         if difference:
@@ -104,14 +107,14 @@ def _figure(title: str, told: str, lines: list[Line], limits: list[float]) -> Re
         figure.legend(loc="outside lower center", ncols=2, fontsize=9)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    note = f"{more} more runs are not drawn; the table has them." if more > 0 else ""
+    note = f"{more} more are not drawn; the table has them." if more > 0 else ""
     return {"title": title, "description": told, "svg": out.getvalue(), "note": note}
 
 
 def _logarithmic(axes: Any, lines: list[Line], limits: list[float]) -> list[Line]:
     """A scale for values of which some are 0: these stand on its foot."""
     positive = [value for _, _, values in lines for value in values if value > 0.0]
-    low = 10.0 ** (math.floor(math.log10(min([*positive, *limits, 1e-7]))) - 1)
+    low = 10.0 ** (math.floor(math.log10(max(min([*positive, *limits, 1e-7]), LEAST))) - 1)
     high = max([*positive, *limits, 1e-6])
     axes.set_yscale("log")
     axes.set_ylim(low / 2, high * 10)
