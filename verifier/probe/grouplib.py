@@ -57,14 +57,14 @@ def without_gradient(group: Any) -> list[str]:
     return missing
 
 
-def collectives(group: Any) -> dict[str, int]:
-    """The collectives that one forward and backward should cost a group, as it is set now."""
+def collectives(group: Any, backward: bool) -> dict[str, int]:
+    """The collectives that one forward, and a backward if there is one, should cost a group, as it is set now."""
     mesh = group.mesh_info
     shards = isinstance(mesh, FSDPMeshInfo) and mesh.shard_mesh_size > 1
     trained = group.reduce_grads and any(item.sharded_param.requires_grad for item in group.fsdp_params)
     replicas = isinstance(mesh, DDPMeshInfo) and mesh.replicate_mesh_size > 1
     return {
-        "all_gather": (2 if group._reshard_after_forward else 1) if shards else 0,
+        "all_gather": (2 if backward and group._reshard_after_forward else 1) if shards else 0,
         "reduce_scatter": int(shards and trained),
         "all_reduce": int(replicas and trained and group.all_reduce_grads),
     }

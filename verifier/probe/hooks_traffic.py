@@ -74,8 +74,9 @@ class Traffic:
         """A backward has ended: what it and its forward should have cost, by the groups that there are."""
         self._turn_page()
         for _, root in self.session.roots:
+            trained = any(param.requires_grad for param in root.parameters())
             for _, group in torchlib.groups(root):
-                for kind, number in grouplib.collectives(group).items():
+                for kind, number in grouplib.collectives(group, trained).items():
                     self.expected[kind] = self.expected.get(kind, 0) + number
 
     def _turn_page(self) -> None:
