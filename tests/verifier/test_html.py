@@ -268,7 +268,8 @@ def test_nothing_is_written_beside_the_page(tmp_path: Path) -> None:
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()
     temporary.mkdir()
-    own = {"HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
+    others = {key: value for key, value in os.environ.items() if not key.startswith(("MPL", "XDG"))}
+    own = {**others, "HOME": str(home), "TMPDIR": str(temporary)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=own, cwd=tmp_path, capture_output=True, text=True, check=True
     )
