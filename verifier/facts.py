@@ -97,8 +97,12 @@ def _memory(run: Run) -> list[Facts]:
 
 def _comparisons(evidence: Evidence) -> list[Facts]:
     """For each pair of runs that a rule compares step by step: the relative differences, and what was allowed."""
-    allowed, exact, after = limits(evidence), evidence.exact, evidence.saved_after() or 0
-    derived = {"loss": allowed["loss"], "grad_norm": allowed["gradient norm"]}
+    exact, after = evidence.exact, evidence.saved_after() or 0
+
+    def allowed(rule: str) -> dict[str, float]:
+        found = limits(evidence, rule)
+        return {"loss": found["loss"], "grad_norm": found["gradient norm"]}
+
     found = []
     for rule, oracle in (
         ("matches-ddp", evidence.reference),
@@ -106,17 +110,18 @@ def _comparisons(evidence: Evidence) -> list[Facts]:
         ("matches-original", evidence.original),
     ):
         if exact is not None and exact.completed and oracle is not None and not incomparable(exact, oracle, "", ""):
-            found.append(_apart(evidence, rule, exact, oracle, 0, derived))
+            found.append(_apart(evidence, rule, exact, oracle, 0, allowed(rule)))
     base = nudged(evidence)
     if evidence.envelope is not None and base is not None:
-        found.append(_apart(evidence, None, evidence.envelope, base, 0, derived))
+        found.append(_apart(evidence, None, evidence.envelope, base, 0, {"loss": None, "grad_norm": None}))
     if evidence.resume is not None and evidence.train is not None:
         bitwise = {"loss": 0.0, "grad_norm": None}
         found.append(_apart(evidence, "resume-is-exact", evidence.resume, evidence.train, after, bitwise))
     if (whole := evidence.continued) is not None:
         offset = after if whole is evidence.train else 0
-        rest = {"loss": allowed["loss"], "grad_norm": None}
-        found += [_apart(evidence, "reshard-keeps-trajectory", r, whole, offset, rest) for r in evidence.reshards]
+        name = "reshard-keeps-trajectory"
+        rest = {**allowed(name), "grad_norm": None}
+        found += [_apart(evidence, name, run, whole, offset, rest) for run in evidence.reshards]
     return [comparison for comparison in found if comparison["loss"]]
 
 

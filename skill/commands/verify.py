@@ -166,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.target import resolve_all
 
     flags = {name: getattr(options, name) for name in FLAGS}
+    flags["tier"] = None if options.tier == "ranks" else options.tier
     config = options.config
     if options.target is None and options.module is None and config is None and (config := config_in(Path())) is None:
         raise UserError(

@@ -146,6 +146,16 @@ def test_the_page_of_a_failure() -> None:
     assert len(page.all("svg")) == 4 and "://" not in text
 
 
+def test_what_a_team_left_out_is_told() -> None:
+    open_ = Finding("b-rule", "inconclusive", "no way to tell", required=False)
+    skipped = [{"rule": "c-rule", "reason": "one layer", "until": "2030-01-01"}]
+    made = replace(verdict(open_), verdict="pass", skipped=skipped)
+    page = sound(html.render(replace(made, target={**TARGET, "name": "pretrain"})))
+    said = "".join(page.text)
+    assert "None of 1 rule is broken; 1 rule not checked and not required: b-rule; 1 rule left out." in said
+    assert "b-rule (not required)" in said and "one layer" in said and "2030-01-01" in said and "pretrain: " in said
+
+
 def test_what_was_not_seen_is_left_out() -> None:
     lint = Verdict("pass", {"script": "a.py"}, {"torch": "not imported", "python": "3.11", "platform": "Linux"}, (), [])
     page = sound(html.render(lint))

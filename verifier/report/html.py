@@ -95,7 +95,7 @@ def sentence(report: Report) -> str:
     findings = report["findings"]
     broken = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]]
     unsure = [f["rule"] for f in findings if f["status"] in ("inconclusive", "error")]
-    held = sum(f["status"] == "pass" for f in findings)
+    held = [f["rule"] for f in findings if f["status"] == "pass"]
     ran = bool(report["runs"])
     if report["verdict"] == "fail":
         broken = broken or [f["rule"] for f in findings if f["status"] == "fail"]
@@ -107,7 +107,9 @@ def sentence(report: Report) -> str:
         return f"Nothing was found wrong, but {_count(unsure, 'rule')} could not be checked: {_some(unsure)}."
     if not ran:
         return "No fault was seen in the sources. Nothing was run, so this proves nothing."
-    return f"All {held} rules that were judged hold."
+    left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
+    left += f"; {_count(report['skipped'], 'rule')} left out" if report["skipped"] else ""
+    return f"None of {_count(held, 'rule')} is broken{left}."
 
 
 def _some(names: list[str], most: int = 3) -> str:
@@ -129,7 +131,8 @@ def _reasons(report: Report) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for finding in report["findings"]:
         if finding["status"] == "inconclusive":
-            reasons.setdefault(finding["evidence"], []).append(finding["rule"])
+            name = finding["rule"] if finding["required"] else f"{finding['rule']} (not required)"
+            reasons.setdefault(finding["evidence"], []).append(name)
     return reasons
 
 

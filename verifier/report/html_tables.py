@@ -43,6 +43,7 @@ class Table:
 def tables(report: Report) -> dict[str, Table]:
     """Every table that has rows, by name."""
     made = {
+        "skipped": _skipped(report),
         "passes": _passes(report),
         "losses": _by_step(report, "losses", "Loss of each step"),
         "grad_norms": _by_step(report, "grad_norms", "Norm of the whole gradient in each step, before clipping"),
@@ -105,6 +106,11 @@ def _passes(report: Report) -> Table:
         if f["status"] == "pass"
     ]
     return Table("Rules that hold, and what shows it", columns, rows)
+
+
+def _skipped(report: Report) -> Table:
+    rows = [[skip["rule"], skip["reason"], skip["until"]] for skip in report["skipped"]]
+    return Table("Rules that were not judged", [("Rule", False), ("Reason", False), ("Until", False)], rows)
 
 
 def _times(margin: float | None) -> str | None:
