@@ -17,7 +17,7 @@ import pytest
 from records import micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.facts import facts, summary
-from verified_fsdp2.verifier.finding import Finding, Verdict, verdict_of
+from verified_fsdp2.verifier.finding import Comparison, Finding, Verdict, verdict_of
 from verified_fsdp2.verifier.report import RENDERERS, html, html_tables, json_report
 from verified_fsdp2.verifier.trace import Run
 
@@ -154,6 +154,16 @@ def test_what_a_team_left_out_is_told() -> None:
     said = "".join(page.text)
     assert "None of 1 rule is broken; 1 rule not checked and not required: b-rule; 1 rule left out." in said
     assert "b-rule (not required)" in said and "one layer" in said and "2030-01-01" in said and "pretrain: " in said
+
+
+def test_beside_an_earlier_report() -> None:
+    new, known = (Finding(f"{name}-rule", "fail", "x", location=PLACE) for name in ("new", "known"))
+    made = verdict(new, known)
+    held = Comparison("old.json", (new,), (known,), (replace(new, rule="gone-rule", location=None),), ())
+    page = sound(html.render(replace(made, baseline=held)))
+    said = " ".join("".join(page.text).split())
+    assert "Held against old.json, the answer is fail: 1 new failure, 1 known, 1 gone, 0 not decided" in said
+    assert "known-rule" in said and "known, not mended yet" in said and "gone-rule" in said
 
 
 def test_what_was_not_seen_is_left_out() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..finding import Verdict
+from ..harmless import in_xml
+from ..harmless import shown as visible
 from . import html_tables
 from .json_report import as_dict
 
@@ -27,7 +29,7 @@ def render(verdict: Verdict) -> str:
     report = as_dict(verdict)
     figures = _figures(report)
     for rows, text in SIZES:
-        page = _page(report, figures, rows, text)
+        page = in_xml(_page(report, figures, rows, text))
         if len(page.encode("utf-8")) <= LIMIT:
             break
     return page
@@ -145,11 +147,6 @@ def _visible(most: int, markup: type[str]) -> Callable[[Any], Any]:
         if not isinstance(value, str) or isinstance(value, markup):
             return value
         cut = f" ... ({len(value) - most:,} more characters; --report json=PATH has all)" if len(value) > most else ""
-        return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in value[:most]) + cut
+        return visible(value[:most]) + cut
 
     return shown
-
-
-def _escape(character: str) -> str:
-    """A character that does not print, or that turns the text around it, as it is written in Python."""
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -43,6 +43,7 @@ class Table:
 def tables(report: Report) -> dict[str, Table]:
     """Every table that has rows, by name."""
     made = {
+        "baseline": _baseline(report),
         "skipped": _skipped(report),
         "passes": _passes(report),
         "losses": _by_step(report, "losses", "Loss of each step"),
@@ -106,6 +107,23 @@ def _passes(report: Report) -> Table:
         if f["status"] == "pass"
     ]
     return Table("Rules that hold, and what shows it", columns, rows)
+
+
+def _baseline(report: Report) -> Table:
+    held = report.get("baseline", {})
+    cwd = report["target"].get("cwd", "")
+    told = {
+        "new": "new",
+        "standing": "known, not mended yet",
+        "gone": "gone",
+        "unjudged": "known, not decided this time",
+    }
+    rows = [
+        [one["rule"], what, place(one["location"], cwd) if one["location"] else None]
+        for kind, what in told.items()
+        for one in held.get(kind, [])
+    ]
+    return Table("Failures, beside those of the earlier report", [("Rule", False), ("Now", False), ("At", False)], rows)
 
 
 def _skipped(report: Report) -> Table:
