@@ -15,7 +15,7 @@ Report = tuple[str, Path | None]
 T = TypeVar("T")
 PLACE = "{target}"
 LINES = ("text", "github")  # formats of which one may follow another on stdout
-FORMATS = ("text", "json", "junit", "sarif", "github")
+FORMATS = ("text", "json", "html", "junit", "sarif", "github")
 HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeatable)"
 
 

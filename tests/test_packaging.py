@@ -109,6 +109,7 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
         ("references", "*.md"),
         ("skill", "**/*.py"),
         ("verifier", "**/*.py"),
+        ("verifier", "**/*.j2"),
     ):
         for path in (ROOT / folder).glob(pattern):
             assert path.relative_to(ROOT).as_posix() in shipped

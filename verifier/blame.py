@@ -144,7 +144,7 @@ def _hang(run: Run) -> Blame:
         what = f"rank {rank} had come least far, and all ranks were waiting"
     others = [r for r in sorted(stacks) if r != rank]
     frames = stacks.get(rank, [])
-    text = f"no end within {run.seconds:.0f} s: {what}{_stack_text(frames)}"
+    text = f"no end within {run.timeout:.0f} s: {what}{_stack_text(frames)}"
     for other in others[:3]:
         text += f"; rank {other}{_stack_text(stacks[other], 1)}"
     end = run.traces[rank].end

@@ -82,15 +82,15 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     return None
 
 
-def loss_apart(run: Run, oracle: Run, step: int) -> float:
-    """Relative difference of the objective of a step."""
-    return _apart(run.objective(step), oracle.objective(step))
+def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
+    """Relative difference of the objective of a step; `run` may be the oracle resumed after step `after`."""
+    return _apart(run.objective(step), oracle.objective(after + step))
 
 
-def norm_apart(run: Run, oracle: Run, step: int) -> float:
+def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
     """Relative difference of the norm of the whole gradient after backward."""
     late = _reduced_by_the_script(run)
-    return _apart(_norm(_gradients(run, step, late)), _norm(_gradients(oracle, step, late)))
+    return _apart(_norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late)))
 
 
 def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, float]:
@@ -143,15 +143,7 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
 
 def limits(evidence: Evidence, rule: str) -> dict[str, float]:
     """{measure: largest difference that a rule allows}, and "envelope": the relative loss difference of the envelope run."""
-    envelope = evidence.envelope
-    base = next(
-        (
-            run
-            for run in (evidence.reference, evidence.single)
-            if run is not None and run.completed and envelope is not None and run.world_size == envelope.world_size
-        ),
-        None,
-    )
+    envelope, base = evidence.envelope, nudged(evidence)
     noise = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
     if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
         noise = compare(envelope, base)
@@ -160,6 +152,13 @@ def limits(evidence: Evidence, rule: str) -> dict[str, float]:
         for name, value in noise.measures.items()
     }
     return {**allowed, "envelope": noise.loss if math.isfinite(noise.loss) else 0.0}
+
+
+def nudged(evidence: Evidence) -> Run | None:
+    """The run that the envelope run repeats from weights one unit in the last place away."""
+    envelope = evidence.envelope
+    runs = [run for run in (evidence.reference, evidence.single) if run is not None and run.completed]
+    return next((run for run in runs if envelope is not None and run.world_size == envelope.world_size), None)
 
 
 def _apart(a: float | None, b: float | None) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from .blame import blame
 from .errors import UserError
 from .evidence import Evidence
+from .facts import facts, summary
 from .finding import Finding, Verdict, verdict_of
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
@@ -21,8 +22,8 @@ from .policy import decided, widened
 from .resume_runs import open_saves, resume_runs
 from .rules import RULES
 from .rules.precision import LOW, low_precision
-from .rules.traffic import traffic
 from .runner import Pending, Progress, Runner
+from .stable import stable
 from .static import project_files
 from .static.lint import look
 from .static.suppress import RULE as UNUSED
@@ -84,14 +85,17 @@ def verify_with(
     evidence = replace(with_sources(evidence, target.script), tolerances=target.policy.tolerances)
     environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
     environment |= {"launcher": target.launcher, "notes": [*runner.notes(), *adapted(evidence)]}
-    findings = [replace(f, tier=tier) if f.tier == "ranks" else f for f in judge(evidence, chosen)]
+    findings = [
+        replace(f, tier=tier if f.tier == "ranks" else f.tier, evidence=stable(f.evidence, work))
+        for f in judge(evidence, chosen)
+    ]
     return Verdict(
         verdict=verdict_of(findings),
         target=target.describe(),
         environment=environment,
         runs=[summary(run) for run in evidence.runs],
         findings=findings,
-        facts=facts(evidence),
+        facts=facts(evidence, work),
         folder=str(work),
         seconds=time.monotonic() - started,
     )
@@ -269,43 +273,3 @@ def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") ->
 
     able = [name for name, rule in RULES.items() if tier != "simulate" or rule.simulated]
     return [rule for rule in able if (not only or named(rule, only)) and not named(rule, skip)]
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """What a report says of a run."""
-    return {
-        "role": run.role,
-        "world_size": run.world_size,
-        "seconds": round(run.seconds, 3),
-        "completed": run.completed,
-        "exit": {str(e.rank): e.code for e in run.ended},
-        "command": run.command,
-        "losses": run.losses,
-        "grad_norms": run.grad_norms,
-    }
-
-
-def facts(evidence: Evidence) -> dict[str, Any]:
-    """What was seen of the model and its sharding, for the reader of a passing report."""
-    run = evidence.train
-    if run is None or not run.parameters:
-        return {}
-    total = sum(e[0]["numel"] for e in run.parameters.values())
-    held = [
-        sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r)
-        for r in range(run.world_size)
-    ]
-    first = next((e[0] for e in run.parameters.values() if e[0]["sharded"]), None)
-    return {
-        "parameters": len(run.parameters),
-        "elements": total,
-        "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
-        "groups": sum(len(m["groups"]) for m in run.models),
-        "largest_share": max(held) / total if total else 0.0,
-        "downhill": run.downhill(),
-        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False))
-        if first
-        else {},
-        "saved_after_step": evidence.saved_after(),
-        "traffic": traffic(run),
-    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,7 +101,9 @@ class Runner:
         )
         request = replace(planned, **options)
         words = ["-m", target.module] if target.module else [target.script.name]
-        pending = Pending(self, role, request, " ".join([*words, *argv]), self.launcher.start(request))
+        own = [*words, *target.args, *extra]  # {checkpoint} as it is: its folder is another each time
+        command = "" if options.get("open") else shlex.join(own)
+        pending = Pending(self, role, request, command, self.launcher.start(request))
         self.going.append(pending)
         self.tell()
         return pending
@@ -110,10 +114,9 @@ class Runner:
 
     @property
     def timeout(self) -> float:
-        """Of a run; once one has ended, the others need not be waited for much longer than for that one."""
-        return (
-            min(self.target.timeout, max(LEAST_TIMEOUT, SLOWER * self.longest)) if self.longest else self.target.timeout
-        )
+        """Of a run; once one has ended, the others need not be waited for much longer than for that one: whole minutes."""
+        minutes = math.ceil(SLOWER * self.longest / LEAST_TIMEOUT)
+        return min(self.target.timeout, LEAST_TIMEOUT * minutes) if minutes else self.target.timeout
 
     @cached_property
     def room(self) -> int:
@@ -156,7 +159,7 @@ class Pending:
         """What the run left behind."""
         answer = self._runner.launcher.finish(self._number)
         self._runner.going.remove(self)
-        run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command)
+        run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command, self._request.timeout)
         if run.completed:  # what hung says nothing of how long a run takes
             self._runner.longest = max(self._runner.longest, run.seconds)
         ending = "" if run.completed else "  did not complete"

@@ -63,6 +63,15 @@ def final_path(run: Run, save: Save) -> str:
     return path
 
 
+def kept(run: Run) -> dict[str, list[Save]]:
+    """{path: the saves of all ranks that wrote what is there at the end of the run}."""
+    last: dict[str, list[Save]] = {}
+    for save in sorted((s for s in all_saves(run) if s.to), key=lambda s: s.after):
+        path = final_path(run, save)
+        last[path] = [*(s for s in last.get(path, []) if s.after == save.after), save]
+    return last
+
+
 def dcp_file(folder: Path) -> Path | None:
     """The largest data file of a DCP checkpoint."""
     files = sorted(folder.glob("*.distcp"), key=lambda p: (-p.stat().st_size, p.name))

@@ -96,6 +96,7 @@ class Run:
     )  # by rank: events {"op", "frames", "value"}, in order
     command: str = ""
     note: str = ""  # what was done to it, or to the checkpoint that it finds
+    timeout: float = 0.0  # seconds that it had
 
     @property
     def completed(self) -> bool:
@@ -233,7 +234,9 @@ class Run:
             yield from trace.of(kind)
 
 
-def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str) -> Run:
+def read_run(
+    folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str, timeout: float = 0.0
+) -> Run:
     """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
     traces, stacks, errors, progress = [], {}, {}, {}
     for rank in sorted(e["rank"] for e in answer["ranks"]):
@@ -243,7 +246,19 @@ def read_run(folder: Path, role: str, answer: dict[str, Any], world_size: int, c
         progress[rank] = _events(_text(folder / f"rank{rank}.progress", limit=None))
     ended = tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"])
     timed_out, seconds = answer["timed_out"], answer["seconds"]
-    return Run(role, world_size, tuple(traces), ended, timed_out, seconds, stacks, errors, progress, command)
+    return Run(
+        role,
+        world_size,
+        tuple(traces),
+        ended,
+        timed_out,
+        seconds,
+        stacks,
+        errors,
+        progress,
+        command,
+        timeout=timeout,
+    )
 
 
 def difference(a: Sketch, b: Sketch) -> float:

@@ -51,7 +51,7 @@ examples:
   fsdp2 verify train.py --reference "old/train_ddp.py --small" -- --small
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
-  fsdp2 verify my-run --report json=report.json --report text
+  fsdp2 verify my-run --report json=report.json --report html=report.html
   fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
   fsdp2 verify my-run --baseline report.json                exit 1 only on failures that this report does not have
   fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
@@ -166,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.target import resolve_all
 
     flags = {name: getattr(options, name) for name in FLAGS}
+    flags["tier"] = None if options.tier == "ranks" else options.tier
     config = options.config
     if options.target is None and options.module is None and config is None and (config := config_in(Path())) is None:
         raise UserError(

@@ -159,6 +159,7 @@ def test_verify_at_the_static_tier(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     jsonschema.validate(report, SCHEMA)
     assert {f["tier"] for f in report["findings"]} == {"static"}
+    assert report["target"]["command"].endswith(" --tier static")
     assert "optim-before-shard" in {f["rule"] for f in report["findings"] if f["status"] == "pass"}
 
 

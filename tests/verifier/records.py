@@ -16,6 +16,7 @@ def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
         "dtype": "float32",
         "trainable": True,
         "managed": True,
+        "group": "",
         "local_numel": 8,
         "numel": 16,
         "sketch": [1.0, 1.0, 0.0, 0.0, 0.0],

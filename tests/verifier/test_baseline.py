@@ -24,7 +24,15 @@ def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main",
 
 def verdict(*findings: Finding, root: str = "/a/repo", **target: Any) -> Verdict:
     names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
-    whole = {**dict.fromkeys(names, ""), "command": "fsdp2 verify train.py", "script": f"{root}/train.py", "cwd": root}
+    whole = {
+        **dict.fromkeys(names, ""),
+        "nproc": 2,
+        "steps": 5,
+        "reshard_to": [],
+        "command": "fsdp2 verify train.py",
+        "script": f"{root}/train.py",
+        "cwd": root,
+    }
     environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
     return Verdict(verdict_of(findings), {**whole, **target}, environment, (), findings)
 

@@ -37,7 +37,14 @@ def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)")
 
 def verdict(*findings: Finding, command: str = "fsdp2 verify train.py") -> Verdict:
     names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
-    target = {"command": command, "script": str(Path.cwd() / "train.py"), **dict.fromkeys(names, "")}
+    target = {
+        "command": command,
+        "script": str(Path.cwd() / "train.py"),
+        **dict.fromkeys(names, ""),
+        "nproc": 2,
+        "steps": 5,
+        "reshard_to": [],
+    }
     environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
     return Verdict(verdict_of(findings), target, environment, (), findings, seconds=12.3456)
 

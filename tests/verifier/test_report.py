@@ -24,13 +24,13 @@ def verdict(*findings: Finding) -> Verdict:
             "completed": True,
             "exit": {"0": 0},
             "command": "train.py",
+            "note": "",
             "losses": [2.0, float("nan"), None],
             "grad_norms": [1.0, float("inf"), None],
         }
     ]
-    target = dict.fromkeys(
-        ("script", "nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args"), ""
-    )
+    target = {**dict.fromkeys(("script", "args", "save_args", "resume_args", "single_args"), ""), "reshard_to": []}
+    target |= {"nproc": 2, "steps": 5}
     environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
     return Verdict(verdict_of(findings), target, environment, runs, findings, {}, seconds=1.0)
 

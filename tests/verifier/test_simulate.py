@@ -61,6 +61,37 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
         assert theirs == ours.get(f"{kind}_model", 0) + ours.get(f"{kind}_script", 0), (kind, torch_counts, ours)
 
 
+BESIDE = """
+import threading
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = nn.Linear(16, 16)
+fully_shard(model)
+other = dist.new_group()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.ones(2, 16)).sum().backward()
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": other})
+    thread.start()
+    thread.join()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BESIDE)
+    facts = verify_with(launcher, resolve(script, {"steps": 3}), tmp_path / "work", ["run-completes"]).facts
+    assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
+    counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
+    assert counted == {"fsdp_forwards": 1, "all_gather_model": 1, "reduce_scatter_model": 1}
+
+
 def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp_path: Path) -> None:
     target = resolve(TESTS / "zoo" / "minimal.py", {"steps": "3"})
     real = verify_with(launcher, target, tmp_path / "real", ["root-only-wrap"]).facts

@@ -5,6 +5,7 @@
 | `FSDPParamGroup.post_backward`, `._to_sharded` | a reduction begins; a group is sharded again | 2.13.0 |
 | `FSDPParamGroup.reduce_grads`, `.reduce_scatter_unused_params`, `._module_fqn`, `.mesh_info` | what is reduced | 2.13.0 |
 | `FSDPParamGroup._partial_reduce_output`, `.is_unsharded` | what a step finds | 2.13.0 |
+| `FSDPParamGroup._reshard_after_forward`, `.all_reduce_grads`, `.mesh_info` (its classes) | what a backward costs | 2.13.0 |
 | `FSDPState._register_pre_backward_hook`, `._modules` | a wrapped module returns | 2.13.0 |
 | `FSDPParam._param_fqn`, `.unsharded_accumulated_grad`, `._unsharded_param` | parameters with a gradient | 2.13.0 |
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
@@ -53,6 +55,19 @@ def without_gradient(group: Any) -> list[str]:
         if item.sharded_param.requires_grad and not has:
             missing.append(str(getattr(item, "_param_fqn", None) or item._module_info.param_name))
     return missing
+
+
+def collectives(group: Any, backward: bool) -> dict[str, int]:
+    """The collectives that one forward, and a backward if there is one, should cost a group, as it is set now."""
+    mesh = group.mesh_info
+    shards = isinstance(mesh, FSDPMeshInfo) and mesh.shard_mesh_size > 1
+    trained = group.reduce_grads and any(item.sharded_param.requires_grad for item in group.fsdp_params)
+    replicas = isinstance(mesh, DDPMeshInfo) and mesh.replicate_mesh_size > 1
+    return {
+        "all_gather": (2 if backward and group._reshard_after_forward else 1) if shards else 0,
+        "reduce_scatter": int(shards and trained),
+        "all_reduce": int(replicas and trained and group.all_reduce_grads),
+    }
 
 
 def name_of(group: Any) -> str:

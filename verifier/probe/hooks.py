@@ -27,6 +27,7 @@ from . import (
     hooks_data,
     hooks_gradients,
     hooks_libraries,
+    hooks_memory,
     hooks_optimizer,
     hooks_precision,
     hooks_progress,
@@ -60,6 +61,7 @@ def install(session: Session) -> None:
         hooks_wrapping,
         hooks_libraries,
         hooks_recompute,
+        hooks_memory,
         hooks_progress,  # last: it listens around the others
     ):
         topic.install(session)

@@ -7,6 +7,7 @@ counts against torch's own CommDebugMode.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 
-from . import torchlib
+from . import grouplib, torchlib
 from .session import Session
 
 KINDS = {
@@ -50,6 +51,7 @@ class Traffic:
         self.model: dict[str, list[int]] = {}
         self.script: dict[str, list[int]] = {}
         self.lines: dict[str, dict[str, Any]] = {}
+        self.expected: dict[str, int] = {}
 
     def add(self, kind: str, size: int) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
@@ -68,14 +70,29 @@ class Traffic:
         self._turn_page()
         self.calls += 1
 
+    def backward(self) -> None:
+        """A backward has ended: what it and its forward should have cost, by the groups that there are."""
+        self._turn_page()
+        for _, root in self.session.roots:
+            trained = any(param.requires_grad for param in root.parameters())
+            for _, group in torchlib.groups(root):
+                for kind, number in grouplib.collectives(group, trained).items():
+                    self.expected[kind] = self.expected.get(kind, 0) + number
+
     def _turn_page(self) -> None:
         if (step := self.session.step_number()) == self.step:
             return
         lines = sorted(self.lines.values(), key=lambda line: -line["bytes"])[:3]
         self.session.recorder.write(
-            "traffic", step=self.step, calls=self.calls, model=self.model, script=self.script, lines=lines
+            "traffic",
+            step=self.step,
+            calls=self.calls,
+            model=self.model,
+            script=self.script,
+            lines=lines,
+            expected=self.expected,
         )
-        self.step, self.calls, self.model, self.script, self.lines = step, 0, {}, {}, {}
+        self.step, self.calls, self.model, self.script, self.lines, self.expected = step, 0, {}, {}, {}, {}
 
 
 def install(session: Session) -> None:
@@ -83,6 +100,8 @@ def install(session: Session) -> None:
     traffic = Traffic(session)
     _count_collectives(traffic)
     _count_calls(traffic)
+    if not session.stand_in:
+        _count_backwards(traffic)
 
 
 def _count_calls(traffic: Traffic) -> None:
@@ -97,20 +116,36 @@ def _count_calls(traffic: Traffic) -> None:
     nn.Module.__call__ = called  # type: ignore[method-assign]
 
 
+def _beside_training() -> bool:
+    """Whether this is a thread that Python started, such as that of a save: autograd's own threads are not."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
+
+
+def _count_backwards(traffic: Traffic) -> None:
+    ended = traffic.session.on_backward
+
+    def heard(tensors: list[torch.Tensor]) -> None:
+        traffic.backward()
+        ended(tensors)
+
+    traffic.session.on_backward = heard  # type: ignore[method-assign]
+
+
 def _count_collectives(traffic: Traffic) -> None:
-    busy = False
+    busy: set[int] = set()  # threads in a collective
 
     def heard(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def ran(*args: Any, **kwargs: Any) -> Any:
-            nonlocal busy
-            if busy or torch.compiler.is_compiling():
+            thread = threading.get_ident()
+            if thread in busy or torch.compiler.is_compiling() or _beside_training():
                 return real(*args, **kwargs)
-            busy = True
+            busy.add(thread)
             try:
                 result = real(*args, **kwargs)
             finally:
-                busy = False
+                busy.discard(thread)
             moved = [t for t in torchlib.leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
             traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
             return result

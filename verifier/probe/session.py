@@ -98,7 +98,10 @@ class Session:
         slots = torchlib.slots(root)
         untouched = {slot.name: sketch(slot.param) for slot in slots}
         loaded = starting_point.share(root, slots, self.request, self.rank, number)
-        entries = [self._describe(name, slot, untouched[slot.name]) for slot in slots]
+        owners = {id(item): name + key for key, group in torchlib.groups(root) for item in group.fsdp_params}
+        entries = [
+            {**self._describe(name, slot, untouched[slot.name]), "group": owners.get(id(slot.fsdp))} for slot in slots
+        ]
         buffers = [
             {
                 "name": name + key,

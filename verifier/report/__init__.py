@@ -23,6 +23,7 @@ def _in(module: str) -> Renderer:
 RENDERERS: dict[str, Renderer] = {
     "text": _in("text"),
     "json": _in("json_report"),
+    "html": _in("html"),
     "junit": _in("junit"),
     "sarif": _in("sarif"),
     "github": _in("github"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from ..finding import Finding, Verdict
 from ..harmless import in_json
 
 SCHEMA = 1
+_FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON
+_BREAK = re.compile(r"\n\s+")
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
@@ -19,10 +22,10 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "verdict": verdict.verdict,
             "target": verdict.target,
             "environment": verdict.environment,
-            "facts": verdict.facts,
-            "runs": list(verdict.runs),
             "findings": [_finding(f) for f in verdict.findings],
             "skipped": list(verdict.skipped),
+            "runs": list(verdict.runs),
+            "facts": verdict.facts,
             "seconds": round(verdict.seconds, 3),
             **_baseline(verdict),
         }
@@ -34,7 +37,8 @@ def render(verdict: Verdict) -> str:
     """The report as JSON text."""
     import json
 
-    return in_json(json.dumps(as_dict(verdict), indent=2, allow_nan=False)) + "\n"
+    text = in_json(json.dumps(as_dict(verdict), indent=2, allow_nan=False)) + "\n"
+    return _FLAT_LIST.sub(lambda found: f"[{_BREAK.sub(' ', found[1])}]", text)
 
 
 def _baseline(verdict: Verdict) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..evidence import Evidence
 from ..finding import Finding
-from ..saves import Save, all_saves, final_path, given
-from ..trace import Record, difference
+from ..saves import Save, all_saves, given, kept
+from ..trace import Record, Sketch, difference
 from .base import Rule, count, some
 
 NOTHING = "the script saved nothing"
@@ -81,12 +81,7 @@ def _compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], not
         return rule.unknown("the script was not run")
     if not run.completed and not all_saves(run):
         return rule.unknown("the train run did not complete")
-    last: dict[str, list[Save]] = {}
-    for save in sorted((s for s in all_saves(run) if s.to), key=lambda s: s.after):
-        path = final_path(run, save)
-        kept = last.setdefault(path, [])
-        last[path] = [*(s for s in kept if s.after == save.after), save]
-    last = {path: saves for path, saves in last.items() if any(map(wanted, saves)) and given(saves)}
+    last = {path: saves for path, saves in kept(run).items() if any(map(wanted, saves)) and given(saves)}
     if not last:
         return rule.passed(nothing if all_saves(run) else NOTHING)
     found = {record["path"]: record for record in opened(evidence)}
@@ -99,8 +94,7 @@ def _compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], not
             closed = f"{path} could not be opened: {record['error']}"
             continue
         values = given(saves)
-        wrong = [key for key, options in values.items() if not _holds(record["entries"].get(key), options)]
-        if wrong:
+        if wrong := differing(record, values):
             lost = [key for key in wrong if key not in record["entries"]]
             told = (
                 f"{len(lost)} of them are not in it at all"
@@ -118,6 +112,11 @@ def _compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], not
     if not folders:
         return rule.unknown("nothing that was saved was there to be opened after the run")
     return rule.passed(f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')}, opened and as they were given")
+
+
+def differing(record: Record, values: dict[str, list[Sketch]]) -> list[str]:
+    """The keys of what was given to a save whose tensors are not in its opened files as they were given."""
+    return [key for key, options in values.items() if not _holds(record["entries"].get(key), options)]
 
 
 def _holds(entry: Record | None, options: list[list[float]]) -> bool:

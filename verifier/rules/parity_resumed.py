@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..blame import blame
-from ..comparison import limits
+from ..comparison import limits, loss_apart
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Run, difference
@@ -108,10 +108,9 @@ class ReshardKeepsTrajectory(Rule):
                     f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line
                 )
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
-                a, b = run.objective(k), base.objective(offset + k)
-                if a is not None and b is not None:
-                    apart = abs(a - b) / max(abs(b), 1e-12)  # a loss may come down to 0
-                    worst = max(worst, apart) if a == a and b == b else float("inf")
+                if run.objective(k) is not None and base.objective(offset + k) is not None:
+                    apart = loss_apart(run, base, k, offset)
+                    worst = math.inf if math.isnan(apart) else max(worst, apart)
             told.append(where)
         if worst > allowed:
             return self.failed(

@@ -113,6 +113,12 @@ def traffic(run: Run) -> dict[str, float]:
     return out
 
 
+def expected(run: Run) -> dict[str, int]:
+    """How often each kind should be called in forward and backward of that step, if all groups run once a micro-batch."""
+    counted = list(run.places("traffic"))
+    return dict(counted[-1]["expected"]) if counted else {}
+
+
 def _held(entries: list[Record]) -> int:
     return max(int(e["local_numel"]) for e in entries) * SIZE.get(entries[0]["dtype"], 4)
 

@@ -1,0 +1,155 @@
+"""The same script twice: the same report byte for byte, but for the fields that the schema marks."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from corpus import TESTS
+from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.report import json_report
+from verified_fsdp2.verifier.stable import stable
+from verified_fsdp2.verifier.target import resolve
+
+SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
+
+FAULTY = """
+    import sys
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(6):
+        torch.manual_seed(10 * step + dist.get_rank())
+        if step == 2 and dist.get_rank() == 1:
+            FAULT
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+FAULTS = {
+    "hangs": "time.sleep(1000)",
+    "raises": "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() % 60000}')",
+}
+
+
+def blank(value: Any, schema: dict[str, Any]) -> Any:
+    """A report without what the schema says is another in each run."""
+    if "x-varies" in schema:
+        return schema["x-varies"]
+    if isinstance(value, dict):
+        return {key: blank(item, schema.get("properties", {}).get(key, {})) for key, item in value.items()}
+    if isinstance(value, list):
+        return [blank(item, schema.get("items", {})) for item in value]
+    return value
+
+
+def report(launcher: Launcher, script: Path, work: Path, **flags: Any) -> Any:
+    """The whole JSON report of a verification, valid."""
+    verdict = verify_with(launcher, resolve(script, flags), work, select((), ()))
+    value = json.loads(json_report.render(verdict))
+    jsonschema.validate(value, SCHEMA)
+    assert str(work) not in json.dumps(value)
+    return value
+
+
+def test_what_varies_stands_in_fields_of_its_own() -> None:
+    found: list[str] = []
+
+    def walk(schema: dict[str, Any], path: str) -> None:
+        if "x-varies" in schema:
+            found.append(f"{path}: {schema['x-varies']}")
+            return
+        for key, inner in schema.get("properties", {}).items():
+            walk(inner, f"{path}.{key}" if path else key)
+        if "items" in schema:
+            walk(schema["items"], path)
+
+    walk(SCHEMA, "")
+    times = ["findings.seconds: time", "runs.seconds: time", "facts.memory.process: memory", "seconds: time"]
+    assert [name for name in found if not name.endswith(": path")] == times
+
+
+@pytest.mark.launch
+def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
+    flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}"}
+    script = TESTS / "zoo" / "checkpoint_stateful.py"
+    one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
+    assert one != two
+    assert json.dumps(blank(one, SCHEMA)) == json.dumps(blank(two, SCHEMA))
+    facts = one["facts"]
+    assert [run["role"] for run in one["runs"]].count("reshard") >= 2
+    (checkpoint,) = facts["checkpoints"]
+    assert checkpoint["path"].startswith("{checkpoint}") and checkpoint["after_step"] == 3
+    assert (checkpoint["state"], checkpoint["wrong"], checkpoint["ranks"]) == ("opened", 0, 2)
+    assert checkpoint["tensors"] > facts["parameters"]
+    back = {one["runs"][entry["run"]]["role"]: entry for entry in facts["returns"]}
+    assert back["resume"]["loads"] and back["resume"]["steps"] == 2
+    rules = [entry["rule"] for entry in facts["comparisons"]]
+    assert set(rules) == {None, "matches-ddp", "matches-single-process", "resume-is-exact", "reshard-keeps-trajectory"}
+    exact = facts["comparisons"][rules.index("resume-is-exact")]
+    assert (exact["loss"], exact["allowed"]["loss"], exact["after_step"]) == ([0.0, 0.0], 0.0, 3)
+    judged = {f["rule"]: f for f in one["findings"]}
+    reshards = [max(c["loss"]) for c in facts["comparisons"] if c["rule"] == "reshard-keeps-trajectory"]
+    assert max(reshards) == judged["reshard-keeps-trajectory"]["measured"]
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    assert facts["expected_traffic"] == {kind: facts["traffic"].get(f"{kind}_model", 0) for kind in kinds}
+    for shard in facts["shards"]:
+        assert sum(shard["elements"]) == _product(shard["shape"]), shard
+    for row in facts["memory"]:
+        held = 4 * sum(shard["elements"][row["rank"]] for shard in facts["shards"])
+        assert row["parameters"] == row["gradients"] == held and 2 * held <= row["optimizer"] < 2 * held + 8192
+        assert 0 < row["process"]["before"] < row["process"]["peak"] and row["process"]["cuda"] is None
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]))
+    flags = {"args": "{checkpoint}", "timeout": "5"}
+    one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
+    assert one["verdict"] == "fail"
+    assert json.dumps(blank(one, SCHEMA)) == json.dumps(blank(two, SCHEMA))
+    if fault == "raises":
+        (told,) = [f["evidence"] for f in one["findings"] if f["rule"] == "run-completes"]
+        assert "<object object at 0x...> is not in {checkpoint}, ask localhost:..." in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
+        ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
+        (
+            "/w/checkpoint.saved/a, /w/04-train-2/x, /work/checkpoint",
+            "{work}/checkpoint.saved/a, {work}/04-train-2/x, ",
+        ),
+        ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
+        ("[127.0.0.1]:4242: reset, localhost:29500", "[127.0.0.1]:...: reset, localhost:..."),
+        ("\ud800", "?"),
+    ],
+)
+def test_words_that_are_the_same_each_time(text: str, expected: str) -> None:
+    assert stable(text, Path("/w")).startswith(expected)
+
+
+def _product(shape: list[int]) -> int:
+    whole = 1
+    for size in shape:
+        whole *= size
+    return whole
