@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,16 @@ PLACE = "{target}"
 LINES = ("text", "github")  # formats of which one may follow another on stdout
 FORMATS = ("text", "json", "html", "junit", "sarif", "github")
 HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeatable)"
+
+
+def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> None:
+    """The options of every command that judges: which rules, which reports. `report` and `baseline` are their help."""
+    add = parser.add_argument
+    add("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
+    add("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
+    add("--report", metavar="FORMAT[=PATH]", action="append", default=[], help=report)
+    add("--json", action="store_true", help="the same as --report json")
+    add("--baseline", metavar="OLD.json", type=Path, help=baseline)
 
 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:

@@ -18,19 +18,9 @@ from typing import Any
 
 import pytest
 
-_FLAGS = (
-    "nproc",
-    "steps",
-    "reshard_to",
-    "save_args",
-    "resume_args",
-    "single_args",
-    "reshard_args",
-    "reference",
-    "timeout",
-    "device",
-    "launcher",
-)
+from .flags import FLAGS
+
+_FLAGS = tuple(name for name in FLAGS if name not in ("module", "thorough", "oversubscribe"))
 _SHARED = "fsdp2_shared"
 
 Told = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...verifier.errors import FAIL, PASS, UserError
 from ...verifier.finding import Verdict
 from ..output import Help
-from ..reports import HELP, wanted_reports, write_reports, write_verdict
+from ..reports import HELP, add_options, wanted_reports, write_reports, write_verdict
 
 EPILOG = """\
 Reads the files and what they import from their own folder; runs nothing and imports neither torch nor your code. It speaks only where it
@@ -40,21 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=Help,
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a file, or a folder with all below it")
-    parser.add_argument(
-        "--only", metavar="RULE", action="append", default=[], help="look for this rule or family only (repeatable)"
-    )
-    parser.add_argument(
-        "--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)"
-    )
-    parser.add_argument(
-        "--report",
-        metavar="FORMAT[=PATH]",
-        action="append",
-        default=[],
-        help=f"{HELP}; with --migrate: text or json",
-    )
-    parser.add_argument("--json", action="store_true", help="the same as --report json")
-    parser.add_argument("--baseline", metavar="OLD.json", type=Path, help="an earlier report: exit 1 only on new hits")
+    add_options(parser, f"{HELP}; with --migrate: text or json", "an earlier report: exit 1 only on new hits")
     parser.add_argument("--migrate", action="store_true", help="list what must change to make it FSDP2")
     parser.set_defaults(run=run)
 

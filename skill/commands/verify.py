@@ -12,31 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, MachineRefuses, UserError
+from ...verifier.flags import FLAGS
 from ..output import log
 from ..progress import Live
-from ..reports import HELP, PLACE, Report, for_target, parsed_reports, reports_by_target, write_verdict
+from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
     from ...verifier.target import Target
 
 Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
-FLAGS = (
-    "module",
-    "nproc",
-    "steps",
-    "reshard_to",
-    "save_args",
-    "resume_args",
-    "single_args",
-    "reshard_args",
-    "reference",
-    "thorough",
-    "timeout",
-    "device",
-    "launcher",
-    "oversubscribe",
-)
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
 The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
@@ -132,25 +117,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration"
     )
-    parser.add_argument(
-        "--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)"
-    )
-    parser.add_argument(
-        "--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)"
-    )
-    parser.add_argument(
-        "--report",
-        metavar="FORMAT[=PATH]",
-        action="append",
-        default=[],
-        help=f"{HELP}; `{PLACE}` in PATH is the name of the target",
-    )
-    parser.add_argument("--json", action="store_true", help="the same as --report json")
-    parser.add_argument(
-        "--baseline",
-        metavar="OLD.json",
-        type=Path,
-        help="an earlier JSON report of this target: exit 1 only on failures that it does not have",
+    add_options(
+        parser,
+        f"{HELP}; `{PLACE}` in PATH is the name of the target",
+        "an earlier JSON report of this target: exit 1 only on failures that it does not have",
     )
     parser.add_argument(
         "--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder"
