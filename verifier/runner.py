@@ -25,6 +25,7 @@ from .trace import Run, read_run
 
 GRACE = 8.0
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
+MEANT = {"crash": ", as meant: a rank is killed", "damaged": ", as meant: its checkpoint is damaged"}
 Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
 
 
@@ -162,6 +163,7 @@ class Pending:
         run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command, self._request.timeout)
         if run.completed:  # what hung says nothing of how long a run takes
             self._runner.longest = max(self._runner.longest, run.seconds)
-        ending = "" if run.completed else "  did not complete"
+        meant = MEANT.get(self._role, "")
+        ending = "" if run.completed else f"  did not complete{meant}"
         self._runner.tell(f"{self._role:<10} {self._ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
         return run
