@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation libraries zoo references scan installs test-engines clean
+.PHONY: demo test lint types unit detection mutation robustness libraries zoo references scan installs test-engines clean
 
 demo: $(VENV)/installed
 	rm -rf $(DEMO)
@@ -45,6 +45,10 @@ grader: $(VENV)/installed-test
 # Each rule switched off in turn: the tests must notice.
 mutation: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
+
+# Damaged inputs, hostile scripts, signals, parallel starts: nothing may be left, nothing may be our own fault (half an hour).
+robustness: $(VENV)/installed-test
+	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
 
 # The installed copy before a skill scanner, which is a heavy package and gets an environment of its own (network).
 scan: $(VENV)/installed-test

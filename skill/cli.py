@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from .. import __version__
-from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, MachineRefuses, UserError
-from .output import Help, log
+from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
+from .output import Help, bounded, log
 
 COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
+# What a file system says, wherever it says it: of the machine, and of a path that was given.
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
@@ -35,19 +42,21 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with contextlib.suppress(ValueError):  # a thread has no say in signals
+        signal.signal(signal.SIGTERM, _ended)
     try:
         options = parse(arguments)
         code: int = options.run(options)
         return code
     except UserError as error:
-        log(str(error))
+        log(bounded(str(error)))
         return USAGE
     except MachineRefuses as error:
         log(f"this machine refuses: {error}")
         return INCONCLUSIVE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         log("interrupted")
-        return INTERRUPTED
+        return stop.code if isinstance(stop, Interrupted) else INTERRUPTED
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
             return _our_fault(error, arguments)
@@ -56,8 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in (*REFUSED, *NO_PATH):
+            return _our_fault(error, arguments)
+        refused = error.errno in REFUSED
+        log(bounded(f"{'this machine refuses: ' if refused else ''}{error.strerror}: {error.filename}"))
+        return INCONCLUSIVE if refused else USAGE
     except Exception as error:
         return _our_fault(error, arguments)
+
+
+def _ended(number: int, frame: object) -> NoReturn:
+    """SIGTERM clears up like SIGINT."""
+    raise Interrupted(128 + number)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -73,9 +93,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are bounded, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Tell what is wrong and how it is used, and exit 2."""
+        super().error(bounded(message))
+
+
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these commands; one that is named is the only one that must be imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fsdp2",
         description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
         epilog=EPILOG,

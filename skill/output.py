@@ -9,6 +9,8 @@ from typing import Any, TextIO
 
 from ..verifier.harmless import harmless
 
+LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
+
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """Help as wide as COLUMNS says; argparse itself imports half a dozen modules to ask the terminal."""
@@ -26,6 +28,12 @@ def say(text: str) -> None:
 def log(text: str) -> None:
     """Write progress or a warning to stderr; what it quotes commands no CI system."""
     _print(harmless(text), sys.stderr)
+
+
+def bounded(text: str) -> str:
+    """An error of at most LINES lines and CHARACTERS characters: what quotes its input can be as long as that."""
+    cut = "\n".join(text[:CHARACTERS].split("\n")[:LINES])
+    return text if cut == text else f"{cut} ... (cut)"
 
 
 def _print(text: str, stream: TextIO) -> None:

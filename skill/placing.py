@@ -24,7 +24,7 @@ def place(contents: Contents, out: Path) -> None:
     """Write these files below `out` and remove those that are None: all of it, or nothing."""
     target = Path(os.path.realpath(out))
     try:
-        with _signals_wait():
+        with signals_wait():
             target.parent.mkdir(parents=True, exist_ok=True)
             # inside a folder that is there: it may be a mount point, and nothing moves from one file system to another
             staging = Path(
@@ -60,8 +60,8 @@ def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """An interrupt waits the milliseconds until everything is in its place."""
+def signals_wait() -> Iterator[None]:
+    """An interrupt waits the moment until everything is in its place, or gone."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

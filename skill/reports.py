@@ -80,15 +80,17 @@ def _try(reports: Sequence[Report]) -> None:
     seen: set[Path] = set()
     named = [(name, path) for name, path in reports if path is not None]
     for name, path in named:
-        if path.resolve() in seen:
+        if _real(path) in seen:
             raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
-        seen.add(path.resolve())
+        seen.add(_real(path))
     for name, path in named:
         _try_one(name, path)
 
 
 def _try_one(name: str, path: Path) -> None:
     try:
+        if _real(path).is_symlink():
+            raise UserError(f"--report {name}={path}: is a link that leads to itself; give the path of a file")
         if path.is_dir():
             raise UserError(f"--report {name}={path}: is a folder; give a path of a file in it")
         if path.exists() and not os.access(path, os.W_OK):
@@ -130,7 +132,7 @@ def write(path: Path, text: str) -> None:
     beside = _beside(path)
     try:
         beside.write_bytes(data)
-        beside.replace(path.resolve())
+        beside.replace(_real(path))
     finally:
         beside.unlink(missing_ok=True)
 
@@ -156,8 +158,13 @@ def _add_summary(path: Path, verdict: Verdict) -> None:
 
 
 def _beside(path: Path) -> Path:
-    real = path.resolve()
+    real = _real(path)
     return real.with_name(f".{real.name[:200]}.{os.getpid()}.part")
+
+
+def _real(path: Path) -> Path:
+    """Where the path leads. `Path.resolve` fails on a link that leads to itself before anything can be said of it."""
+    return Path(os.path.realpath(path))
 
 
 def _unwritable(name: str, path: Path, error: Exception) -> UserError:

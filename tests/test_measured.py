@@ -12,6 +12,9 @@ from detection_table import in_page
 from grader.tasks import load, names
 from install_matrix import good
 from install_matrix import table as table_of_installs
+from robustness import good as clean
+from robustness_inputs import KINDS as MALFORMED
+from robustness_scripts import HOSTILE
 from transformers_models import MODELS
 from transformers_models import right as there_and_back
 from verified_fsdp2.skill import installer
@@ -109,3 +112,14 @@ def test_models_of_transformers_come_back_bit_for_bit() -> None:
     assert results["models"].keys() == MODELS.keys()
     assert all(there_and_back(row) for row in results["models"].values())
     assert all(row["lora"]["peft_logits_apart"] == 0.0 for row in results["models"].values())
+
+
+def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "robustness.json").read_text())
+    assert clean(results)
+    assert sum(row["inputs"] for row in results["inputs"]) >= 1000
+    assert {row["kind"] for row in results["inputs"]} > set(MALFORMED)
+    assert results["scripts"][0]["inputs"] == len(HOSTILE)
+    assert all(row["sent"] >= 18 and row["survivors"] == 0 for row in results["signals"])
+    assert {row["signal"] for row in results["signals"]} == {"SIGINT", "SIGTERM", "SIGKILL"}
+    assert results["parallel"]["starts"] == 50

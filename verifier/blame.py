@@ -19,6 +19,9 @@ _WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/ut
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 _NATIVE = "A signal is no Python error: look at that line, and at native code."
+_ELSEWHERE = (
+    "Let the script, and what it starts, write into folders of its own; nothing that this run recorded is believed."
+)
 _ARGUMENTS = "Call it with the arguments that it wants: they stand after `--`, or in verify.yaml under `args`."
 _TOGETHER = "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
 _MISMATCH = (
@@ -42,6 +45,8 @@ class Blame:
 def blame(run: Run) -> Blame:
     """The first cause of a run that did not complete. Call it on no other."""
     ended = {e.rank: e for e in run.ended}
+    if run.foreign:
+        return Blame(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
     if run.timed_out:
         return _hang(run)
     suspects = []

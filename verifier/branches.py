@@ -125,7 +125,7 @@ def _tree(file: str) -> ast.Module:
     try:
         stat = Path(file).stat()
         return _parsed(file, stat.st_mtime_ns, stat.st_size)
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
 
 
@@ -135,7 +135,10 @@ def _parsed(file: str, changed: int, size: int) -> ast.Module:
 
 
 def _source(file: str, line: int) -> str:
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # gone since it ran
+        return ""
     return lines[line - 1].strip().rstrip(":") if line <= len(lines) else ""
 
 

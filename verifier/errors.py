@@ -1,4 +1,11 @@
-"""The two ways in which a command ends without a verdict, and the exit codes of every command."""
+"""The ways in which a command ends without a whole verdict, and the exit codes of every command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .finding import Verdict
 
 PASS = 0
 FAIL = 1
@@ -14,3 +21,11 @@ class UserError(Exception):
 
 class MachineRefuses(Exception):
     """This machine cannot run what was asked (exit 4): no sockets, too few devices, no fork."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked us to end (exit `code`: 130 SIGINT, 143 SIGTERM). `verdict` is what was found until then."""
+
+    def __init__(self, code: int = INTERRUPTED, verdict: Verdict | None = None) -> None:
+        super().__init__(code)
+        self.code, self.verdict = code, verdict

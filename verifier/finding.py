@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -78,17 +79,37 @@ class Verdict:
     seconds: float = 0.0
     skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
     baseline: Comparison | None = None
+    interrupted: str = ""  # by which signal: what was not judged until then is open
+    refused: str = ""  # why ranks could not run here: what needs them is open
+
+    @property
+    def partial(self) -> str:
+        """Why this is not what was asked for, in one line; "" if it is."""
+        if self.interrupted:
+            runs = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
+            return f"INTERRUPTED by {self.interrupted} after {runs}: a part of a verification, and no verdict on the script"
+        if self.refused:
+            tiers = "the static and the simulated tier" if self.runs else "the static tier"
+            return f"NO RANKS WERE JUDGED, only {tiers}: this machine refuses: {self.refused}"
+        return ""
 
     @property
     def answer(self) -> Status:
         """What a gate goes by: the verdict, or, with a baseline, that of all findings but the standing failures."""
         if self.baseline is None:
             return self.verdict
-        return verdict_of([f for f in self.findings if not self.baseline.stands(f)])
+        return self.of([f for f in self.findings if not self.baseline.stands(f)])
+
+    def of(self, findings: Sequence[Finding]) -> Status:
+        """`verdict_of`, where nothing was interrupted or refused: a part passes never, and a part of runs does not fail either."""
+        status = verdict_of(findings)
+        return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
 
     @property
     def exit_code(self) -> int:
         """The exit code of the command that has this answer."""
+        if self.interrupted:
+            return 128 + signal.Signals[self.interrupted]
         return {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}[self.answer]
 
     def stands(self, finding: Finding) -> bool:

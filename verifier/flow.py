@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .blame import blame
-from .errors import UserError
+from .errors import INTERRUPTED, Interrupted, MachineRefuses, UserError
 from .evidence import Evidence
 from .facts import facts, summary
-from .finding import Finding, Verdict, verdict_of
+from .finding import Finding, Verdict
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .modules import root
@@ -46,15 +47,31 @@ def verify(
     progress: Progress = lambda line, going: None,
     tier: str = "ranks",
 ) -> Verdict:
-    """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`."""
+    """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`.
+
+    Where this machine lets no ranks run, the verdict is that of the other tiers. Raises Interrupted, with the verdict so far.
+    """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
-    verdict = _verified(target, work, chosen, python, progress, tier)
-    return decided(verdict, target.policy, {name: rule.family for name, rule in RULES.items()}, left_out)
+    families = {name: rule.family for name, rule in RULES.items()}
+    started = time.monotonic()
+    ended: list[Run] = []
+    try:
+        verdict = _verified(target, work, chosen, python, progress, tier, ended)
+    except KeyboardInterrupt as stop:
+        code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
+        name = signal.Signals(code - 128).name
+        reason = f"interrupted by {name} before it could be judged"
+        verdict = so_far(target, work, chosen, ended, reason, time.monotonic() - started, interrupted=name)
+        raise Interrupted(code, decided(verdict, target.policy, families, left_out)) from None
+    except MachineRefuses as error:
+        reason = f"this machine refuses: {error}"
+        verdict = so_far(target, work, chosen, (), reason, time.monotonic() - started, refused=str(error))
+    return decided(verdict, target.policy, families, left_out)
 
 
 def _verified(
-    target: Target, work: Path, chosen: Collection[str], python: str, progress: Progress, tier: str
+    target: Target, work: Path, chosen: Collection[str], python: str, progress: Progress, tier: str, ended: list[Run]
 ) -> Verdict:
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
@@ -62,7 +79,13 @@ def _verified(
     ranks = max(target.nproc, *target.reshard_to, 1)
     device = "cpu" if tier == "simulate" else target.device
     with Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe) as launcher:
-        return verify_with(launcher, target, work, chosen, progress, tier)
+        try:
+            return verify_with(launcher, target, work, chosen, progress, tier, ended)
+        except MachineRefuses as error:
+            if tier == "simulate" or launcher.versions["devices"]:  # a simulated rank must see no GPU
+                raise
+            ended.clear()
+            return verify_with(launcher, target, work / "simulated", chosen, progress, "simulate", ended, str(error))
 
 
 def verify_with(
@@ -72,25 +95,35 @@ def verify_with(
     chosen: Collection[str],
     progress: Progress = lambda line, going: None,
     tier: str = "ranks",
+    ended: list[Run] | None = None,
+    refused: str = "",
 ) -> Verdict:
-    """`verify` with a launcher that is already there; `chosen` rules say which roles are run."""
+    """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
+
+    Runs are added to `ended`. `refused`: why ranks cannot be run, where the simulated tier is all there is; more rules are then open.
+    """
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     started = time.monotonic()
     needs = frozenset[str]().union(*(RULES[name].needs for name in chosen))
-    runner = Runner(launcher, target, work, progress)
+    runner = Runner(launcher, target, work, progress, ended)
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     evidence = replace(with_sources(evidence, target.script), tolerances=target.policy.tolerances)
+    beyond = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
     environment |= {"launcher": target.launcher, "notes": [*runner.notes(), *adapted(evidence)]}
     findings = [
-        replace(f, tier=tier if f.tier == "ranks" else f.tier, evidence=stable(f.evidence, work))
-        for f in judge(evidence, chosen)
+        replace(
+            f,
+            tier=tier if f.tier == "ranks" and f.rule not in beyond else f.tier,
+            evidence=stable(f.evidence, work),
+        )
+        for f in judge(evidence, chosen, beyond, f"this machine refuses: {refused}")
     ]
-    return Verdict(
-        verdict=verdict_of(findings),
+    verdict = Verdict(
+        verdict="inconclusive",
         target=target.describe(),
         environment=environment,
         runs=[summary(run) for run in evidence.runs],
@@ -98,7 +131,43 @@ def verify_with(
         facts=facts(evidence, work),
         folder=str(work),
         seconds=time.monotonic() - started,
+        refused=refused,
     )
+    return replace(verdict, verdict=verdict.of(findings))
+
+
+def so_far(
+    target: Target,
+    work: Path,
+    chosen: Collection[str],
+    ended: Sequence[Run],
+    reason: str,
+    seconds: float,
+    interrupted: str = "",
+    refused: str = "",
+) -> Verdict:
+    """The verdict where not all could be run: what the sources show, and the rules that want no run but the first.
+
+    The others are open for this reason.
+    """
+    train = next((run for run in ended if run.role == "train"), None)
+    evidence = replace(with_sources(Evidence(train=train), target.script), tolerances=target.policy.tolerances)
+    enough = {"train"} if train is not None else set()
+    beyond = [rule for rule in chosen if not RULES[rule].needs <= enough]
+    torch = next((r["torch"] for run in ended for trace in run.traces for r in trace.of("start")), "not known yet")
+    findings = [replace(f, evidence=stable(f.evidence, work)) for f in judge(evidence, chosen, beyond, reason)]
+    verdict = Verdict(
+        verdict="inconclusive",
+        target=target.describe(),
+        environment={"torch": torch, "python": platform.python_version(), "platform": platform.platform()},
+        runs=[summary(run) for run in ended],
+        findings=findings,
+        facts=facts(evidence, work),
+        seconds=seconds,
+        interrupted=interrupted,
+        refused=refused,
+    )
+    return replace(verdict, verdict=verdict.of(findings))
 
 
 def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
@@ -168,7 +237,7 @@ def _original(target: Target, runner: Runner, exact: bool) -> Run | None:
     script, *args = target.reference
     old = replace(target, script=Path(script), module="", args=tuple(args))
     distributed = any("distributed" in file.read_text(errors="replace") for file in sources_of(old))
-    other = Runner(runner.launcher, old, runner.work, runner.progress)
+    other = Runner(runner.launcher, old, runner.work, runner.progress, runner.ended)
     return other.run("original", target.nproc if distributed else 1, exact=exact)
 
 
@@ -220,8 +289,10 @@ def _needs_exact(train: Run) -> bool:
     return low or any(t.first("inexact") is not None for t in train.traces)
 
 
-def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
+def judge(evidence: Evidence, chosen: Collection[str], beyond: Collection[str] = (), reason: str = "") -> list[Finding]:
     """The findings of the chosen rules. What the static tier saw counts where the runs could not decide.
+
+    The rules `beyond` what was run are open, for this reason.
 
     A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
     """
@@ -232,7 +303,7 @@ def judge(evidence: Evidence, chosen: Collection[str]) -> list[Finding]:
         if name == UNUSED:
             decided = {f.rule for f in findings if f.status in ("pass", "fail")}
             evidence = replace(evidence, hits={UNUSED: tuple(problems(evidence.suppressions, RULES, decided))})
-        found = rule.judge(evidence)
+        found = rule.unknown(reason) if name in beyond else rule.judge(evidence)
         if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
         if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import UserError
-from .finding import Finding, Verdict, verdict_of
+from .finding import Finding, Verdict
 from .static.suppress import RULE as UNUSED
 
 BY_HAND = "left out by --skip"
@@ -75,7 +75,7 @@ def decided(verdict: Verdict, policy: Policy, families: Mapping[str, str], left_
         for rule in left_out
         for told in [next((s for s in policy.skips if not s.over and named(rule, [s.rule])), None)]
     ]
-    return replace(verdict, verdict=verdict_of(findings), findings=findings, skipped=skipped)
+    return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
 
 
 def _late(skip: Skip) -> Finding:

@@ -127,16 +127,16 @@ class Targets:
         return told
 
     def _verify(self, file: Path, names: list[str]) -> Told:
-        from .errors import MachineRefuses, UserError
+        from .errors import UserError
         from .report.json_report import as_dict
         from .report.text import why_skipped
 
         try:
             verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))
-        except MachineRefuses as error:
-            return {"refused": f"this machine refuses: {error}"}
         except UserError as error:
             return {"wrong": str(error)}
+        if verdict.refused:
+            return {"refused": f"this machine refuses: {verdict.refused}"}
         findings: dict[str, Told] = {}
         for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
             findings.setdefault(item["rule"], item)

@@ -45,7 +45,10 @@ def resume_runs(target: Target, runner: Runner, evidence: Evidence, exact: bool,
     if (last_save := _end_with_save(target, runner, evidence.train, after)) is not None:
         missing |= dict.fromkeys(("resume", "reshard", "crash", "damaged"), last_save)
         return evidence
-    runner.keep_checkpoint()
+    if reason := runner.keep_checkpoint():
+        told = f"what the train run has left in the folder of {{checkpoint}} cannot be copied: {reason}"
+        missing |= dict.fromkeys(("resume", "reshard", "crash", "damaged"), told)
+        return evidence
     left = target.steps - after
 
     def resumed(role: str, world: int, exact: bool, extra: tuple[str, ...] = ()) -> Run:

@@ -32,7 +32,10 @@ Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has en
 class Runner:
     """Makes the runs of one target, each in a folder of its own."""
 
-    def __init__(self, launcher: Launcher, target: Target, work: Path, progress: Progress) -> None:
+    def __init__(
+        self, launcher: Launcher, target: Target, work: Path, progress: Progress, ended: list[Run] | None = None
+    ) -> None:
+        self.ended: list[Run] = [] if ended is None else ended
         self.launcher = launcher
         self.target = target
         self.work = work
@@ -40,6 +43,7 @@ class Runner:
         self.made = 0
         self.longest = 0.0
         self.going: list[Pending] = []
+        self.secret = os.urandom(16).hex()
         self.checkpoint = work / "checkpoint"
         self.saved = work / "checkpoint.saved"
         self.sharing = self._sharing()
@@ -98,6 +102,7 @@ class Runner:
             timeout=self.timeout,
             grace=min(GRACE, self.timeout),
             steps=steps or target.steps,
+            secret=self.secret,
             starting_point=str(self.work / "starting_point"),
         )
         request = replace(planned, **options)
@@ -126,17 +131,33 @@ class Runner:
 
     def empty_checkpoint(self) -> None:
         """Give the next run the shared folder as it was before the train run."""
-        shutil.rmtree(self.checkpoint)
+        _remove(self.checkpoint)
         self.checkpoint.mkdir()
 
-    def keep_checkpoint(self) -> None:
-        """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved."""
-        shutil.copytree(self.checkpoint, self.saved)
+    def keep_checkpoint(self) -> str:
+        """Put the train run's checkpoint aside, so that every resumed run finds it as it was saved; why that cannot be, or ""."""
+        if self.checkpoint.is_symlink() or not self.checkpoint.is_dir():
+            return "it is no folder any more"
+        try:
+            shutil.copytree(self.checkpoint, self.saved, ignore_dangling_symlinks=True)
+        except shutil.Error as error:
+            return f"{error.args[0][0][0]}: {error.args[0][0][2]}"
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        return ""
 
     def restore_checkpoint(self) -> None:
         """Bring the checkpoint back as the train run left it."""
-        shutil.rmtree(self.checkpoint)
+        _remove(self.checkpoint)
         shutil.copytree(self.saved, self.checkpoint)
+
+
+def _remove(path: Path) -> None:
+    """Whatever the last run has made of this folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class Pending:
@@ -160,7 +181,10 @@ class Pending:
         """What the run left behind."""
         answer = self._runner.launcher.finish(self._number)
         self._runner.going.remove(self)
-        run = read_run(Path(self._request.folder), self._role, answer, self.world, self._command, self._request.timeout)
+        request = self._request
+        folder, secret = Path(request.folder), request.secret
+        run = read_run(folder, self._role, answer, self.world, self._command, request.timeout, secret)
+        self._runner.ended.append(run)
         if run.completed:  # what hung says nothing of how long a run takes
             self._runner.longest = max(self._runner.longest, run.seconds)
         meant = MEANT.get(self._role, "")

@@ -14,7 +14,11 @@ _READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|TORCH|PYTORC
 def before_torch(script: Path) -> list[tuple[int, str]]:
     """(line, variable) of what the module-level code sets, before its first import of torch, for torch's import to read."""
     found: list[tuple[int, str]] = []
-    for statement in ast.parse(script.read_bytes()).body:
+    try:
+        body = ast.parse(script.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # it has changed since it was run
+        return found
+    for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "torch" for alias in node.names):
                 return found

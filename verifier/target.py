@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from .config import PYPROJECT, Entry, config_in, read
 from .errors import UserError
 from .modules import find
 from .policy import Policy
+from .static.project import parse
 
 DEVICES = ("auto", "cpu", "cuda")
 LAUNCHERS = ("fork", "torchrun")
@@ -125,7 +125,7 @@ def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry
             raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
     else:
         script = where
-    _must_be_python(script)
+    parse(script)
     cwd = base if where.is_dir() else Path.cwd()
     command = _command(path, flags, config, entry.name)
     target = _build(script.resolve(), values, cwd.resolve())
@@ -148,21 +148,10 @@ def _reference(target: Target, base: Path) -> tuple[str, ...]:
     script = base / target.reference[0]
     if not script.is_file():
         raise UserError(f"reference: {script}: no such file (first the script, then its arguments)")
-    _must_be_python(script)
+    parse(script)
     if script.resolve() == target.script:
         raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
     return (str(script.resolve()), *target.reference[1:])
-
-
-def _must_be_python(script: Path) -> None:
-    """Raises UserError, with the place, for a file that Python cannot even read."""
-    try:
-        ast.parse(script.read_bytes(), filename=str(script))
-    except SyntaxError as error:
-        place = f"{script}:{error.lineno or 1}:{error.offset or 1}"
-        raise UserError(f"{place}: this is not Python: {error.msg}\n    {(error.text or '').strip()}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{script}: cannot be read as Python: {error}") from None
 
 
 def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .seal import mark
+
 Record = dict[str, Any]
 Sketch = list[float]
 
@@ -95,6 +97,7 @@ class Run:
         default_factory=dict
     )  # by rank: events {"op", "frames", "value"}, in order
     command: str = ""
+    foreign: str = ""  # what stands in the verifier's own files and is not of the probe: then no record is believed
     note: str = ""  # what was done to it, or to the checkpoint that it finds
     timeout: float = 0.0  # seconds that it had
 
@@ -102,7 +105,7 @@ class Run:
     def completed(self) -> bool:
         """Whether every rank came to the end that the verifier or the script had set, without an error."""
         good = all((t.end or {}).get("how") in ("stopped", "return") or _clean_exit(t.end) for t in self.traces)
-        return bool(self.traces) and good and not self.timed_out
+        return bool(self.traces) and good and not self.timed_out and not self.foreign
 
     @cached_property
     def parameters(self) -> dict[str, list[Record]]:
@@ -235,21 +238,33 @@ class Run:
 
 
 def read_run(
-    folder: Path, role: str, answer: dict[str, Any], world_size: int, command: str, timeout: float = 0.0
+    folder: Path,
+    role: str,
+    answer: dict[str, Any],
+    world_size: int,
+    command: str,
+    timeout: float = 0.0,
+    secret: str = "",
 ) -> Run:
-    """The run whose ranks wrote into `folder`; `answer` is the launcher's."""
-    traces, stacks, errors, progress = [], {}, {}, {}
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's. Only lines with the mark of `secret` are records."""
+    found, stacks, errors, progress = {}, {}, {}, {}
+    foreign = ""
     for rank in sorted(e["rank"] for e in answer["ranks"]):
-        traces.append(Trace(rank, tuple(_without_dry_runs(_read(folder / f"rank{rank}.jsonl")))))
+        try:
+            found[rank] = _read(folder / f"rank{rank}.jsonl", secret)
+            progress[rank] = _events(folder / f"rank{rank}.progress")
+        except Foreign as error:
+            foreign = foreign or str(error)
         stacks[rank] = _text(folder / f"rank{rank}.stacks")
         errors[rank] = _text(folder / f"rank{rank}.err")
-        progress[rank] = _events(_text(folder / f"rank{rank}.progress", limit=None))
+    traces = tuple(Trace(rank, () if foreign else tuple(_without_dry_runs(found[rank]))) for rank in stacks)
     ended = tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"])
+    progress = {} if foreign else progress
     timed_out, seconds = answer["timed_out"], answer["seconds"]
     return Run(
         role,
         world_size,
-        tuple(traces),
+        traces,
         ended,
         timed_out,
         seconds,
@@ -257,8 +272,13 @@ def read_run(
         errors,
         progress,
         command,
+        foreign,
         timeout=timeout,
     )
+
+
+class Foreign(Exception):
+    """A line in a file of the verifier that the probe has not written."""
 
 
 def difference(a: Sketch, b: Sketch) -> float:
@@ -284,10 +304,18 @@ def _clean_exit(end: Record | None) -> bool:
     return end is not None and end["how"] == "sys.exit" and end["code"] == 0
 
 
-def _read(path: Path) -> list[Record]:
+def _read(path: Path, secret: str) -> list[Record]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
-    lines = _text(path, limit=None).split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    found = []
+    for number, line in enumerate(_text(path, limit=None).split("\n")[:-1], 1):
+        text, _, seal = line.rpartition("\t")
+        if seal != mark(secret, number, text):
+            raise Foreign(f"line {number} of {path.name} was not written by the probe")
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            raise Foreign(f"line {number} of {path.name} is no record: the script has changed `json` itself") from None
+    return found
 
 
 def _without_dry_runs(records: list[Record]) -> list[Record]:
@@ -302,22 +330,25 @@ def _without_dry_runs(records: list[Record]) -> list[Record]:
     return [r for r in records if r["kind"] != "micro" or r["seq"] > last]
 
 
-def _events(text: str) -> list[Record]:
+def _events(path: Path) -> list[Record]:
     """The events of a progress log (see probe/hooks_progress.py)."""
     keys: list[Record] = []
     found = []
-    for line in text.split("\n")[:-1]:
-        if line.startswith("+"):
-            keys.append(json.loads(line[1:]))
-        else:
-            key, _, value = line.partition(" ")
-            found.append({**keys[int(key)], "value": int(value) if value else None})
+    try:
+        for line in _text(path, limit=None).split("\n")[:-1]:
+            if line.startswith("+"):
+                keys.append({"op": "", "frames": [], **json.loads(line[1:])})
+            else:
+                key, _, value = line.partition(" ")
+                found.append({**keys[int(key)], "value": int(value) if value else None})
+    except (ValueError, IndexError, TypeError):
+        raise Foreign(f"{path.name} holds what the probe has not written") from None
     return found
 
 
 def _text(path: Path, limit: int | None = 20_000) -> str:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    """What is in a file of a run; a run that has made something else of it, or removed it, has left nothing."""
+    if not path.is_file():
         return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
     return text if limit is None else text[-limit:]

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         say(
             "this machine can verify FSDP2 scripts"
             if good
-            else "this machine cannot run ranks; see the line marked FAIL"
+            else "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier simulate` need none)"
         )
     return PASS if good else INCONCLUSIVE
 

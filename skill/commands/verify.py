@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, MachineRefuses, UserError
+from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
 from ...verifier.flags import FLAGS
 from ..output import log
+from ..placing import signals_wait
 from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
+    from ...verifier.finding import Verdict
     from ...verifier.target import Target
 
 Known = tuple[Path, dict[str, Any]]  # an earlier report
@@ -150,7 +151,6 @@ def run(options: argparse.Namespace) -> int:
     old = [_known(options.baseline, target, len(targets) > 1) for target in targets]
     names = [target.name or target.script.stem for target in targets]
     reports = reports_by_target(parsed_reports(options.report, options.json, RENDERERS), names)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is cleared away
     codes = []
     for target, own, known in zip(targets, reports, old, strict=True):
         if len(targets) > 1:
@@ -174,10 +174,8 @@ def _known(path: Path | None, target: Target, several: bool) -> Known | None:
 
 
 def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None) -> int:
-    """Verify one target, write its reports, return its verdict's exit code."""
-    from ...verifier import baseline
+    """Verify one target, write its reports, return its verdict's exit code. An interrupted one is reported, too."""
     from ...verifier.flow import verify
-    from ...verifier.report import RENDERERS
 
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:
@@ -191,13 +189,25 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
                 progress=live,
                 tier=options.tier,
             )
-        if old is not None:
-            verdict = baseline.held_against(verdict, *old)
-        write_verdict(reports, verdict, RENDERERS)
-    except MachineRefuses as error:  # the other targets may have an answer
-        log(f"this machine refuses: {error}")
-        return INCONCLUSIVE
+    except Interrupted as stop:
+        assert stop.verdict is not None
+        _tell(reports, stop.verdict, old)
+        raise
     finally:
         if options.work is None:
-            shutil.rmtree(work, ignore_errors=True)
+            with signals_wait():
+                shutil.rmtree(work, ignore_errors=True)
+    return _tell(reports, verdict, old)
+
+
+def _tell(reports: Sequence[Report], verdict: Verdict, old: Known | None) -> int:
+    """Write the reports; the exit code of the verdict."""
+    from ...verifier import baseline
+    from ...verifier.report import RENDERERS
+
+    if old is not None:
+        verdict = baseline.held_against(verdict, *old)
+    if verdict.refused:
+        log(f"this machine refuses: {verdict.refused}")
+    write_verdict(reports, verdict, RENDERERS)
     return verdict.exit_code

@@ -405,17 +405,18 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    verify = flow.verify
+    verify = flow._verified
 
     def refusing(target: Target, *more: Any, **options: Any) -> Verdict:
         if target.name == "small":
             raise MachineRefuses("too few devices")
         return verify(target, *more, **options)
 
-    monkeypatch.setattr(flow, "verify", refusing)
+    monkeypatch.setattr(flow, "_verified", refusing)
     assert main(["verify", "--tier", "static"]) == 4
     said = capsys.readouterr()
     assert "this machine refuses: too few devices" in said.err and "target large" in said.out
+    assert "NO RANKS WERE JUDGED, only the static tier" in said.out
 
 
 @pytest.mark.parametrize(

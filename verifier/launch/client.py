@@ -19,6 +19,7 @@ from .request import Request
 _START_SECONDS = 120.0
 _SLACK_SECONDS = 30.0
 _END_SECONDS = 6.0
+_OUTSIDE = "was ended from outside: for want of memory, or by the script"
 
 
 class Launcher:
@@ -77,7 +78,7 @@ class Launcher:
         try:
             self._process.stdin.write(json.dumps({**request.as_dict(), "number": self._made}).encode() + b"\n")
         except BrokenPipeError:
-            raise RuntimeError("the launcher process has died") from None
+            raise self._gone() from None
         self._limits[self._made] = time.monotonic() + request.timeout + request.grace + _SLACK_SECONDS
         return self._made
 
@@ -89,10 +90,9 @@ class Launcher:
             self._answers[heard.pop("number")] = heard
         answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
-            raise MachineRefuses(
-                f"this environment refuses sockets, so ranks cannot meet: {answer['message']}; "
-                "the static tier (`fsdp2 lint`) and the simulated one (`fsdp2 verify --tier simulate`) need none and still work"
-            )
+            raise MachineRefuses(f"this environment refuses sockets, so ranks cannot meet: {answer['message']}")
+        if answer.get("fault") == "killed":
+            raise MachineRefuses(f"the process that manages a run {_OUTSIDE}")
         if "fault" in answer:
             raise RuntimeError(answer["fault"])
         return answer
@@ -105,11 +105,18 @@ class Launcher:
                 raise RuntimeError(f"the launcher process did not answer within {seconds:.0f} s")
             data = os.read(self._process.stdout.fileno(), 65536)
             if not data:
-                raise RuntimeError("the launcher process ended without an answer")
+                raise self._gone()
             self._heard += data
         line, _, self._heard = self._heard.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _gone(self) -> Exception:
+        """Why there is no launcher any more: a signal is not of our making."""
+        self._process.wait()
+        if self._process.returncode < 0:
+            return MachineRefuses(f"the launcher process {_OUTSIDE}")
+        return RuntimeError("the launcher process has died")
 
     def _end(self) -> None:
         """The launcher ends all that it has started when its input ends; if it does not, it is ended with all below it."""

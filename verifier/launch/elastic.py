@@ -80,7 +80,7 @@ def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callabl
             failed = True
             deadline = min(deadline, time.monotonic() + request["grace"])
         if time.monotonic() > deadline:
-            ask_for_stacks([int(file.read_text()) for file in folder.glob("rank*.pid")], wait)
+            ask_for_stacks([pid for pid in processes.descendants(os.getpid()) if str(pid) in _pids(folder)], wait)
             processes.end_below(KILL_GRACE, wait=wait, reap=False)
             return not failed
     return False
@@ -94,16 +94,20 @@ def _reap(but: int) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
+def _pids(folder: Path) -> set[str]:
+    return {file.read_text(errors="replace") for file in folder.glob("rank*.pid") if file.is_file()}
+
+
 def _exits(folder: Path) -> list[dict[str, Any]]:
     return [said for file in folder.glob("rank*.exit") if (said := _read(file))]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return said
+    return said if isinstance(said, dict) and {"rank", "code", "at", "killed"} <= said.keys() else None
 
 
 def guard(path: str) -> NoReturn:

@@ -35,6 +35,7 @@ class Request:
     by_hand: bool = False  # average gradients without DDP's reducer
     watch_saves: bool = False  # record what is given to every save
     crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
+    secret: str = ""  # with which the lines of the traces are marked
     open: list[str] = field(default_factory=list)  # checkpoints to open in the place of the script
 
     def as_dict(self) -> dict[str, Any]:

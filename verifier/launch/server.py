@@ -113,9 +113,11 @@ class _Server:
             return
         del self._runs[pipe]
         os.close(pipe)
-        os.waitpid(pid, 0)
+        killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         processes.end_below(spare=[other for _, other, _ in self._runs.values()])
-        answer = json.loads(said + data) if (said + data).endswith(b"\n") else {"fault": "the run's manager has died"}
+        answer = {"fault": "killed" if killed else "the run's manager has died"}
+        if (said + data).endswith(b"\n"):
+            answer = json.loads(said + data)
         _answer(self._answers, {"number": number, **answer})
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from .recorder import Recorder
 from .stop import StopRun
 
+LONGEST = 100_000  # characters of an error's message
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 
 
@@ -57,7 +58,7 @@ class _Probe:
         self._request = request
         self._rank = rank
         path = Path(request["folder"], f"rank{rank}.jsonl")
-        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent))
+        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent), request["secret"])
 
     def start(self) -> None:
         """Listen from now on."""
@@ -119,7 +120,9 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
             from . import hooks_raised
 
             hooks_raised.note(probe.recorder, error)
-        probe.recorder.write("end", how="exception", error=name, message=str(error), frames=probe.recorder.stack(error))
+        probe.recorder.write(
+            "end", how="exception", error=name, message=_said(error), frames=probe.recorder.stack(error)
+        )
         traceback.print_exception(error)
         return 1
     else:
@@ -129,13 +132,21 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.recorder.sync()
 
 
+def _said(error: BaseException) -> str:
+    """The message of an error, which may be of any length, or fail itself."""
+    try:
+        return str(error)[:LONGEST]
+    except Exception as failed:
+        return f"(its text cannot be had: {type(failed).__name__})"
+
+
 def _wind_down(code: int, recorder: Recorder) -> int:
     """What an interpreter does at its end, up to finalisation, which some right gloo runs do not survive."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
-        recorder.write("end", how="exception", error=type(error).__name__, message=str(error), frames=[])
+        recorder.write("end", how="exception", error=type(error).__name__, message=_said(error), frames=[])
         code = code or 1
     recorder.write("down", code=code)
     recorder.sync()

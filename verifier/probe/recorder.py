@@ -1,4 +1,4 @@
-"""The trace of one rank in one run: JSON lines, each flushed, so that a crash loses nothing."""
+"""The trace of one rank in one run: JSON lines, each marked (seal.py) and flushed, so that a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..seal import mark
+
 _SPEC = importlib.util.find_spec("torch")  # torch itself is not imported here: the script may want to do it
 _TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "no torch"
 _OURS = str(Path(__file__).resolve().parents[2])
@@ -22,12 +24,13 @@ _STDLIB = str(Path(os.__file__).parent)
 class Recorder:
     """Writes records `{"kind": ..., "seq": ..., "at": seconds, ...}` of rank `rank` to `path`."""
 
-    def __init__(self, path: Path, project: str) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    def __init__(self, path: Path, project: str, secret: str = "") -> None:
+        self._file = path.open("a", encoding="utf-8")  # so that what others write stays, and is seen
         self.path = path
         self.project = project
         self._process = os.getpid()
         self._seq = 0
+        self._secret = secret
 
     def write(self, kind: str, /, **fields: Any) -> int:
         """Append one record and return its sequence number (order within this rank).
@@ -38,7 +41,8 @@ class Recorder:
             return 0
         self._seq += 1
         record = {"kind": kind, "seq": self._seq, "at": time.monotonic(), **fields}
-        self._file.write(json.dumps(record) + "\n")
+        text = json.dumps(record)
+        self._file.write(f"{text}\t{mark(self._secret, self._seq, text)}\n")
         self._file.flush()
         return self._seq
 

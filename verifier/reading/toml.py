@@ -29,6 +29,10 @@ def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
         line, column = (int(at[1]), int(at[2])) if at and at[1] else (len(source.lines), 1)
         document.refuse((), Place(source, line, column), f"not valid TOML: {_AT.sub('', str(error))}")
         return document
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+        told = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        document.refuse((), Place(source, 1, 1), f"not valid TOML: {told}")
+        return document
     for name in table:
         data = data.get(name) if isinstance(data, dict) else None
     if data is None:

@@ -43,6 +43,9 @@ def commands(verdict: Verdict) -> list[str]:
         title = rules if len(findings) == 1 else f"{len(findings)} rules could not be checked"
         level = "warning" if required else "notice"
         found.append((level, findings[0], title, f"not checked: {reason}\n{rules}"))
+    if verdict.partial:
+        whole = Finding("", "error", verdict.partial)
+        found.insert(0, ("error", whole, "not a whole verification", verdict.partial))
     found.sort(key=lambda item: _ORDER.index(item[0]))
     return [_command(level, finding, verdict, title, message) for level, finding, title, message in found]
 
@@ -88,6 +91,7 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     head = f"## fsdp2: {marks[verdict.answer]}\n\n"
     command = verdict.target.get("command")
     head += _block(command) if command else ""
+    head += _block(verdict.partial) if verdict.partial else ""
     head += _block(text.compared(verdict.baseline, verdict.answer)) if verdict.baseline is not None else ""
     cut = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
     left = room - len(cut)

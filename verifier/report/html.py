@@ -29,7 +29,7 @@ def render(verdict: Verdict) -> str:
     report = as_dict(verdict)
     figures = _figures(report)
     for rows, text in SIZES:
-        page = in_xml(_page(report, figures, rows, text))
+        page = in_xml(_page(report, verdict.partial, figures, rows, text))
         if len(page.encode("utf-8")) <= LIMIT:
             break
     return page
@@ -61,7 +61,7 @@ def _no_font_cache() -> Iterator[None]:
             del os.environ["MPLCONFIGDIR"]
 
 
-def _page(report: Report, figures: list[dict[str, Any]] | None, rows: int, text: int) -> str:
+def _page(report: Report, partial: str, figures: list[dict[str, Any]] | None, rows: int, text: int) -> str:
     import jinja2
     from markupsafe import Markup
 
@@ -77,7 +77,7 @@ def _page(report: Report, figures: list[dict[str, Any]] | None, rows: int, text:
     return environment.get_template("report.html.j2").render(
         report=report,
         symbol=_SYMBOLS[report["verdict"]],
-        sentence=sentence(report),
+        sentence=partial or sentence(report),
         failed=[f for f in report["findings"] if f["status"] in ("fail", "error") and not f["consequence"]],
         followers=[f for f in report["findings"] if f["status"] in ("fail", "error") and f["consequence"]],
         reasons=_reasons(report),

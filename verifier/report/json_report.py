@@ -27,6 +27,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "runs": list(verdict.runs),
             "facts": verdict.facts,
             "seconds": round(verdict.seconds, 3),
+            **{name: told for name in ("interrupted", "refused") if (told := getattr(verdict, name))},
             **_baseline(verdict),
         }
     )

@@ -41,6 +41,10 @@ def render(verdict: Verdict) -> str:
         case = ET.SubElement(suite, "testcase", classname="fsdp2", name=_clean(item["rule"]), time="0.000")
         ET.SubElement(case, "skipped", type="skip", message=_clean(why_skipped(item)))
         counts["skipped"] += 1
+    if verdict.partial:
+        case = ET.SubElement(suite, "testcase", classname="fsdp2", name="the whole verification", time="0.000")
+        ET.SubElement(case, "error", type="inconclusive", message=_clean(verdict.partial))
+        counts["error"] += 1
     if suite.find("testcase") is None:  # an empty suite is an error to some
         told_none = f"nothing is seen in {verdict.target.get('files', 0)} files"
         ET.SubElement(suite, "testcase", classname="fsdp2", name=told_none, time="0.000")

@@ -34,11 +34,13 @@ def render(verdict: Verdict) -> str:
     results = [_result(f, verdict, rules) for f in told]
     if held is not None:
         results += [{**_result(f, verdict, rules), "baselineState": "absent", **_PASSED} for f in held.gone]
-    invocation = {
+    invocation: dict[str, Any] = {
         "commandLine": str(verdict.target.get("command", "")),
-        "executionSuccessful": verdict.verdict != "error",
+        "executionSuccessful": verdict.verdict != "error" and not verdict.partial,
         "exitCode": verdict.exit_code,
     }
+    if verdict.partial:
+        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": verdict.partial}}]
     driver = {"name": "fsdp2", "fullName": "verified-fsdp2", "semanticVersion": __version__}
     run = {
         "tool": {"driver": {**driver, "rules": [_rule(name) for name in rules]}},

@@ -38,7 +38,10 @@ def render(verdict: Verdict) -> str:
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
-    """Which of several targets this is."""
+    """Which of several targets this is, and whether it is only a part of what was asked for."""
+    if verdict.partial:
+        yield from _wrapped("", verdict.partial, first="")
+        yield ""
     if verdict.target.get("name"):
         yield f"target {verdict.target['name']}"
         yield ""
@@ -191,9 +194,13 @@ def _last(verdict: Verdict) -> str:
     loud = f"NOT CHECKED, and not required: {', '.join(allowed)}\n" if allowed else ""
     return (
         f"torch {environment.get('torch')}, Python {environment.get('python')}, "
-        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}"
+        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}{_partial(verdict)}"
         f"verdict: {verdict.verdict}" + (f"\n{compared(verdict.baseline, verdict.answer)}" if verdict.baseline else "")
     )
+
+
+def _partial(verdict: Verdict) -> str:
+    return "".join(f"{line}\n" for line in _wrapped("", verdict.partial, first="")) if verdict.partial else ""
 
 
 def place(location: dict[str, Any]) -> str:

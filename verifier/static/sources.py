@@ -52,7 +52,7 @@ def _tree(path: Path) -> tuple[str, ast.Module]:
     try:
         source = path.read_text(encoding="utf-8")
         return source, ast.parse(source)
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return "", ast.Module(body=[], type_ignores=[])
 
 

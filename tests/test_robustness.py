@@ -1,0 +1,370 @@
+"""The gate on malformed inputs and hostile scripts, without sockets and interrupted: a clear answer, and nothing left.
+
+`benchmarks/robustness.py` does the same at length.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import jsonschema
+import pytest
+import xmlschema
+from conftest import Verify
+
+import robustness
+from robustness_inputs import KINDS
+from robustness_processes import survivors
+from robustness_scripts import SAVING, hostile
+from verified_fsdp2.skill.cli import main
+from verified_fsdp2.skill.reports import FORMATS
+from verified_fsdp2.verifier.errors import MachineRefuses
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding, Verdict
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.report import json_report
+from verified_fsdp2.verifier.rules.hang import RunCompletes
+from verified_fsdp2.verifier.seal import mark
+from verified_fsdp2.verifier.trace import Run, read_run
+
+TESTS = Path(__file__).parent
+SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text(encoding="utf-8"))
+SARIF = json.loads((TESTS / "schemas" / "sarif-2.1.0.json").read_text(encoding="utf-8"))
+EVERY_FORMAT = [word for name in FORMATS for word in ("--report", f"{name}=out.{name}")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore")  # of Python, on the scripts that it parses
+@pytest.mark.parametrize("kind", KINDS)
+def test_malformed_inputs(kind: str, tmp_path: Path) -> None:
+    trials = [robustness.in_process(kind, number, tmp_path / "trial", seed=1) for number in range(12)]
+    assert [robustness.told(trial) for trial in trials if not trial.clean] == []
+    assert robustness.row(kind, trials)["inputs"] == 12
+
+
+@pytest.mark.parametrize(
+    ("trial", "noticed"),
+    [
+        ({"code": 3}, "tracebacks"),
+        ({"code": 2, "stderr": "Traceback (most recent call last):\n"}, "tracebacks"),
+        ({"code": None}, "over_time"),
+        ({"code": 0, "seconds": 11.0}, "over_time"),
+        ({"code": 2, "stderr": "x\n" * 500}, "floods"),
+        ({"code": 0, "leftovers": ["tmp/x"]}, "leftovers"),
+    ],
+)
+def test_the_fuzzer_notices(trial: dict[str, object], noticed: str) -> None:
+    values = {
+        "kind": "k",
+        "number": 0,
+        "argv": [],
+        "seconds": 0.1,
+        "limit": 10.0,
+        "stderr": "",
+        "leftovers": [],
+        **trial,
+    }
+    made = robustness.Trial(**values)  # type: ignore[arg-type]
+    assert not made.clean and robustness.row("k", [made])[noticed] == 1
+
+
+def test_a_file_that_is_written_elsewhere_is_seen(tmp_path: Path) -> None:
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+    before = robustness.snapshot(tmp_path)
+    (tmp_path / "out" / "x").write_text("allowed")
+    assert robustness.changed(before, robustness.snapshot(tmp_path)) == []
+    (tmp_path / "in" / "x").write_text("not allowed")
+    assert robustness.changed(before, robustness.snapshot(tmp_path)) == ["in/x"]
+
+
+def test_a_path_that_leads_nowhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "loop").symlink_to("loop")
+    (folder / "a.py").write_text("")
+    assert main(["lint", "a.py", "--report", "json=loop"]) == 2
+    assert "leads to itself" in capsys.readouterr().err
+    assert main(["lint", "a.py", "--report", "json=loop/x"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert main(["lint", "x" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("File name too long: ") and "xxx" in error
+    assert (folder / "loop").is_symlink()
+
+
+def test_errors_are_of_bounded_length(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "spec.yaml").write_text("".join(f"key{number}: 1\n" for number in range(90)))
+    assert main(["spec", "check", "spec.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") <= 150 and len(error) < 8_100 and error.endswith("... (cut)\n")
+    with pytest.raises(SystemExit):
+        main(["explain", "a", "x" * 20_000])
+    assert len(capsys.readouterr().err) < 9_000
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 3000, "x = " + "9" * 6000], ids=["deep", "long"])
+def test_toml_that_python_cannot_take(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pyproject.toml").write_text(f"[tool.fsdp2]\n{text}\n")
+    (folder / "train.py").write_text("")
+    assert main(["verify", ".", "--tier", "static"]) == 2
+    assert "pyproject.toml:1:1: not valid TOML" in capsys.readouterr().err
+
+
+def test_a_script_nested_too_deeply(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.py").write_text("x = " + "(" * 250 + "-" * 9000 + "1")
+    assert main(["verify", "a.py", "--tier", "static"]) == 2
+    assert "a.py:1:" in capsys.readouterr().err
+
+
+# -- a part of a verification is no verdict
+
+TRAINS_ONCE = """
+import pathlib, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+again = pathlib.Path("started").exists()
+dist.barrier()
+pathlib.Path("started").touch()
+while again:
+    pathlib.Path("again").touch()
+    time.sleep(1)
+torch.manual_seed(0)
+model = nn.Linear(4, 4)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verification_says_so_in_every_format(number: signal.Signals, folder: Path) -> None:
+    (folder / "a.py").write_text(TRAINS_ONCE)
+    environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder)}
+    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", "a.py", *EVERY_FORMAT]
+    running = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(folder / "again")
+    running.send_signal(number)
+    _, error = running.communicate(timeout=30)
+    assert running.returncode == 128 + number and error.endswith("interrupted\n")
+    assert list(folder.glob("fsdp2-verify-*")) == [] and survivors(str(folder), 5) == []
+
+    told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
+    report = json.loads(told["json"])
+    jsonschema.validate(report, SCHEMA)
+    assert (report["interrupted"], report["verdict"]) == (number.name, "inconclusive")
+    assert [run["role"] for run in report["runs"]] == ["train"]
+    found = {f["rule"]: f for f in report["findings"]}
+    assert found["run-completes"]["status"] == found["root-not-wrapped"]["status"] == "pass"
+    assert "interrupted" in found["matches-ddp"]["evidence"] and found["matches-ddp"]["status"] == "inconclusive"
+    no_verdict = f"INTERRUPTED by {number.name} after 1 run: a part of a verification"
+    assert told["text"].startswith(no_verdict) and no_verdict in "\n".join(told["text"].splitlines()[-4:])
+    assert told["github"].startswith("::error") and no_verdict in told["github"].splitlines()[0]
+    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
+    whole = next(c for c in ET.fromstring(told["junit"]).iter("testcase") if c.get("name") == "the whole verification")
+    assert no_verdict in whole[0].attrib["message"] and whole[0].tag == "error"
+    sarif = json.loads(told["sarif"])
+    jsonschema.Draft7Validator(SARIF).validate(sarif)
+    invocation = sarif["runs"][0]["invocations"][0]
+    assert not invocation["executionSuccessful"] and invocation["exitCode"] == 128 + number
+    assert no_verdict in invocation["toolExecutionNotifications"][0]["message"]["text"]
+    assert no_verdict in (folder / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "answer"),
+    [
+        ({}, "pass", "pass"),
+        ({"interrupted": "SIGINT"}, "pass", "inconclusive"),
+        ({"interrupted": "SIGINT"}, "fail", "inconclusive"),
+        ({"refused": "no sockets"}, "pass", "inconclusive"),
+        ({"refused": "no sockets"}, "fail", "fail"),
+    ],
+)
+def test_a_part_never_passes(part: dict[str, str], status: str, answer: str) -> None:
+    made = Verdict("inconclusive", {}, {}, (), (), **part)  # type: ignore[arg-type]
+    assert made.of([Finding("a", status, "")]) == answer  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which only a simulated run can be had."""
+    start = Launcher.start
+
+    def refuse(self: Launcher, request: Request) -> int:
+        if request.mode != "simulate":
+            raise MachineRefuses("this environment refuses sockets")
+        return start(self, request)
+
+    monkeypatch.setattr(Launcher, "start", refuse)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("script", "only", "code", "found"),
+    [
+        ("zoo/minimal.py", (), 4, {"root-only-wrap": "pass", "matches-ddp": "inconclusive"}),
+        ("faults/root_only_wrap.py", (), 1, {"root-only-wrap": "fail", "matches-ddp": "inconclusive"}),
+        ("zoo/minimal.py", ("--only", "root-only-wrap"), 4, {"root-only-wrap": "pass"}),
+    ],
+    ids=["right", "faulty", "right, and nothing open"],
+)
+def test_without_sockets_the_other_tiers_are_judged(
+    script: str,
+    only: tuple[str, ...],
+    code: int,
+    found: dict[str, str],
+    folder: Path,
+    no_sockets: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "a.py").write_bytes((TESTS / script).read_bytes())
+    assert main(["verify", "a.py", *only, *EVERY_FORMAT]) == code
+    assert "this machine refuses: this environment refuses sockets" in capsys.readouterr().err
+    told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
+    report = json.loads(told["json"])
+    jsonschema.validate(report, SCHEMA)
+    assert report["refused"] == "this environment refuses sockets"
+    assert [run["role"] for run in report["runs"]] == ["simulate"]
+    findings = {f["rule"]: f for f in report["findings"]}
+    assert {rule: findings[rule]["status"] for rule in found} == found
+    assert findings["root-only-wrap"]["tier"] == "simulate"
+    if not only:
+        assert findings["set-device-missing"]["tier"] == "static"
+        assert findings["matches-ddp"]["tier"] == "ranks"
+        assert "this machine refuses: this environment refuses sockets" in findings["matches-ddp"]["evidence"]
+    for name in ("text", "junit", "sarif", "github"):
+        assert "NO RANKS WERE JUDGED, only the static and the simulated tier" in told[name], name
+
+
+# -- what a script writes is data
+
+
+def run_of(folder: Path, lines: list[str]) -> Run:
+    (folder / "rank0.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
+    return read_run(folder, "train", answer, 1, "a.py", "secret")
+
+
+def marked(number: int, text: str, secret: str = "secret") -> str:
+    return f"{text}\t{mark(secret, number, text)}"
+
+
+END = '{"kind": "end", "seq": 1, "at": 0.5, "how": "return", "code": 0}'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [END],
+        [marked(1, END), "x"],
+        [marked(2, END)],
+        [marked(1, END), marked(1, END)],
+        [marked(1, END, "guessed")],
+        [""],
+    ],
+    ids=["no mark", "a line more", "another place", "repeated", "another secret", "empty"],
+)
+def test_only_the_probe_writes_records(lines: list[str], tmp_path: Path) -> None:
+    assert run_of(tmp_path, [marked(1, END)]).completed
+    run = run_of(tmp_path, lines)
+    assert not run.completed and run.traces[0].records == ()
+    found = RunCompletes().judge(Evidence(train=run))
+    assert found.status == "fail" and "was not written by the probe" in found.evidence
+
+
+@pytest.mark.parametrize("text", ["+5\n", "7\n", "x\n", "+{\n", "+{}\n0 x\n"])
+def test_only_the_probe_writes_progress(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rank0.progress").write_text(text)
+    assert "rank0.progress" in run_of(tmp_path, [marked(1, END)]).foreign
+
+
+def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "rank0.jsonl").symlink_to("/dev/zero")
+    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
+    assert not read_run(tmp_path, "train", answer, 1, "a.py", "secret").completed
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("writes into its trace", "fail", "the verifier's own files were written to: line"),
+        ("writes into its progress", "fail", "the verifier's own files were written to: rank"),
+        ("breaks json", "fail", "is no record: the script has changed `json` itself"),
+        ("forges a verdict", "inconclusive", "the script ended without a step"),
+        ("raises what has no text", "fail", "raised Bad: (its text cannot be had: Bad)"),
+        ("ends the manager", "refused", "the process that manages a run was ended from outside"),
+    ],
+)
+def test_hostile_scripts(name: str, status: str, told: str, verify_script: Verify, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(hostile(name))
+    if status == "refused":
+        with pytest.raises(MachineRefuses, match=told):
+            verify_script(tmp_path / "a.py", ("run-completes",), steps=3)
+        return
+    (found,) = verify_script(tmp_path / "a.py", ("run-completes",), steps=3).findings
+    assert (found.status, told in found.evidence) == (status, True), found.evidence
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "name", ["makes its checkpoint a link", "leaves a pipe in its checkpoint", "removes its checkpoint"]
+)
+def test_what_is_left_in_the_place_of_a_checkpoint(name: str, verify_script: Verify, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(hostile(name))
+    words = {"save_args": SAVING[1], "resume_args": SAVING[3]}
+    (found,) = verify_script(tmp_path / "a.py", ("resume-is-exact",), steps=3, **words).findings
+    assert found.status == "inconclusive"
+    assert "cannot be copied" in found.evidence or name == "removes its checkpoint"
+
+
+@pytest.mark.launch
+def test_a_script_that_ends_the_launcher(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.py").write_text(hostile("ends the launcher"))
+    assert main(["verify", "a.py", "--steps", "3", "--only", "wrapping"]) == 4
+    told = capsys.readouterr()
+    assert "NO RANKS WERE JUDGED, only the static tier" in told.out
+    assert "this machine refuses: the launcher process was ended from outside" in told.err
+
+
+@pytest.mark.launch
+def test_a_hostile_name_and_a_hostile_error_in_every_format(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"<script>\n::error::x\n##[error]'\"]]>\xff.py")
+    (folder / name).write_text(hostile("raises hostile text"))
+    assert main(["verify", name, *EVERY_FORMAT]) == 1
+    assert capfd.readouterr().out == ""
+    told = {kind: (folder / f"out.{kind}").read_text(encoding="utf-8") for kind in FORMATS}
+    jsonschema.validate(json.loads(told["json"]), SCHEMA)
+    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
+    jsonschema.Draft7Validator(SARIF).validate(json.loads(told["sarif"]))
+    for kind, text in {**told, "summary": (folder / "summary.md").read_text(encoding="utf-8")}.items():
+        assert len(text) < 1_000_000 and "\x1b" not in text and "\x00" not in text, kind
+        lines = [line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line]
+        assert all(kind == "github" and line.startswith(("::error file=", "::warning file=")) for line in lines), kind
