@@ -247,6 +247,9 @@ def main() -> int:
     parser.add_argument("--part", choices=list(PARTS), action="append", help="this part alone (repeatable)")
     parser.add_argument("--seed", type=int, default=0, help="of the malformed inputs")
     options = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell that starts this in the background has it ignored
     found = {}
     with tempfile.TemporaryDirectory() as name:
         for part in options.part or PARTS:

@@ -19,6 +19,7 @@ from robustness_scripts import SAVING, TRAIN, hostile
 
 PATIENCE = 10.0  # seconds until nothing may live any more
 LIMIT = 120.0
+STARTS = 1.5  # seconds that Python and our own imports may take on a busy machine
 CODES = {
     signal.SIGINT: (130, -2),
     signal.SIGTERM: (143, -15),
@@ -61,6 +62,7 @@ def interrupted(script: str, number: signal.Signals, after: float, folder: Path)
     told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else None
     return {
         "whole": whole,
+        "after": round(after, 2),
         "code": process.returncode,
         "seconds": round(seconds, 2),
         "survivors": len(left),
@@ -75,7 +77,7 @@ def right(trial: dict[str, Any], number: signal.Signals) -> bool:
     """Whether an interrupted verification ended as it should."""
     if trial["whole"]:
         return not trial["survivors"] and not trial["leftovers"]
-    early = trial["code"] < 0 and number != signal.SIGKILL  # Python had not read our first line yet
+    early = trial["report"] == "none" and trial["after"] < STARTS  # nothing had begun yet
     handled = trial["code"] in CODES[number] and not trial["survivors"]
     if number == signal.SIGKILL:
         return handled
@@ -89,7 +91,7 @@ def at_random_moments(number: int, folder: Path) -> list[dict[str, Any]]:
     for script, (_, more) in SCRIPTS.items():
         for sent in CODES:
             chance = random.Random(f"{script} {sent.name}")
-            life = 9.0 if more else 6.0
+            life = 8.0 if more else 5.0
             trials = [interrupted(script, sent, chance.uniform(0.1, life), folder) for _ in range(number)]
             rows.append(
                 {

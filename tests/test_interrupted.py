@@ -58,9 +58,15 @@ def test_too_few_devices_are_no_fault_of_the_script(tmp_path: Path, capsys: pyte
 def test_refused_sockets_are_no_fault_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = [{"devices": 0}, {"number": 1, "fault": "no sockets", "message": "Operation not permitted"}]
+    answers = [
+        {"devices": 0},
+        {"number": 1, "fault": "no sockets", "message": "Operation not permitted"},
+        {"number": 2, "fault": "killed"},
+    ]
     monkeypatch.setattr(Launcher, "_read", lambda self, seconds: answers.pop(0))
     script = tmp_path / "script.py"
     script.write_text("")
     assert cli.main(["verify", str(script)]) == 4
-    assert "this environment refuses sockets" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "this machine refuses: this environment refuses sockets" in told.err
+    assert "NO RANKS WERE JUDGED, only the static tier" in told.out

@@ -22,7 +22,7 @@ from conftest import Verify
 import robustness
 from robustness_inputs import KINDS
 from robustness_processes import survivors
-from robustness_scripts import SAVING, hostile
+from robustness_scripts import SAVING, TRAIN, hostile
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.reports import FORMATS
 from verified_fsdp2.verifier.errors import MachineRefuses
@@ -269,7 +269,7 @@ def test_without_sockets_the_other_tiers_are_judged(
 def run_of(folder: Path, lines: list[str]) -> Run:
     (folder / "rank0.jsonl").write_text("".join(f"{line}\n" for line in lines))
     answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    return read_run(folder, "train", answer, 1, "a.py", "secret")
+    return read_run(folder, "train", answer, 1, "a.py", secret="secret")
 
 
 def marked(number: int, text: str, secret: str = "secret") -> str:
@@ -308,7 +308,7 @@ def test_only_the_probe_writes_progress(text: str, tmp_path: Path) -> None:
 def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "rank0.jsonl").symlink_to("/dev/zero")
     answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    assert not read_run(tmp_path, "train", answer, 1, "a.py", "secret").completed
+    assert not read_run(tmp_path, "train", answer, 1, "a.py", secret="secret").completed
 
 
 @pytest.mark.launch
@@ -331,6 +331,20 @@ def test_hostile_scripts(name: str, status: str, told: str, verify_script: Verif
         return
     (found,) = verify_script(tmp_path / "a.py", ("run-completes",), steps=3).findings
     assert (found.status, told in found.evidence) == (status, True), found.evidence
+
+
+@pytest.mark.launch
+def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = 'if Path("again").exists(): os.kill(os.getppid(), signal.SIGKILL)\n'
+    script = TRAIN.replace("# BEFORE\n", later).replace("range(int(done), 20)", "range(3)")
+    script = script.replace("dist.destroy_process_group()", "dist.barrier(); Path('again').touch()")
+    (folder / "a.py").write_text(script)
+    assert main(["verify", "a.py", "--steps", "3", "--only", "root-not-wrapped", "--only", "matches-ddp"]) == 4
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "CUT SHORT after 1 run: a part of a verification: this machine refuses: the process that manages a run" in told
+    )
+    assert "pass root-not-wrapped" in told and "open matches-ddp" in told
 
 
 @pytest.mark.launch

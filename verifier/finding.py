@@ -85,13 +85,15 @@ class Verdict:
     @property
     def partial(self) -> str:
         """Why this is not what was asked for, in one line; "" if it is."""
+        number = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
         if self.interrupted:
-            runs = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
-            return f"INTERRUPTED by {self.interrupted} after {runs}: a part of a verification, and no verdict on the script"
-        if self.refused:
-            tiers = "the static and the simulated tier" if self.runs else "the static tier"
-            return f"NO RANKS WERE JUDGED, only {tiers}: this machine refuses: {self.refused}"
-        return ""
+            return f"INTERRUPTED by {self.interrupted} after {number}: a part of a verification, and no verdict on the script"
+        if not self.refused:
+            return ""
+        if any(run["role"] != "simulate" for run in self.runs):
+            return f"CUT SHORT after {number}: a part of a verification: this machine refuses: {self.refused}"
+        tiers = "the static and the simulated tier" if self.runs else "the static tier"
+        return f"NO RANKS WERE JUDGED, only {tiers}: this machine refuses: {self.refused}"
 
     @property
     def answer(self) -> Status:

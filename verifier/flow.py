@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import signal
 import sys
@@ -66,7 +67,7 @@ def verify(
         raise Interrupted(code, decided(verdict, target.policy, families, left_out)) from None
     except MachineRefuses as error:
         reason = f"this machine refuses: {error}"
-        verdict = so_far(target, work, chosen, (), reason, time.monotonic() - started, refused=str(error))
+        verdict = so_far(target, work, chosen, ended, reason, time.monotonic() - started, refused=str(error))
     return decided(verdict, target.policy, families, left_out)
 
 
@@ -82,10 +83,11 @@ def _verified(
         try:
             return verify_with(launcher, target, work, chosen, progress, tier, ended)
         except MachineRefuses as error:
-            if tier == "simulate" or launcher.versions["devices"]:  # a simulated rank must see no GPU
+            if tier == "simulate" or ended or launcher.versions["devices"]:  # a simulated rank must see no GPU
                 raise
-            ended.clear()
-            return verify_with(launcher, target, work / "simulated", chosen, progress, "simulate", ended, str(error))
+            with contextlib.suppress(MachineRefuses):
+                return verify_with(launcher, target, work / "simulated", chosen, progress, "simulate", None, str(error))
+            raise
 
 
 def verify_with(
