@@ -125,7 +125,7 @@ def test_toml_that_python_cannot_take(text: str, folder: Path, capsys: pytest.Ca
 
 
 def test_a_script_nested_too_deeply(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "a.py").write_text("x = " + "(" * 250 + "-" * 9000 + "1")
+    (folder / "a.py").write_text("x = " + "-" * 9000 + "1")
     assert main(["verify", "a.py", "--tier", "static"]) == 2
     assert "a.py:1:" in capsys.readouterr().err
 

@@ -105,7 +105,7 @@ class Run:
     def completed(self) -> bool:
         """Whether every rank came to the end that the verifier or the script had set, without an error."""
         good = all((t.end or {}).get("how") in ("stopped", "return") or _clean_exit(t.end) for t in self.traces)
-        return bool(self.traces) and good and not self.timed_out and not self.foreign
+        return bool(self.traces) and good and not self.timed_out
 
     @cached_property
     def parameters(self) -> dict[str, list[Record]]:
