@@ -153,7 +153,8 @@ def verify(name: str, script: Path, options: list[str], folder: Path, before: tu
     kept = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
     told = done.stderr.strip()
     with contextlib.suppress(ValueError):
-        told = json.loads(done.stdout)["findings"][0]["evidence"]
+        report = json.loads(done.stdout)
+        told = report.get("refused") or report["findings"][0]["evidence"]
     return Row(name, done.returncode, seconds, tuple(marked(mark)), kept, told)
 
 

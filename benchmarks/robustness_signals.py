@@ -24,7 +24,7 @@ CODES = {
     signal.SIGINT: (130, -2),
     signal.SIGTERM: (143, -15),
     signal.SIGKILL: (-9,),
-}  # negative: before there is a handler
+}  # negative: Python itself, before our first line
 SCRIPTS = {
     "a right script": (TRAIN, SAVING),
     "one that hangs and ignores SIGTERM": (hostile("hangs and ignores SIGTERM"), ()),
@@ -126,14 +126,14 @@ def in_parallel(number: int, wave: int, folder: Path) -> dict[str, Any]:
         for each in range(first, min(first + wave, number)):
             command = verification(folder, f"out/{each}.json", ("--only", "wrapping", "--only", "matches-ddp"))
             running.append((each, start(command, folder, mark)))
-        time.sleep(chance.uniform(1.0, 8.0))
+        time.sleep(chance.uniform(4.0, 12.0))
         for each, process in running:
             if each % 5 == 0:
                 process.send_signal(chance.choice((signal.SIGINT, signal.SIGTERM)))
         for each, process in running:
             _, err = process.communicate(timeout=LIMIT * 3)
             codes[str(process.returncode)] += 1
-            tracebacks += b"Traceback (most recent call last)" in err
+            tracebacks += process.returncode >= 0 and b"Traceback (most recent call last)" in err
             report = folder / "out" / f"{each}.json"
             told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"verdict": "no report"}
             verdicts[f"{told['verdict']}{', interrupted' if 'interrupted' in told else ''}"] += 1

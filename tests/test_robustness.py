@@ -185,6 +185,7 @@ def test_an_interrupted_verification_says_so_in_every_format(number: signal.Sign
     assert "interrupted" in found["matches-ddp"]["evidence"] and found["matches-ddp"]["status"] == "inconclusive"
     no_verdict = f"INTERRUPTED by {number.name} after 1 run: a part of a verification"
     assert told["text"].startswith(no_verdict) and no_verdict in "\n".join(told["text"].splitlines()[-4:])
+    assert no_verdict in told["html"]
     assert told["github"].startswith("::error") and no_verdict in told["github"].splitlines()[0]
     xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
     whole = next(c for c in ET.fromstring(told["junit"]).iter("testcase") if c.get("name") == "the whole verification")
@@ -259,7 +260,7 @@ def test_without_sockets_the_other_tiers_are_judged(
         assert findings["set-device-missing"]["tier"] == "static"
         assert findings["matches-ddp"]["tier"] == "ranks"
         assert "this machine refuses: this environment refuses sockets" in findings["matches-ddp"]["evidence"]
-    for name in ("text", "junit", "sarif", "github"):
+    for name in ("text", "junit", "sarif", "github", "html"):
         assert "NO RANKS WERE JUDGED, only the static and the simulated tier" in told[name], name
 
 

@@ -28,6 +28,11 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Take `die_with_parent` back: from now on this process ends by itself."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Let processes whose parent ends become children of this one, so that they are found and ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -20,6 +20,9 @@ _CHUNK = 65536
 
 def serve(device: str, ranks: int) -> int:
     """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`."""
+    processes.die_with_parent()  # while torch is imported, which may take long, nobody listens
+    if _is_alone():
+        return 1
     processes.adopt_orphans()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -33,10 +36,18 @@ def serve(device: str, ranks: int) -> int:
     if device == "auto" and 0 < versions["devices"] < ranks:
         os.dup2(answers.fileno(), 1)
         os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks)])
+    processes.outlive_parent()
     _answer(answers, versions)
     _Server(answers).loop()
     processes.end_below()
     return processes.leave(0)  # to finalise an interpreter with torch takes long, and somebody waits
+
+
+def _is_alone() -> bool:
+    """Whether the client had gone before `die_with_parent` could tell the kernel: then nobody holds the other end of stdin."""
+    listener = select.poll()
+    listener.register(0, 0)
+    return bool(listener.poll(0))
 
 
 def _import_torch() -> dict[str, Any]:
