@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,37 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     while any(processes.runs(pid) for pid in tree):
         assert time.monotonic() < until, "processes are left"
         time.sleep(0.1)
+
+
+LAUNCHER = str(Path(processes.__file__).parents[1])
+
+
+def test_a_launcher_that_nobody_waits_for_ends_before_it_imports_torch() -> None:
+    command = [sys.executable, LAUNCHER, "cpu", "1"]
+    reader, writer = os.pipe()
+    os.close(writer)
+    gone = subprocess.run(command, stdin=reader, stdout=subprocess.PIPE, timeout=30, check=False)
+    os.close(reader)
+    assert (gone.returncode, gone.stdout) == (1, b"")
+
+
+def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> None:
+    """The parent is a process that only starts it and is killed at once."""
+    code = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); print(p.pid, flush=True); p.wait()"
+    command = [sys.executable, "-c", code, sys.executable, LAUNCHER, "cpu", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        launcher = int(parent.stdout.readline())
+        until = time.monotonic() + 30
+        while "torch" not in Path(f"/proc/{launcher}/maps").read_text():  # it is in the middle of the import
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(launcher, signal.SIGSTOP)  # so that it cannot come to its end by itself
+        parent.kill()
+    until = time.monotonic() + 5
+    while processes.runs(launcher):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.launch

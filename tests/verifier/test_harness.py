@@ -232,7 +232,7 @@ def _ends(folder: Path) -> tuple[float, float]:
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
+    return [json.loads(line.partition("\t")[0]) for line in (folder / "rank0.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
