@@ -80,7 +80,8 @@ def right(trial: dict[str, Any], number: signal.Signals) -> bool:
     if trial["whole"]:
         return not trial["survivors"] and not trial["leftovers"]
     early = trial["report"] == "none" and trial["after"] < STARTS  # nothing had begun yet
-    handled = trial["code"] in CODES[number] and not trial["survivors"]
+    codes = (*CODES[number], 1) if early else CODES[number]  # 1: Python's own `site` was interrupted
+    handled = trial["code"] in codes and not trial["survivors"]
     if number == signal.SIGKILL:
         return handled
     part = trial["report"] == number.name and trial["verdict"] == "inconclusive"
