@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
 import xmlschema
-from conftest import Verify
 
 import robustness
 from robustness_inputs import KINDS
@@ -35,6 +35,7 @@ from verified_fsdp2.verifier.rules.hang import RunCompletes
 from verified_fsdp2.verifier.seal import mark
 from verified_fsdp2.verifier.trace import Run, read_run
 
+Verify = Callable[..., Verdict]
 TESTS = Path(__file__).parent
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text(encoding="utf-8"))
 SARIF = json.loads((TESTS / "schemas" / "sarif-2.1.0.json").read_text(encoding="utf-8"))
