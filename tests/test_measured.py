@@ -116,9 +116,7 @@ def test_models_of_transformers_come_back_bit_for_bit() -> None:
 
 def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "robustness.json").read_text())
-    (resumed,) = results["checkpoints"]  # open: a line of metrics.jsonl without its step ends a resume with a traceback
-    assert (resumed["tracebacks"], resumed["over_time"], resumed["leftovers"]) == (2, 0, 0)
-    assert clean({part: rows for part, rows in results.items() if part != "checkpoints"})
+    assert clean(results)
     assert sum(row["inputs"] for row in results["inputs"]) >= 1000
     assert {row["kind"] for row in results["inputs"]} > set(MALFORMED)
     assert results["scripts"][0]["inputs"] == len(HOSTILE)
