@@ -144,7 +144,7 @@ MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_he
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (MODELS["gpt2"], "parallel.tp: transformers has no plan for it; write 1"),
+        ({"model_type": "opt", "vocab_size": 64}, "parallel.tp: transformers has no plan for it; write 1"),
         (MIXTRAL, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
         ({**MODELS["llama"], "attention_dropout": 0.1}, "parallel.tp: write 0.0 for the dropout of the model"),
     ],
