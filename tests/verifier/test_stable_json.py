@@ -136,7 +136,7 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
         ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
         ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
         (
-            "/w/checkpoint.saved/a, /w/04-train-2/x, /work/checkpoint",
+            "/w/checkpoint.saved/a, /w/04-train-2/x, /wide/checkpoint",
             "{work}/checkpoint.saved/a, {work}/04-train-2/x, ",
         ),
         ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
