@@ -29,22 +29,10 @@ from typing import Any
 
 import yaml
 
+from verified_fsdp2.verifier.flags import FLAGS
+
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-SETTINGS = (
-    "module",
-    "nproc",
-    "steps",
-    "timeout",
-    "device",
-    "args",
-    "save_args",
-    "resume_args",
-    "single_args",
-    "reshard_args",
-    "reference",
-    "thorough",
-    "reshard_to",
-)
+SETTINGS = (*FLAGS, "args")
 ABOUT = ("rule", "host", "source", "silent", "also", "edits", "strength", "tier")
 
 

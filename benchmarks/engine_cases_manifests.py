@@ -20,15 +20,18 @@ BACKOFF = 5  # seconds until a pod that failed starts again; Kubernetes begins w
 Variables = Callable[[int], dict[str, str]]
 
 
+def noticed(told: dict[str, Any]) -> str:
+    return f"{told['mistakes'] - len(told['unnoticed'])} of {told['mistakes']} seeded mistakes noticed"
+
+
 def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
     options = {"kubernetes_image": "registry.example.com/trainer:1", "kubernetes_claim": "runs"}
     project = write_project(place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, device="gpu", **options)
     told = inside(place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml")
-    noticed = f"{told['mistakes'] - len(told['unnoticed'])} of {told['mistakes']} seeded mistakes noticed"
     yield {
         "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {told['version']}), made strict",
         "disturbed": f"{told['mistakes']} seeded mistakes",
-        "happened": f"{len(told['wrong'])} errors in launch/kubernetes.yaml; {noticed}",
+        "happened": f"{len(told['wrong'])} errors in launch/kubernetes.yaml; {noticed(told)}",
         "printed": told["wrong"],
         "ok": not told["wrong"] and not told["unnoticed"],
     }
@@ -51,11 +54,10 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
         skypilot_volume="runs",
     )
     told = inside(place.pythons["sky"], "engine_task.py", project / "launch" / "sky.yaml")
-    noticed = f"{told['mistakes'] - len(told['unnoticed'])} of {told['mistakes']} seeded mistakes noticed"
     yield {
         "how": f"SkyPilot {told['version']}, Task.from_yaml_config",
         "disturbed": f"{told['mistakes']} seeded mistakes",
-        "happened": f"launch/sky.yaml read: {told['read']['num_nodes']} nodes; {noticed}",
+        "happened": f"launch/sky.yaml read: {told['read']['num_nodes']} nodes; {noticed(told)}",
         "printed": [json.dumps(told["read"])],
         "ok": told["read"]["run"] and not told["unnoticed"],
     }

@@ -60,7 +60,7 @@ def measure(names: list[str], place: Place) -> list[Row]:
 
 def in_page(page: str, rows: list[Row]) -> str:
     """The page with its last section made anew."""
-    return page.partition(HEADING)[0] + HEADING + "\n\n" + ABOUT + "\n\n" + table(rows)
+    return page.partition(HEADING)[0].rstrip("\n") + f"\n\n{HEADING}\n\n" + ABOUT + "\n\n" + table(rows)
 
 
 def table(rows: list[Row]) -> str:

@@ -21,14 +21,6 @@ PLACE = {"uri": "train.py", "uriBaseId": "SRCROOT"}
 pytestmark = pytest.mark.launch
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    return tmp_path
-
-
 def test_a_silent_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = folder / "train.py"
     script.write_bytes((TESTS / "faults" / "optim_before_shard.py").read_bytes())

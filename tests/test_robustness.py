@@ -42,14 +42,6 @@ SARIF = json.loads((TESTS / "schemas" / "sarif-2.1.0.json").read_text(encoding="
 EVERY_FORMAT = [word for name in FORMATS for word in ("--report", f"{name}=out.{name}")]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    return tmp_path
-
-
 @pytest.mark.filterwarnings("ignore")  # of Python, on the scripts that it parses
 @pytest.mark.parametrize("kind", KINDS)
 def test_malformed_inputs(kind: str, tmp_path: Path) -> None:

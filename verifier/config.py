@@ -16,7 +16,6 @@ from .reading.document import Document
 from .reading.problems import KeyPath, NotValid, dotted
 from .reading.schema import Form
 from .reading.validation import Fault
-from .reading.words import similar
 
 NAME = "verify.yaml"
 PYPROJECT = "pyproject.toml"
@@ -144,6 +143,8 @@ def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime
             shlex.split(keys[key] if isinstance(keys.get(key), str) else "")
         except ValueError as error:
             yield Fault((*at, key), f"{key}: {str(error).lower()}", (*at, key))
+    from .rules.naming import unknown
+
     rules, skips = keys.get("required"), keys.get("skip")
     named = {(*at, "required", n): rule for n, rule in enumerate(rules if isinstance(rules, list) else ())}
     for number, skip in enumerate(skips if isinstance(skips, list) else ()):
@@ -153,20 +154,8 @@ def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime
             if found.trusted(path) and "until" in skip and (wrong := _no_day(skip["until"], today)) is not None:
                 yield Fault(path, f"{dotted(path)} {wrong}", path)
     for path, rule in named.items():
-        if isinstance(rule, str) and found.trusted(path) and (wrong := _unknown(rule)) is not None:
+        if isinstance(rule, str) and found.trusted(path) and (wrong := unknown(rule)):
             yield Fault(path, wrong, path)
-
-
-def _unknown(name: str) -> str | None:
-    from .rules import RULES
-
-    known = [*RULES, *dict.fromkeys(rule.family for rule in RULES.values())]
-    if name in known:
-        return None
-    match = similar(name, known)
-    return f"unknown rule or family {name!r}; " + (
-        f"did you mean {match!r}?" if match else "`fsdp2 explain` lists them"
-    )
 
 
 def _no_day(text: str, today: datetime.date) -> str | None:

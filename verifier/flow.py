@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .blame import blame
-from .errors import INTERRUPTED, Interrupted, MachineRefuses, UserError
+from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Evidence
 from .facts import facts, summary
 from .finding import Finding, Verdict
@@ -23,6 +23,7 @@ from .modules import root
 from .policy import decided, widened
 from .resume_runs import open_saves, resume_runs
 from .rules import RULES
+from .rules.naming import left
 from .rules.precision import LOW, low_precision
 from .runner import Pending, Progress, Runner
 from .stable import stable
@@ -54,7 +55,6 @@ def verify(
     """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
-    families = {name: rule.family for name, rule in RULES.items()}
     started = time.monotonic()
     ended: list[Run] = []
     try:
@@ -64,11 +64,11 @@ def verify(
         name = signal.Signals(code - 128).name
         reason = f"interrupted by {name} before it could be judged"
         verdict = so_far(target, work, chosen, ended, reason, time.monotonic() - started, interrupted=name)
-        raise Interrupted(code, decided(verdict, target.policy, families, left_out)) from None
+        raise Interrupted(code, decided(verdict, target.policy, left_out)) from None
     except MachineRefuses as error:
         reason = f"this machine refuses: {error}"
         verdict = so_far(target, work, chosen, ended, reason, time.monotonic() - started, refused=str(error))
-    return decided(verdict, target.policy, families, left_out)
+    return decided(verdict, target.policy, left_out)
 
 
 def _verified(
@@ -336,13 +336,4 @@ def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") ->
     """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
     if tier == "static":
         return choose(only, skip)
-    families = {rule.family for rule in RULES.values()}
-    for name in (*only, *skip):
-        if name not in RULES and name not in families:
-            raise UserError(f"unknown rule or family '{name}'; `fsdp2 explain` lists them")
-
-    def named(rule: str, names: Collection[str]) -> bool:
-        return rule in names or RULES[rule].family in names
-
-    able = [name for name, rule in RULES.items() if tier != "simulate" or rule.simulated]
-    return [rule for rule in able if (not only or named(rule, only)) and not named(rule, skip)]
+    return left((name for name, rule in RULES.items() if tier != "simulate" or rule.simulated), only, skip)

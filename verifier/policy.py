@@ -52,18 +52,16 @@ class Policy:
         return [skip.rule for skip in self.skips if not skip.over]
 
 
-def decided(verdict: Verdict, policy: Policy, families: Mapping[str, str], left_out: Collection[str]) -> Verdict:
+def decided(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:
     """The verdict by this policy: what it does not require may be open, and a skip that is over fails.
 
-    `families` tells that of each rule; `left_out` are the rules that were not judged because they are skipped.
+    `left_out` are the rules that were not judged because they are skipped.
     """
-
-    def named(rule: str, names: Collection[str]) -> bool:
-        return rule in names or families.get(rule) in names
+    from .rules.naming import is_named  # the rules read the evidence, which holds a policy's limits
 
     findings = [
         replace(f, required=False)
-        if f.status == "inconclusive" and policy.required and not named(f.rule, policy.required)
+        if f.status == "inconclusive" and policy.required and not is_named(f.rule, policy.required)
         else f
         for f in verdict.findings
     ]
@@ -73,7 +71,7 @@ def decided(verdict: Verdict, policy: Policy, families: Mapping[str, str], left_
     skipped = [
         {"rule": rule, "reason": told.reason if told else BY_HAND, "until": told.until if told else None}
         for rule in left_out
-        for told in [next((s for s in policy.skips if not s.over and named(rule, [s.rule])), None)]
+        for told in [next((s for s in policy.skips if not s.over and is_named(rule, [s.rule])), None)]
     ]
     return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
 

@@ -25,7 +25,6 @@ from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import Target, resolve, resolve_all
 
 TODAY = datetime.date(2026, 11, 21)
-FAMILIES = {name: rule.family for name, rule in RULES.items()}
 EVERYTHING = """\
 timeout: 60
 required: [parity, optim-before-shard]
@@ -330,11 +329,11 @@ FINE = Finding("optim-before-shard", "pass", "all of them")
     [((), "inconclusive"), (("matches-ddp",), "inconclusive"), (("parity",), "inconclusive"), (("optimizer",), "pass")],
 )
 def test_only_required_rules_must_be_decided(required: tuple[str, ...], expected: str) -> None:
-    found = decided(verdict(OPEN, FINE), Policy(required=required), FAMILIES, ())
+    found = decided(verdict(OPEN, FINE), Policy(required=required), ())
     assert found.verdict == expected
     loud = "NOT CHECKED, and not required: matches-ddp\nverdict: pass\n"
     assert text.render(found).endswith(loud) == (expected == "pass")
-    assert decided(verdict(replace_status(OPEN)), Policy(required=required), FAMILIES, ()).verdict == "fail"
+    assert decided(verdict(replace_status(OPEN)), Policy(required=required), ()).verdict == "fail"
 
 
 def replace_status(finding: Finding) -> Finding:
@@ -345,7 +344,7 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
     policy = Policy(skips=(skip("parity", over=True), skip("clipping")))
     assert policy.skipped == ["clipping"]
     suppressed = Finding("unused-suppression", "pass", "none")
-    found = decided(verdict(FINE, suppressed), policy, FAMILIES, ())
+    found = decided(verdict(FINE, suppressed), policy, ())
     assert found.verdict == "fail"
     (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
     assert late.status == "fail" and "the skip of parity ended on 2026-11-20 (a reason)" in late.evidence
@@ -353,7 +352,7 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
 
 
 def test_what_is_skipped_stands_in_the_reports() -> None:
-    found = decided(verdict(FINE), Policy(skips=(skip("parity"),)), FAMILIES, ["matches-ddp", "root-only-wrap"])
+    found = decided(verdict(FINE), Policy(skips=(skip("parity"),)), ["matches-ddp", "root-only-wrap"])
     assert json_report.as_dict(found)["skipped"] == [
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "left out by --skip", "until": None},
@@ -459,7 +458,7 @@ def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.Captur
     wide, plain = findings["matches-ddp"], findings["matches-single-process"]
     assert wide["evidence"].startswith("[limit taken 50 times: because] ")
     assert wide["limit"] > plain["limit"] > 0 and not plain["evidence"].startswith("[")
-    assert {s["rule"] for s in report["skipped"]} == {n for n, family in FAMILIES.items() if family == "clipping"}
+    assert {s["rule"] for s in report["skipped"]} == {n for n, rule in RULES.items() if rule.family == "clipping"}
     assert not set(findings) & {s["rule"] for s in report["skipped"]}
 
 

@@ -92,20 +92,14 @@ def _misused(suppressions: Sequence[Suppression], chosen: Collection[str] | None
 def choose(only: Collection[str], skip: Collection[str]) -> list[str]:
     """The names of the rules with a detector that two lists of rules or families leave. Raises UserError."""
     from ..rules import RULES
+    from ..rules.naming import is_named, left
 
-    families = {rule.family for rule in RULES.values()}
     able = [name for name in RULES if name in DETECTORS or name == RULE]
-    for name in (*only, *skip):
-        if name not in RULES and name not in families:
-            raise UserError(f"unknown rule or family '{name}'; `fsdp2 explain` lists them")
+    found = left(able, only, skip)
     for name in only:
-        if name not in able and not any(RULES[rule].family == name for rule in able):
+        if not any(is_named(rule, [name]) for rule in able):
             raise UserError(f"'{name}' cannot be seen in sources alone; `fsdp2 verify` judges it")
-
-    def named(rule: str, names: Collection[str]) -> bool:
-        return rule in names or RULES[rule].family in names
-
-    return [rule for rule in able if (not only or named(rule, only)) and not named(rule, skip)]
+    return found
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:

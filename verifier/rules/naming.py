@@ -1,0 +1,32 @@
+"""Rules and families by name, as `--only`, `--skip` and a configuration give them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ..errors import UserError
+from ..reading.words import similar
+from . import RULES
+
+
+def unknown(name: str) -> str:
+    """Why this is the name of no rule and no family; empty if it is one."""
+    known = [*RULES, *dict.fromkeys(rule.family for rule in RULES.values())]
+    if name in known:
+        return ""
+    match = similar(name, known)
+    hint = f"did you mean {match!r}?" if match else "`fsdp2 explain` lists them"
+    return f"unknown rule or family {name!r}; {hint}"
+
+
+def is_named(rule: str, names: Collection[str]) -> bool:
+    """Whether a rule, or its family, is among these names."""
+    return rule in names or RULES[rule].family in names
+
+
+def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
+    """Those of the `able` rules that both lists of rules or families leave. Raises UserError on an unknown name."""
+    for name in (*only, *skip):
+        if wrong := unknown(name):
+            raise UserError(wrong)
+    return [rule for rule in able if (not only or is_named(rule, only)) and not is_named(rule, skip)]
