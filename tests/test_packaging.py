@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,15 @@ def test_the_installed_command(tmp_path: Path) -> None:
         [Path(sys.executable).parent / "fsdp2", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"verified-fsdp2 {__version__}\n"
+
+
+def test_pyproject_names_every_package() -> None:
+    """`packages.find` cannot do it: it has no prefix, and the folder of the package is the repository."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for top in ("skill", "verifier") for path in (ROOT / top).rglob("*.py")}
+    assert settings["packages"] == sorted(
+        {"verified_fsdp2", *(".".join(("verified_fsdp2", *f.parts)) for f in folders)}
+    )
 
 
 def test_the_wheel_carries_everything(tmp_path: Path) -> None:

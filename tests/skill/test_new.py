@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.skill.commands import new
+from verified_fsdp2.skill.cli import new
 from verified_fsdp2.verifier.errors import UserError
 
 SPEC = """\

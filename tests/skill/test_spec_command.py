@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from verified_fsdp2.skill.commands import spec as command
+from verified_fsdp2.skill.cli import spec as command
 from verified_fsdp2.skill.spec import load
 from verified_fsdp2.verifier.errors import UserError
 
@@ -137,7 +137,7 @@ def test_help_has_examples(argv: list[str], capsys: pytest.CaptureFixture[str]) 
 
 CHECK = """
 import argparse, sys
-from verified_fsdp2.skill.commands import spec
+from verified_fsdp2.skill.cli import spec
 parser = argparse.ArgumentParser()
 spec.add_parser(parser.add_subparsers())
 light = {"yaml", "jsonschema", "verified_fsdp2.skill.spec"} & set(sys.modules)

@@ -14,7 +14,7 @@ import pytest
 
 from documents import blocks
 from verified_fsdp2.skill.cli import main
-from verified_fsdp2.skill.commands.verify import FLAGS
+from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import flow
 from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError

@@ -1,4 +1,4 @@
-"""`fsdp2`: parses, dispatches, and decides what an error is. Everything else is in `commands/`, one file each."""
+"""`fsdp2`: parses, dispatches, and decides what an error is. Each command is a file beside this one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from .. import __version__
-from ..verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
-from .output import Help, bounded, log
+from ... import __version__
+from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
+from ..output import Help, bounded, log
 
 COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
 # What a file system says, wherever it says it: of the machine, and of a path that was given.
@@ -112,7 +112,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"verified-fsdp2 {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in names:
-        import_module(f".commands.{name}", __package__).add_parser(commands)
+        import_module(f".{name}", __package__).add_parser(commands)
     return parser
 
 

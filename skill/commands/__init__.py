@@ -1,1 +1,0 @@
-"""One file a command: `add_parser(subparsers)` and `run(args) -> int`."""
