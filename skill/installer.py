@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from .. import __version__
 from ..verifier.errors import UserError
-from .placing import obstacle, place
+from .atomic_write import obstacle, place
 
 NAME = "verified-fsdp2"
 MANIFEST = "INSTALLED.json"

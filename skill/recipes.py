@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..verifier.errors import UserError
 from . import scaffold, spec
-from .cutting import Definition, cut
+from .snippet import Definition, cut
 
 ORDER = ("distributed.py", "data.py", "model.py", "optim.py", "runs.py", "checkpoint.py", "metrics.py", "train.py")
 BASE = Path(__file__).with_name("recipe_base.yaml")

@@ -13,7 +13,7 @@ from ..output import emit_json, log, say
 from .update import add_project_arguments, versions
 
 if TYPE_CHECKING:
-    from ..project import File
+    from ..update.project import File
 
 EXAMPLES = """\
 examples:
@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare every file, print what differs."""
-    from .. import project
+    from ..update import project
 
     found = project.compare(args.out, args.spec, args.set)
     told = [difference for file in found.files if (difference := compared(file))]
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def compared(file: File) -> Difference | None:
     """How a file differs; None if it does not. What spec.yaml will hold is told against what it holds."""
-    from ..project import SPEC
+    from ..update.project import SPEC
 
     as_written = "as fsdp2 wrote it"
     edits = changes = None

@@ -11,8 +11,8 @@ from ...verifier.errors import FAIL, PASS
 from ..output import emit_json, say
 
 if TYPE_CHECKING:
-    from ..project import Project
     from ..update import Outcome
+    from ..update.project import Project
 
 EXAMPLES = """\
 examples:
@@ -60,7 +60,8 @@ def versions(found: Project) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Merge every file, write the result, say what was done."""
-    from .. import project, update
+    from .. import update
+    from ..update import project
 
     found = project.compare(args.out, args.spec, args.set)
     outcomes = update.plan(found)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
 from ...verifier.flags import FLAGS
+from ..atomic_write import signals_wait
 from ..output import log
-from ..placing import signals_wait
 from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 

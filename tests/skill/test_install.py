@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from verified_fsdp2 import __version__
-from verified_fsdp2.skill import installer, placing
+from verified_fsdp2.skill import atomic_write, installer
 from verified_fsdp2.skill.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -394,9 +394,9 @@ def test_a_failure_in_the_second_folder_undoes_the_first(
         run(capsys)
         small.update({"SKILL.md": b"new\n", "skill/more.py": b"c\n"})
     before = tree(tmp_path)
-    real = placing.place
+    real = atomic_write.place
 
-    def failing(contents: placing.Contents, out: Path) -> None:
+    def failing(contents: atomic_write.Contents, out: Path) -> None:
         if ".agents" in str(out):
             raise installer.UserError(f"cannot write {out}: No space left on device")
         real(contents, out)

@@ -16,8 +16,8 @@ import yaml
 
 from test_scaffold import DECODER, IMPORTED, load
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.scaffold_launch import FILES
-from verified_fsdp2.skill.scaffold_literals import shell
+from verified_fsdp2.skill.scaffold.launch import FILES
+from verified_fsdp2.skill.scaffold.literals import shell
 from verified_fsdp2.skill.spec import SpecError
 
 ALL: dict[str, Any] = {

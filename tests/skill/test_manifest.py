@@ -10,7 +10,7 @@ import pytest
 
 from trees import Workshop, build_file_tree, file_tree
 from verified_fsdp2 import __version__
-from verified_fsdp2.skill import manifest
+from verified_fsdp2.skill.scaffold import manifest
 
 HASH = "0" * 64
 RIGHT: dict[str, Any] = {"manifest": 1, "spec_version": 1, "generator": __version__, "files": {}}

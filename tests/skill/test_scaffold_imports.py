@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from verified_fsdp2.skill.scaffold_imports import used_imports
+from verified_fsdp2.skill.scaffold.imports import used_imports
 
 
 def kept(code: str) -> list[str]:

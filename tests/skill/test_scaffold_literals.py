@@ -12,7 +12,7 @@ import pytest
 import yaml as pyyaml
 
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.scaffold_literals import (
+from verified_fsdp2.skill.scaffold.literals import (
     FILTERS,
     factory_call,
     markdown,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trees import Workshop, build_file_tree, file_tree
-from verified_fsdp2.skill import project
+from verified_fsdp2.skill.update import project
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
 MINE = TEXT.replace("two", "my two")

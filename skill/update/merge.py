@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ..verifier.errors import UserError
+from ...verifier.errors import UserError
 
 MOST_CONFLICTS = 127  # the exit status is their number; above is an error
 

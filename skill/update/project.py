@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import __version__
-from ..verifier.errors import UserError
-from . import manifest, merge, placing, scaffold
-from .spec import Spec, SpecError, load, parse
-from .spec.dump import to_yaml
-from .spec.rewrite import rewritten
+from ... import __version__
+from ...verifier.errors import UserError
+from .. import atomic_write, scaffold
+from ..scaffold import manifest
+from ..spec import Spec, SpecError, load, parse
+from ..spec.dump import to_yaml
+from ..spec.rewrite import rewritten
+from . import merge
 
 SPEC = "spec.yaml"
 
@@ -73,7 +75,7 @@ def refuse_unsolved(out: Path, files: Iterable[File]) -> None:
 
 def _file(out: Path, path: str) -> File:
     """The file as it is. A spec.yaml that is a link is read; everything else only if it is a file in the project."""
-    obstacle = placing.obstacle(out, path, replace_link=path == SPEC)
+    obstacle = atomic_write.obstacle(out, path, replace_link=path == SPEC)
     if obstacle or not os.path.lexists(out / path):
         return File(path, obstacle=obstacle)
     try:

@@ -8,22 +8,23 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
-from ..verifier.errors import UserError
-from . import manifest, placing
-from .scaffold_data import data_context, data_files
-from .scaffold_imports import used_imports
-from .scaffold_launch import launch_context, launch_files
-from .scaffold_literals import FILTERS
-from .scaffold_model import model_context
-from .scaffold_parallel import parallel_context
-from .spec import Spec
-from .spec.dump import to_yaml
+from ... import __version__
+from ...verifier.errors import UserError
+from .. import atomic_write
+from ..spec import Spec
+from ..spec.dump import to_yaml
+from . import manifest
+from .data import data_context, data_files
+from .imports import used_imports
+from .launch import launch_context, launch_files
+from .literals import FILTERS
+from .model import model_context
+from .parallel import parallel_context
 
 if TYPE_CHECKING:
     import jinja2
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 SCHEDULES = {
     "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
     "linear": "a straight line down to MIN_LR_RATIO at STEPS",
@@ -164,7 +165,7 @@ def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
     """Write the project: all files or none; with `force` over an older one, whose other files stay."""
     check_target(files, out, force)
     contents = {path: text.encode() for path, text in files.items()}
-    placing.place({**contents, **manifest.record(contents)}, out)
+    atomic_write.place({**contents, **manifest.record(contents)}, out)
 
 
 def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> None:
@@ -176,7 +177,7 @@ def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> No
     if any(out.iterdir()) and not force:
         raise UserError(f"{out} is not empty; choose another folder, or --force to replace the files of the scaffold")
     for path in (*files, manifest.MANIFEST, *map(manifest.base_path, files)):
-        if why := placing.obstacle(out, path, replace_link=True):
+        if why := atomic_write.obstacle(out, path, replace_link=True):
             raise UserError(why)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .spec import Spec
-from .spec.model import Launch
+from ..spec import Spec
+from ..spec.model import Launch
 
 FILES = {
     "torchrun": "launch/torchrun.sh",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .. import __version__
-from ..verifier.errors import UserError
+from ... import __version__
+from ...verifier.errors import UserError
 
 FOLDER = ".fsdp2"
 MANIFEST = f"{FOLDER}/manifest.json"

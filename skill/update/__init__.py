@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..verifier.errors import UserError
-from . import manifest, merge, placing
+from ...verifier.errors import UserError
+from .. import atomic_write
+from ..scaffold import manifest
+from . import merge
 from .project import SPEC, File, Project, refuse_unsolved
 
 OPEN = ("conflict", "in the way", "not merged")
@@ -42,10 +44,10 @@ def apply(project: Project, outcomes: Sequence[Outcome]) -> None:
     """Write what was planned, and what it was written with: all of it or nothing."""
     out, contents = project.out, _contents(project, outcomes)
     for path in contents:
-        if why := placing.obstacle(out, path):
+        if why := atomic_write.obstacle(out, path):
             raise UserError(why)
     if contents:
-        placing.place(contents, out)
+        atomic_write.place(contents, out)
 
 
 def _contents(project: Project, outcomes: Sequence[Outcome]) -> dict[str, bytes | None]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .spec import pretrained
-from .spec.crosschecks_model import CONV1D
+from ..spec import pretrained
+from ..spec.crosschecks_model import CONV1D
 
 WORDS = {
     "decoder": ("a decoder-only language model", "the decoder, its sharding and its initial weights"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .scaffold_literals import LINE
+from .literals import LINE
 
 WORDS = {
     "text": "text files",
