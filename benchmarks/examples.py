@@ -44,7 +44,8 @@ def with_data(path: Path, folder: Path) -> Path:
 def row(path: Path, folder: Path) -> dict[str, Any]:
     """What one spec gives; modules beside it are put beside train.py, as its README says."""
     loaded = spec.load(path)
-    project = folder / loaded.name
+    name = loaded["name"]
+    project = folder / name
     scaffold.write(scaffold.render(loaded), project)
     own = [f"{name}.py" for name in loaded.own_modules]
     for name in own:
@@ -55,7 +56,7 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
         subprocess.run([*ruff, *words, *options], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
     )
-    report = folder / f"{loaded.name}.json"
+    report = folder / f"{loaded['name']}.json"
     started = time.monotonic()
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
@@ -64,7 +65,7 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
         raise SystemExit(f"{path.name}: exit {done.returncode}\n{done.stderr[-3000:]}")
     verdict = json.loads(report.read_text(encoding="utf-8"))
     return {
-        "spec": loaded.name,
+        "spec": name,
         "ranks": sorted({run["world_size"] for run in verdict["runs"]}),
         "linted": linted,
         "verdict": verdict["verdict"],

@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         scaffold.write(files, args.out, args.force)
 
+    ranks = loaded["verify"]["ranks"]
     commands = [
         f"cd {shlex.quote(str(args.out))}",
         "python train.py",
-        f"torchrun --standalone --nproc-per-node {loaded.verify.ranks} train.py",
+        f"torchrun --standalone --nproc-per-node {ranks} train.py",
         "fsdp2 verify .",
     ]
     if args.json:

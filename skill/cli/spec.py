@@ -148,13 +148,13 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _derived(spec: Spec) -> dict[str, Any]:
-    parallel, ranks = spec.parallel, spec.verify.ranks
-    tp = min(parallel.tp, ranks)
+    parallel, ranks = spec["parallel"], spec["verify"]["ranks"]
+    tp = min(parallel["tp"], ranks)
     return {
         "parameters": spec.parameters,
         "tokens_per_step": spec.tokens_per_step,
         "gradient_accumulation_steps": spec.gradient_accumulation_steps(),
-        "mesh": [parallel.dp_replicate, ranks // (parallel.dp_replicate * tp), *([tp] if tp > 1 else [])],
+        "mesh": [parallel["dp_replicate"], ranks // (parallel["dp_replicate"] * tp), *([tp] if tp > 1 else [])],
     }
 
 
@@ -162,6 +162,6 @@ def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
     parameters = f"{count:,} parameters" if count is not None else "model not written here"
     steps = "step" if accumulation == 1 else "steps"
-    tokens = spec.tokens_per_step
-    per_step = f"{spec.train.global_batch:,} samples" if tokens is None else f"{tokens:,} tokens"
-    return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {spec.verify.ranks} ranks"
+    tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["ranks"]
+    per_step = f"{batch:,} samples" if tokens is None else f"{tokens:,} tokens"
+    return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {ranks} ranks"

@@ -37,27 +37,27 @@ PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"} 
 
 def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
-    operation = spec.operation
+    operation, ci = spec["operation"], spec["verify"]["ci"]
     return {
         "train.py": "train.py.j2",
-        "model.py": "model_transformers.py.j2" if spec.model.kind == "transformers" else "model.py.j2",
-        **({"lora.py": "lora.py.j2"} if spec.finetune.kind == "lora" else {}),
+        "model.py": "model_transformers.py.j2" if spec["model"]["kind"] == "transformers" else "model.py.j2",
+        **({"lora.py": "lora.py.j2"} if spec["finetune"]["kind"] == "lora" else {}),
         "optim.py": "optim.py.j2",
-        **data_files(spec.data.to_dict()),
+        **data_files(spec["data"]),
         "checkpoint.py": "checkpoint.py.j2",
         "runs.py": "runs.py.j2",
         "metrics.py": "metrics.py.j2",
-        **({"flops.py": "flops.py.j2"} if operation.mfu else {}),
-        **({"profiling.py": "profiling.py.j2"} if operation.profile else {}),
-        **({"plot.py": "plot.py.j2"} if operation.plot else {}),
+        **({"flops.py": "flops.py.j2"} if operation["mfu"] else {}),
+        **({"profiling.py": "profiling.py.j2"} if operation["profile"] else {}),
+        **({"plot.py": "plot.py.j2"} if operation["plot"] else {}),
         "distributed.py": "distributed.py.j2",
-        **({"export.py": "export.py.j2"} if spec.checkpoint.export else {}),
+        **({"export.py": "export.py.j2"} if spec["checkpoint"]["export"] else {}),
         "verify.yaml": "verify.yaml.j2",
         "spec.yaml": "spec.yaml.j2",
         "README.md": "README.md.j2",
         "tests/test_train.py": "test_train.py.j2",
-        **({CI[spec.verify.ci]: f"ci_{spec.verify.ci}.yml.j2"} if spec.verify.ci in CI else {}),
-        **launch_files(spec.launch),
+        **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {}),
+        **launch_files(spec["launch"]),
     }
 
 
@@ -104,7 +104,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "spec": spec.as_written(),
         "own_modules": spec.own_modules,
         "version": __version__,
-        "ci_file": CI.get(spec.verify.ci),
+        "ci_file": CI.get(spec["verify"]["ci"]),
         "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",

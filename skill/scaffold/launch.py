@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..spec import Spec
-from ..spec.model import Launch
 
 FILES = {
     "torchrun": "launch/torchrun.sh",
@@ -19,23 +19,22 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # those of torchrun, and the 
 MARGIN = 30  # seconds to stop and to report, beside the step and the save
 
 
-def launch_files(launch: Launch) -> dict[str, str]:
+def launch_files(launch: Mapping[str, Any]) -> dict[str, str]:
     """The files of the engines, path to template."""
-    return {path: f"{path.replace('/', '_')}.j2" for engine, path in FILES.items() if engine in launch.engines}
+    return {path: f"{path.replace('/', '_')}.j2" for engine, path in FILES.items() if engine in launch["engines"]}
 
 
 def launch_context(spec: Spec) -> dict[str, Any]:
     """The part of the template context that follows from the section `launch`."""
-    launch = spec.launch
-    grace = math.ceil(spec.checkpoint.grace_seconds)
+    launch = spec["launch"]
+    grace = math.ceil(spec["checkpoint"]["grace_seconds"])
     return {
-        "launch": launch.to_dict(),
-        "engines": launch.engines,
-        "several_nodes": launch.nodes > 1,
-        "nodes_restart": launch.nodes > 1 and bool({"torchrun", "slurm"} & {*launch.engines}),
-        "gpu": launch.device == "gpu",
-        "node_cpus": launch.devices_per_node * launch.cpus_per_device,
-        "ray_resources": {"CPU": launch.cpus_per_device, **({"GPU": 1} if launch.device == "gpu" else {})},
+        "engines": launch["engines"],
+        "several_nodes": launch["nodes"] > 1,
+        "nodes_restart": launch["nodes"] > 1 and bool({"torchrun", "slurm"} & {*launch["engines"]}),
+        "gpu": launch["device"] == "gpu",
+        "node_cpus": launch["devices_per_node"] * launch["cpus_per_device"],
+        "ray_resources": {"CPU": launch["cpus_per_device"], **({"GPU": 1} if launch["device"] == "gpu" else {})},
         "signals": SIGNALS,
         "grace": grace,
         "stop_seconds": grace + MARGIN,

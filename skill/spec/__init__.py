@@ -5,6 +5,6 @@ from __future__ import annotations
 from ...verifier.reading.problems import NotValid as SpecError
 from ...verifier.reading.problems import Problem
 from .loading import load, parse
-from .model import DecoderModel, Spec
+from .model import Spec
 
-__all__ = ["DecoderModel", "Problem", "Spec", "SpecError", "load", "parse"]
+__all__ = ["Problem", "Spec", "SpecError", "load", "parse"]

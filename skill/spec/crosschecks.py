@@ -12,6 +12,7 @@ from ...verifier.reading.document import Document
 from ...verifier.reading.problems import KeyPath, dotted
 from ...verifier.reading.validation import Fault
 from . import data_content, data_files
+from . import schema as spec_schema
 
 Check = Callable[["Values"], Iterator[Fault]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
@@ -41,6 +42,9 @@ class Values:
     def written(self, key: str) -> bool:
         return tuple(key.split(".")) in self.document.values
 
+    def is_default(self, key: str) -> bool:
+        return bool(self[key] == (spec_schema.at(tuple(key.split("."))) or {})["default"])
+
     def named(self, key: str) -> str:
         """`verify.steps 5 (the default)`: the key and its value as they read in a message."""
         return f"{key} {self[key]}" + ("" if self.written(key) else " (the default)")
@@ -61,9 +65,9 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
     return register
 
 
-def fault(key: str, message: str, *index: int) -> Fault:
+def fault(key: str, message: str, *index: int, on_key: bool = False) -> Fault:
     path: KeyPath = (*key.split("."), *index)
-    return Fault(path, f"{dotted(path)} {message}", path)
+    return Fault(path, f"{dotted(path)} {message}", path, on_key=on_key)
 
 
 def _not_importable(key: str, path: str) -> Iterator[Fault]:

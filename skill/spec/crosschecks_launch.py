@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ...verifier.reading.problems import dotted
 from ...verifier.reading.validation import Fault
-from . import schema as spec_schema
-from .crosschecks import Values, needs
+from .crosschecks import Values, fault, needs
 
 NEEDED = {
     "kubernetes_image": "container image that holds the project",
@@ -31,35 +29,26 @@ def fits_together(values: Values) -> Iterator[Fault]:
         yield from _without_engines(values)
 
 
-def _fault(key: str, message: str, on_key: bool = False) -> Fault:
-    path = tuple(key.split("."))
-    return Fault(path, f"{dotted(path)} {message}", path, on_key=on_key)
-
-
 def _written(values: Values) -> list[str]:
     """The keys of the section that stand in the file."""
     return [key for key in values["launch"] if key != "engines" and values.written(f"launch.{key}")]
 
 
-def _default(key: str) -> Any:
-    return spec_schema.properties(spec_schema.properties(spec_schema.load())["launch"])[key]["default"]
-
-
 def _without_engines(values: Values) -> Iterator[Fault]:
     for key in _written(values):
-        yield _fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
+        yield fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
 
 
 def _of_other_engines(values: Values) -> Iterator[Fault]:
     engines = values["launch.engines"]
     for key in _written(values):
         engine = key.partition("_")[0]
-        own = engine in ("slurm", "kubernetes", "skypilot") and values[f"launch.{key}"] != _default(key)
+        own = engine in ("slurm", "kubernetes", "skypilot") and not values.is_default(f"launch.{key}")
         if own and engine not in engines:
-            yield _fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
+            yield fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
     gpu = values["launch.device"] == "gpu"
     if "skypilot" in engines and not gpu and values["launch.skypilot_accelerator"] is not None:
-        yield _fault("launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True)
+        yield fault("launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True)
 
 
 def _missing(values: Values) -> Iterator[Fault]:
@@ -113,7 +102,7 @@ def _kubernetes_name(values: Values) -> Iterator[Fault]:
     name = values["name"]
     longest = HOST - len(f"-node-0-{values['launch.nodes'] - 1}")
     if name.endswith("-"):
-        yield _fault("name", "must end with a letter or a digit for launch.engines: kubernetes")
+        yield fault("name", "must end with a letter or a digit for launch.engines: kubernetes")
     elif len(name) > longest:
         message = f"must have at most {longest} characters for launch.engines: kubernetes, found {len(name)}"
-        yield _fault("name", message)
+        yield fault("name", message)

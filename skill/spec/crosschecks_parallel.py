@@ -10,7 +10,6 @@ from .crosschecks import Values, fault, needs
 from .model import data_ranks
 
 FP8_MULTIPLE = 16
-EVERY = 2  # the default, which a spec with all of its keys spells out
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.ranks")
@@ -142,7 +141,7 @@ def prefetch_gathers(values: Values) -> Iterator[Fault]:
 @needs("memory.every", "memory.activation_checkpointing")
 def every_is_of_every_nth(values: Values) -> Iterator[Fault]:
     kind = values["memory.activation_checkpointing"]
-    if values["memory.every"] != EVERY and kind != "every-nth":
+    if not values.is_default("memory.every") and kind != "every-nth":
         message = f"does nothing with memory.activation_checkpointing: {kind}; write every-nth there"
         yield fault("memory.every", message)
 

@@ -86,7 +86,7 @@ def test_text_survives() -> None:
         "nested": {"a key": [1, 2.5, None, True, {"b": "c"}]},
         "block": "two\nlines\n",
     }
-    assert spec.checkpoint.directory == "out '\"{{ x }}\n"
+    assert spec["checkpoint"]["directory"] == "out '\"{{ x }}\n"
 
 
 def test_scalars_are_those_of_yaml_1_2() -> None:
@@ -106,5 +106,5 @@ def test_scalars_are_those_of_yaml_1_2() -> None:
         "nothing": None,
         "half": 0.5,
     }
-    assert spec.model.vocabulary == 64
-    assert spec.train.clip_norm is None
+    assert spec["model"]["vocabulary"] == 64
+    assert spec["train"]["clip_norm"] is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -68,6 +70,19 @@ def test_every_key_belongs_to_a_kind() -> None:
             known = {key for branch in by_kind.values() for key in branch["properties"]}
             assert known == set(section["properties"])
             assert all(branch["additionalProperties"] is False for branch in by_kind.values())
+
+
+def test_keys_that_the_code_reads_are_in_the_schema() -> None:
+    read = set()
+    for path in Path(schema.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Subscript(
+                    value=ast.Subscript(slice=ast.Constant(value=str(section))), slice=ast.Constant(value=str(key))
+                ) if section in KEYS:
+                    read.add(f"{section}.{key}")
+    assert "train.global_batch" in read
+    assert read <= set(KEYS)
 
 
 def test_every_number_is_bounded() -> None:

@@ -43,7 +43,7 @@ def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypat
     if not git:
         monkeypatch.setattr("shutil.which", lambda name: None)
     assert workshop.run("update", "--set", "train.seed=5") == 0
-    assert load(workshop.out / "spec.yaml").train.seed == 5
+    assert load(workshop.out / "spec.yaml")["train"]["seed"] == 5
 
 
 def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
@@ -162,7 +162,7 @@ def test_a_missing_spec(workshop: Workshop, capsys: pytest.CaptureFixture[str]) 
     assert workshop.run("update") == 2
     assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in capsys.readouterr().err
     assert workshop.run("update", "--spec", str(workshop.spec), "--set", "train.steps=30") == 0
-    assert load(workshop.out / "spec.yaml").train.steps == 30
+    assert load(workshop.out / "spec.yaml")["train"]["steps"] == 30
     build_file_tree(workshop.out, {"spec.yaml": None, "spec.yaml/a": ""})
     assert workshop.run("update", "--spec", str(workshop.spec)) == 2
     assert "spec.yaml is in the way: it must be a file" in capsys.readouterr().err

@@ -58,7 +58,7 @@ class Workshop:
 
     def render(self, spec: Spec) -> dict[str, str]:
         files = {path: text for path, text in self.templates.items() if text is not None}
-        texts = {path: text.replace("{steps}", str(spec.train.steps)) for path, text in files.items()}
+        texts = {path: text.replace("{steps}", str(spec["train"]["steps"])) for path, text in files.items()}
         return {**texts, "spec.yaml": self.header + to_yaml(spec.as_written())}
 
     def make(self, templates: Mapping[str, str | None]) -> None:
