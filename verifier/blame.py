@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import signal
 from dataclasses import dataclass
@@ -166,9 +165,7 @@ def _frames(text: str) -> list[dict[str, Any]]:
 
 
 def _frame(match: re.Match[str]) -> dict[str, Any]:
-    line = int(match["line"])
-    code = linecache.getline(match["file"], line).strip()
-    return {"file": match["file"], "line": line, "function": match["function"], "code": code}
+    return {"file": match["file"], "line": int(match["line"]), "function": match["function"], "code": ""}
 
 
 def _own(frames: list[dict[str, Any]]) -> dict[str, Any] | None:

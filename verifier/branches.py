@@ -1,4 +1,4 @@
-"""What stands around a line of a source: guards on the rank, branches that skip it, the loop that it is in. Runs nothing."""
+"""What stands around a line of a source: guards on the rank, branches that skip it, the loop that it is in. Reads and runs nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+
+from .evidence import Sources
 
 _RANK = re.compile(r"(?i)rank|main_process|is_main|master|process_zero|coordinator|chief|primary")
 _COMMON = re.compile(r"(?i)step|epoch|args|cfg|config|max_|every|world|iter")
@@ -29,9 +29,9 @@ class Branch:
     text: str
 
 
-def rank_guard(file: str, line: int) -> Branch | None:
+def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
     """The condition on the rank under which `line` runs: around it, or an early exit before it in the same block."""
-    tree = _tree(file)
+    tree = sources.tree(file)
     path = _path(tree, line)
     for node in reversed(path):
         if isinstance(node, ast.If | ast.While) and _in_branch(node, line) and _on_rank(tree, node.test):
@@ -50,13 +50,13 @@ def rank_guard(file: str, line: int) -> Branch | None:
     return None
 
 
-def skipping_branch(file: str, before: int | None, missed: int) -> Branch | None:
+def skipping_branch(sources: Sources, file: str, before: int | None, missed: int) -> Branch | None:
     """A branch through which a rank that has passed line `before` does not come to line `missed`, both in one function.
 
     That is an `if`, not on the rank, around `missed` alone; a handler of errors that goes on; a jump between the two.
     `before` is None where the function was entered in between.
     """
-    tree = _tree(file)
+    tree = sources.tree(file)
     path = _path(tree, missed)
     for node in reversed(path):
         if isinstance(node, _FUNCTIONS):
@@ -65,9 +65,9 @@ def skipping_branch(file: str, before: int | None, missed: int) -> Branch | None
         if isinstance(node, ast.If) and new and _in_branch(node, missed) and _is_local(node.test):
             return _branch(node)
         if isinstance(node, ast.ExceptHandler) and new:
-            return Branch(node.lineno, _source(file, node.lineno))
+            return Branch(node.lineno, sources.line(file, node.lineno).rstrip(":"))
         if isinstance(node, ast.Try) and _in_body(node, missed) and (handler := _going_on(node)) is not None:
-            return Branch(handler.lineno, _source(file, handler.lineno))
+            return Branch(handler.lineno, sources.line(file, handler.lineno).rstrip(":"))
         if isinstance(node, _LOOPS) and before is not None and _spans(node, before):
             break
     for node in ast.walk(_function(path, tree)):
@@ -95,9 +95,9 @@ def _going_on(node: ast.Try) -> ast.ExceptHandler | None:
     return None
 
 
-def leaving_branch(file: str, line: int) -> Branch | None:
+def leaving_branch(sources: Sources, file: str, line: int) -> Branch | None:
     """An `if` in the loop around `line` that leaves the loop."""
-    loop = _loop(_path(_tree(file), line))
+    loop = _loop(_path(sources.tree(file), line))
     for node in ast.walk(loop) if loop is not None else ():
         leaves = isinstance(node, ast.If) and any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(node))
         if leaves and isinstance(node, ast.If) and _is_local(node.test):
@@ -105,41 +105,20 @@ def leaving_branch(file: str, line: int) -> Branch | None:
     return None
 
 
-def loop_of(file: str, line: int) -> tuple[int, int] | None:
+def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
     """First and last line of the innermost loop around `line` in its function."""
-    loop = _loop(_path(_tree(file), line))
+    loop = _loop(_path(sources.tree(file), line))
     return (loop.lineno, loop.end_lineno or loop.lineno) if loop is not None else None
 
 
-def loop_is_plain(file: str, line: int) -> tuple[int, int] | None:
+def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
     """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise in it, nothing cut off."""
-    for node in ast.walk(_tree(file)):
+    for node in ast.walk(sources.tree(file)):
         if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
             leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in ast.walk(node))
             cut = any(word in ast.unparse(node.iter) for word in ("islice", "zip", "range"))
             return None if leaves or cut else (node.lineno, node.end_lineno or node.lineno)
     return None
-
-
-def _tree(file: str) -> ast.Module:
-    try:
-        stat = Path(file).stat()
-        return _parsed(file, stat.st_mtime_ns, stat.st_size)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module(body=[], type_ignores=[])
-
-
-@lru_cache(maxsize=256)
-def _parsed(file: str, changed: int, size: int) -> ast.Module:
-    return ast.parse(Path(file).read_text(encoding="utf-8"))
-
-
-def _source(file: str, line: int) -> str:
-    try:
-        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # gone since it ran
-        return ""
-    return lines[line - 1].strip().rstrip(":") if line <= len(lines) else ""
 
 
 def _path(tree: ast.Module, line: int) -> list[ast.AST]:

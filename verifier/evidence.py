@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import lru_cache
 
 from .finding import Hit
 from .policy import Widening
 from .static.suppress import Suppression
 from .trace import Record, Run
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Source files as they were when the runs had ended. Judging reads no other file.
+
+    `texts`: {absolute path: text} of the project's files and of every file that a frame names; `project`: the project's own,
+    the script first.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    project: tuple[str, ...] = ()
+
+    def line(self, file: str, number: int) -> str:
+        """Line `number` (from 1) of a file, stripped; "" where there is none."""
+        lines = self.texts.get(file, "").splitlines()
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+    def tree(self, file: str) -> ast.Module:
+        """The syntax tree of a file; an empty one if it cannot be parsed."""
+        return _parsed(self.texts.get(file, ""))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
 
 
 @dataclass(frozen=True)
@@ -36,7 +66,7 @@ class Evidence:
     crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left
     damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
     missing: dict[str, str] = field(default_factory=dict)
-    sources: tuple[Path, ...] = ()
+    sources: Sources = field(default_factory=Sources)
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened

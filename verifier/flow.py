@@ -14,7 +14,7 @@ from typing import Any
 
 from .blame import blame
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
-from .evidence import Evidence
+from .evidence import Evidence, Sources
 from .facts import facts, summary
 from .finding import Finding, Verdict
 from .launch.average import average_of_one_and_two
@@ -27,8 +27,8 @@ from .rules.naming import left
 from .rules.precision import LOW, low_precision
 from .runner import Pending, Progress, Runner
 from .stable import stable
-from .static import project_files
 from .static.lint import look
+from .static.sources import project_files, read_sources
 from .static.suppress import RULE as UNUSED
 from .static.suppress import problems
 from .static.verdict import choose, settled, verdict_on
@@ -112,7 +112,7 @@ def verify_with(
     evidence = simulate(target, runner) if tier == "simulate" else gather(target, runner, needs)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
-    evidence = replace(with_sources(evidence, target.script), tolerances=target.policy.tolerances)
+    evidence = replace(with_sources(evidence, target), tolerances=target.policy.tolerances)
     beyond = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     environment = {**launcher.versions, "platform": platform.platform(), "backend": runner.backend(tier)}
     environment |= {"launcher": target.launcher, "notes": [*runner.notes(), *adapted(evidence)]}
@@ -153,7 +153,7 @@ def so_far(
     The others are open for this reason.
     """
     train = next((run for run in ended if run.role == "train"), None)
-    evidence = replace(with_sources(Evidence(train=train), target.script), tolerances=target.policy.tolerances)
+    evidence = replace(with_sources(Evidence(train=train), target), tolerances=target.policy.tolerances)
     enough = {"train"} if train is not None else set()
     beyond = [rule for rule in chosen if not RULES[rule].needs <= enough]
     torch = next((r["torch"] for run in ended for trace in run.traces for r in trace.of("start")), "not known yet")
@@ -175,11 +175,10 @@ def so_far(
 def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     """The runs of a target in the roles that are needed. A role that cannot be run is missing, with its reason."""
     missing: dict[str, str] = {}
-    sources = sources_of(target)
     train = runner.run(
         "train", target.nproc, target.save_args, stress=True, leave_starting_point=True, watch_saves=True
     )
-    evidence = Evidence(train=train, missing=missing, sources=sources)
+    evidence = Evidence(train=train, missing=missing)
     if not train.completed or train.steps() == 0:
         reason = (
             "the train run did not complete (see run-completes)"
@@ -243,16 +242,17 @@ def _original(target: Target, runner: Runner, exact: bool) -> Run | None:
     return other.run("original", target.nproc if distributed else 1, exact=exact)
 
 
-def with_sources(evidence: Evidence, script: Path) -> Evidence:
-    """The evidence with what the static tier sees in the script."""
-    seen = look([script])
+def with_sources(evidence: Evidence, target: Target) -> Evidence:
+    """The evidence with the sources, and with what the static tier sees in them."""
+    seen = look([target.script])
+    evidence = replace(evidence, sources=read_sources(sources_of(target), evidence.runs))
     return replace(evidence, hits=seen.by_rule(), suppressions=tuple(seen.suppressions))
 
 
 def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
     run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
-    return Evidence(train=run, sources=sources_of(target))
+    return Evidence(train=run)
 
 
 def sources_of(target: Target) -> tuple[Path, ...]:
@@ -310,13 +310,21 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Collection[str] =
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
         if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):
             found = rule.unknown(deaf)
-        found = settled(found, evidence.suppressions)
+        found = settled(_with_code(found, evidence.sources), evidence.suppressions)
         findings.append(replace(widened(found, evidence.tolerances), seconds=time.monotonic() - started))
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [
         replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
         for f in findings
     ]
+
+
+def _with_code(finding: Finding, sources: Sources) -> Finding:
+    """The finding with the code of its line, where only the line is known."""
+    place = finding.location
+    if place is None or place["code"]:
+        return finding
+    return replace(finding, location={**place, "code": sources.line(place["file"], place["line"])})
 
 
 def adapted(evidence: Evidence) -> list[str]:

@@ -63,13 +63,10 @@ def _way(event: Record) -> str:
     return " <- ".join(f"{Path(f[0]).name}:{f[1]}" for f in event["frames"][:4]) or "a library"
 
 
-def location(frame: Any, code: str = "") -> Record:
-    """A frame of an event as a finding's location."""
+def location(frame: Any) -> Record:
+    """A frame of an event as a finding's location; its code is filled in from the sources when all is judged."""
     file, line, function = frame
-    if not code and Path(file).is_file():
-        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-        code = lines[line - 1].strip() if line <= len(lines) else ""
-    return {"file": file, "line": line, "function": function, "code": code}
+    return {"file": file, "line": line, "function": function, "code": ""}
 
 
 def fork(a: Record, b: Record) -> tuple[Frame, Frame] | None:

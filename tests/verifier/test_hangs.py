@@ -10,10 +10,11 @@ import pytest
 from records import micro, model, run, step, stepped
 from verified_fsdp2.verifier import branches
 from verified_fsdp2.verifier.blame import blame
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.meeting import parting
 from verified_fsdp2.verifier.rules import RULES, hang_named
+from verified_fsdp2.verifier.static.sources import read_sources
 from verified_fsdp2.verifier.trace import Ended, Run, Trace, read_run
 
 NAMES = [cls.name for cls in hang_named.RULES]
@@ -59,7 +60,8 @@ class Script:
         return Run("train", len(logs), traces, ended, **{"timed_out": True, "progress": progress, **more})
 
     def named(self, *logs: str, **more: Any) -> Finding | None:
-        evidence = Evidence(train=self.hung(*logs, **more))
+        run = self.hung(*logs, **more)
+        evidence = Evidence(train=run, sources=read_sources((), [run]))
         failed = [f for name in NAMES if (f := RULES[name].judge(evidence)).status == "fail"]
         assert len(failed) <= 1
         return failed[0] if failed else None
@@ -269,7 +271,9 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert "rank 1 came to its end, and rank 0 still waited for it" in blame(left).text
-    found = [n for n in NAMES if RULES[n].judge(Evidence(train=left)).status == "fail"]
+    found = [
+        n for n in NAMES if RULES[n].judge(Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
+    ]
     assert found == ["rank-local-control-flow"]
 
 
@@ -306,7 +310,7 @@ def main():
         script = Script(tmp_path, self.SOURCE.format(loader=loader, inside=inside))
         rank = [model(), micro(), step(), stepped()]
         done = run(rank, rank, progress={r: script.events(log) for r, log in enumerate(logs)})
-        return RULES["uneven-batches-hang"].judge(Evidence(train=done))
+        return RULES["uneven-batches-hang"].judge(Evidence(train=done, sources=read_sources((), [done])))
 
     def test_lengths_that_differ_fail_where_the_loop_takes_all(self, tmp_path: Path) -> None:
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")
@@ -339,9 +343,9 @@ def main():
 
 
 def test_a_source_that_is_gone_explains_nothing() -> None:
-    assert branches.rank_guard("/nowhere.py", 3) is None
-    assert branches.skipping_branch("/nowhere.py", 1, 3) is None
-    assert branches.loop_is_plain("/nowhere.py", 3) is None
+    assert branches.rank_guard(Sources(), "/nowhere.py", 3) is None
+    assert branches.skipping_branch(Sources(), "/nowhere.py", 1, 3) is None
+    assert branches.loop_is_plain(Sources(), "/nowhere.py", 3) is None
 
 
 def test_a_progress_log_is_read(tmp_path: Path) -> None:

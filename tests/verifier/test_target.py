@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.static import find_local_norm, project_files
+from verified_fsdp2.verifier.static.sources import find_local_norm, project_files, read_sources
 from verified_fsdp2.verifier.target import resolve
 
 
@@ -87,7 +87,7 @@ def test_a_file_that_is_not_python(tmp_path: Path, content: bytes, message: str)
 def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     files = project_files(project / "train.py")
     assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
-    place = find_local_norm(files)
+    place = find_local_norm(read_sources(files, ()))
     assert place is not None
     assert (Path(place["file"]).name, place["line"], place["function"]) == ("block.py", 2, "clip")
 

@@ -6,7 +6,7 @@ import math
 
 from ..evidence import Evidence
 from ..finding import Finding
-from ..static import find_local_norm
+from ..static.sources import find_local_norm
 from ..trace import Run
 from .base import Rule, count, some
 

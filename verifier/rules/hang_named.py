@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..branches import Branch, leaving_branch, loop_is_plain, loop_of, rank_guard, skipping_branch
-from ..evidence import Evidence
+from ..evidence import Evidence, Sources
 from ..finding import Finding
 from ..meeting import Parting, fork, location, parting, place
 from ..trace import Record, Run
@@ -12,16 +12,16 @@ from .base import Rule, count
 Named = tuple[str, str, Record]  # rule, what is told, the user's line
 
 
-def named(part: Parting) -> Named | None:
+def named(sources: Sources, part: Parting) -> Named | None:
     """The rule that explains a parting, if one does."""
-    return _by_rank(part) or _by_data(part) or _by_branch(part) or _by_loop(part)
+    return _by_rank(sources, part) or _by_data(part) or _by_branch(sources, part) or _by_loop(sources, part)
 
 
-def _by_rank(part: Parting) -> Named | None:
+def _by_rank(sources: Sources, part: Parting) -> Named | None:
     """A rank is in a collective that stands under a condition on the rank."""
     for rank, event in part.events.items():
         for frame in event["frames"] if event is not None and event["op"] != "step" else ():
-            guard = rank_guard(frame[0], frame[1])
+            guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
                 what = f"rank {rank} is in {event['op']} under `{guard.text}` (line {guard.line}): {part.told()}"
                 return "rank-conditional-collective", what, location(frame)
@@ -41,14 +41,14 @@ def _by_data(part: Parting) -> Named | None:
     return "uneven-batches-hang", f"{what}while other ranks have more: {part.told()}", location(end["frames"][0])
 
 
-def _by_branch(part: Parting) -> Named | None:
+def _by_branch(sources: Sources, part: Parting) -> Named | None:
     """Between the last common event and the parting stands a branch that some ranks took."""
     for missed in part.events.values():
         for other in part.events.values():
             if missed is other or missed is None or part.before is None:
                 continue
             for file, before, line, function in _ways(part.before, missed):
-                branch = skipping_branch(file, before, line)
+                branch = skipping_branch(sources, file, before, line)
                 if branch is not None:
                     return _took(branch, part, (file, branch.line, function))
     return None
@@ -65,12 +65,12 @@ def _ways(before: Record, missed: Record) -> list[tuple[str, int | None, int, st
     return [(file, line, target, function), *((f[0], None, f[1], f[2]) for f in reversed(inner))]
 
 
-def _by_loop(part: Parting) -> Named | None:
+def _by_loop(sources: Sources, part: Parting) -> Named | None:
     """A rank has left a loop in which another one goes on."""
     for rank, inside in part.events.items():
         for frame in inside["frames"] if inside is not None else ():
             file, line, function = frame
-            loop = loop_of(file, line)
+            loop = loop_of(sources, file, line)
             gone = [
                 r
                 for r, e in part.events.items()
@@ -78,7 +78,7 @@ def _by_loop(part: Parting) -> Named | None:
             ]
             if loop is None or not gone:
                 continue
-            if (branch := leaving_branch(file, line)) is not None:
+            if (branch := leaving_branch(sources, file, line)) is not None:
                 return _took(branch, part, (file, branch.line, function))
             what = f"rank {gone[0]} has left the loop at line {loop[0]}, and rank {rank} goes on: {part.told()}"
             return "uneven-batches-hang", what, location((file, loop[0], function))
@@ -105,14 +105,14 @@ class HangRule(Rule):
             part = parting(run)
             if run is None or part is None:
                 continue
-            answer = named(part)
+            answer = named(evidence.sources, part)
             if answer is not None and answer[0] == self.name:
                 return self.failed(f"the {run.role} run stopped: {answer[1]}", answer[2])
         if evidence.train is None or evidence.train.steps() == 0:
             return self.unknown("the train run made no step, for another reason")
-        return self.foreseen(evidence.train)
+        return self.foreseen(evidence.sources, evidence.train)
 
-    def foreseen(self, run: Run) -> Finding:
+    def foreseen(self, sources: Sources, run: Run) -> Finding:
         """What can be said of a run that was not stopped by it."""
         return self.passed("no run was stopped by it")
 
@@ -163,7 +163,7 @@ class UnevenBatchesHang(HangRule):
     name = "uneven-batches-hang"
     family = "hang"
 
-    def foreseen(self, run: Run) -> Finding:
+    def foreseen(self, sources: Sources, run: Run) -> Finding:
         """Loaders of different lengths whose loop takes all of them: the end of the epoch would hang."""
         loaders = {rank: [e for e in events if e["op"] == "data"] for rank, events in run.progress.items()}
         for made in zip(*loaders.values(), strict=False):
@@ -172,7 +172,7 @@ class UnevenBatchesHang(HangRule):
                 continue
             told = f"the loader at {place(made[0])} has {', '.join(map(str, lengths[:8]))} batches on the ranks"
             frame = made[0]["frames"][0] if made[0]["frames"] else None
-            loop = loop_is_plain(frame[0], frame[1]) if frame is not None else None
+            loop = loop_is_plain(sources, frame[0], frame[1]) if frame is not None else None
             if frame is not None and loop is not None and _meets_in(run, frame[0], loop):
                 end = "and its loop runs the model for every one: some ranks will wait for the others at its end"
                 return self.failed(f"{told}, {end}", location(frame))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..comparison import gradients_apart, incomparable, limits, update_apart
 from ..evidence import Evidence
 from ..finding import Finding
-from ..static import find_shard_use
+from ..static.sources import find_shard_use
 from ..trace import Run
 from .base import Rule, count, some
 

@@ -1,13 +1,18 @@
-"""Looking up a line in the sources, for rules that know what happened and not where. Reads files, runs nothing."""
+"""The files of a project, and lines looked up in them for rules that know what happened and not where. Runs nothing."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..evidence import Sources
+from ..trace import Run
+
 _LIMIT = 200
+_FILE = re.compile(r'File "([^"<]+)", line')
 
 
 def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
@@ -31,7 +36,7 @@ def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
 
 def _imported(path: Path, root: Path) -> Iterator[Path]:
     """What the imports of a file could mean, without suffix; for `from a import b` both a and a/b."""
-    for node in ast.walk(_tree(path)[1]):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _steps(root, alias.name)
@@ -48,39 +53,57 @@ def _steps(base: Path, name: str) -> list[Path]:
     return [base.joinpath(*parts[: number + 1]) for number in range(len(parts))]
 
 
-def _tree(path: Path) -> tuple[str, ast.Module]:
+def _tree(path: Path) -> ast.Module:
+    return Sources({str(path): text_of(path)}).tree(str(path))
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; "" if it cannot be read."""
     try:
-        source = path.read_text(encoding="utf-8")
-        return source, ast.parse(source)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return "", ast.Module(body=[], type_ignores=[])
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
-def find_local_norm(files: tuple[Path, ...]) -> dict[str, Any] | None:
+def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
+    """The project's files, and every file that a frame of the runs names, as they are now."""
+    named = {file for run in runs for file in _files_of_frames(run)}
+    texts = {file: text_of(Path(file)) for file in dict.fromkeys([*map(str, project), *sorted(named)])}
+    return Sources(texts, tuple(map(str, project)))
+
+
+def _files_of_frames(run: Run) -> Iterator[str]:
+    for events in run.progress.values():
+        yield from (str(frame[0]) for event in events for frame in event["frames"])
+    for text in run.stacks.values():
+        yield from _FILE.findall(text)
+
+
+def find_local_norm(sources: Sources) -> dict[str, Any] | None:
     """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
-    for path in files:
-        for function, statements in _functions(path):
+    for path in sources.project:
+        for function, statements in _functions(sources, path):
             local = [s for s in statements if "to_local()" in s[1] or "_local_tensor" in s[1]]
             norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
             if local and norms:
                 line, text = next((s for s in local if s in norms), local[0])
-                return {"file": str(path), "line": line, "function": function, "code": text.splitlines()[0].strip()}
+                return {"file": path, "line": line, "function": function, "code": text.splitlines()[0].strip()}
     return None
 
 
-def find_shard_use(files: tuple[Path, ...], cls: str) -> dict[str, Any] | None:
+def find_shard_use(sources: Sources, cls: str) -> dict[str, Any] | None:
     """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
     found: list[tuple[bool, int, dict[str, Any]]] = []
-    for path in files:
-        source, tree = _tree(path)
+    for path in sources.project:
+        tree = sources.tree(path)
         own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
         for function in ast.walk(tree):
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for node in ast.walk(function):
                 if isinstance(node, ast.Attribute) and node.attr in ("to_local", "_local_tensor"):
-                    code = source.splitlines()[node.lineno - 1].strip()
-                    place = {"file": str(path), "line": node.lineno, "function": function.name, "code": code}
+                    code = sources.line(path, node.lineno)
+                    place = {"file": path, "line": node.lineno, "function": function.name, "code": code}
                     found.append((id(node) not in own, len(found), place))
     return min(found, key=lambda item: item[:2])[2] if found else None
 
@@ -88,9 +111,9 @@ def find_shard_use(files: tuple[Path, ...], cls: str) -> dict[str, Any] | None:
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
 
 
-def _functions(path: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     """(name, [(line, source) of each simple statement]) of every function, then of the module itself."""
-    source, tree = _tree(path)
+    source, tree = sources.texts.get(path, ""), sources.tree(path)
     simple = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
