@@ -26,7 +26,9 @@ def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
     while queue and len(found) < _LIMIT:
         path = queue.pop()
         tree = _tree(path)[1]
-        bases += [folder for folder in added(tree, path) if folder not in bases]
+        if more := [folder for folder in added(tree, path) if folder not in bases]:
+            bases += more
+            queue = [file for file in found if file != path]  # their imports may lead further now
         for file in _imported(tree, path, bases):
             if file not in found:
                 found.append(file)
