@@ -30,8 +30,8 @@ from .stable import stable
 from .static.lint import look
 from .static.sources import project_files, read_sources
 from .static.suppress import RULE as UNUSED
-from .static.suppress import problems
-from .static.verdict import choose, settled, verdict_on
+from .static.suppress import problems, uses
+from .static_verdict import apply_suppressions, choose, verdict_on
 from .target import Target
 from .trace import Run
 
@@ -299,18 +299,24 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Collection[str] =
     A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
     """
     findings: list[Finding] = []
+    failures: list[Finding] = []
     for name in chosen:
         started = time.monotonic()
         rule = RULES[name]
         if name == UNUSED:
             decided = {f.rule for f in findings if f.status in ("pass", "fail")}
-            evidence = replace(evidence, hits={UNUSED: tuple(problems(evidence.suppressions, RULES, decided))})
+            hit_at = ((hit.rule, hit.location) for seen in evidence.hits.values() for hit in seen)
+            failed_at = ((f.rule, f.location) for f in failures)
+            used = uses(evidence.suppressions, [*hit_at, *failed_at])
+            evidence = replace(evidence, hits={UNUSED: tuple(problems(evidence.suppressions, RULES, decided, used))})
         found = rule.unknown(reason) if name in beyond else rule.judge(evidence)
         if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
         if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):
             found = rule.unknown(deaf)
-        found = settled(_with_code(found, evidence.sources), evidence.suppressions)
+        found = _with_code(found, evidence.sources)
+        failures += [found] if found.status == "fail" else []
+        found = apply_suppressions(found, evidence.suppressions)
         findings.append(replace(widened(found, evidence.tolerances), seconds=time.monotonic() - started))
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     import gc
 
     from ...verifier.report import LINT
-    from ...verifier.static.verdict import lint
+    from ...verifier.static_verdict import lint
 
     gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
     if options.migrate:
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 def _held_against(verdict: Verdict, options: argparse.Namespace) -> Verdict:
     """The verdict beside that of the earlier report."""
     from ...verifier import baseline
-    from ...verifier.static.verdict import choose
+    from ...verifier.static_verdict import choose
 
     old = baseline.load(options.baseline)
     baseline.must_be_of(options.baseline, old, verdict.target)

@@ -6,62 +6,13 @@ import ast
 
 from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import Expressions, mesh_rank
+from .known import COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
 from .names import Frame
 from .project import ClassInfo
 from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, derived, either
 
 INLINED = 14  # calls of project functions within one another
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-# In place: afterwards every rank holds the same. Position of the tensor or list that changes.
-SYNCS = {
-    "dist.all_reduce": 0,
-    "dist.broadcast": 0,
-    "dist.broadcast_object_list": 0,
-    "dist.all_gather": 0,
-    "dist.all_gather_object": 0,
-    "dist.all_gather_into_tensor": 0,
-    "dist.reduce": 0,
-}
-SAME_MODULE = (
-    "to",
-    "cuda",
-    "cpu",
-    "train",
-    "eval",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "requires_grad_",
-    "to_empty",
-    "apply",
-)
-GROWS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "add_module", "register_module")
-LAUNCHERS = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
-STARTERS = ("asyncio.run", "fire.Fire", "typer.run", "tyro.cli", "jsonargparse.CLI", "absl.app.run")
-COMPUTES = (
-    "builtins.",
-    "os.",
-    "pathlib.",
-    "math.",
-    "torch.",
-    "F.",
-    "str.",
-    "json.",
-    "random.",
-    "numpy.",
-    "time.",
-    "datetime.",
-)
-PLAIN = (
-    "builtins.print",
-    "builtins.isinstance",
-    "builtins.len",
-    "torch.cuda.set_device",
-    "torch.device",
-    "builtins.str",
-)
 
 
 class Calls(Expressions):
@@ -193,6 +144,11 @@ class Calls(Expressions):
             return value
         if op == "builtins.super":
             return self._super()
+        if op == "importlib.import_module" and first is not None and isinstance(first.const, str):
+            module = self.project.find(first.const, event.module.path)
+            if module is not None:
+                self.load(module)
+                return Value("file", first.const, home=module)
         if op in LAUNCHERS and first is not None and first.kind == "def":
             rank = Value("free", "rank")
             rank.rank = GLOBAL

@@ -1,22 +1,25 @@
-"""`look`: all hits of the detectors in one script and what it imports from its own folder, less what is suppressed."""
+"""`look`: all hits of the detectors in scripts and in what they import, less what is suppressed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..finding import Hit
 from .detectors import DETECTORS
 from .follow import follow
 from .project import Module, Project
-from .suppress import Suppression, read
+from .suppress import Suppression, covering, read
 
 
+@dataclass(frozen=True)
 class Seen:
     """`hits` in the order of their lines; `hidden` are those that a suppression with a reason covers."""
 
-    def __init__(self, hits: list[Hit], hidden: list[tuple[Hit, Suppression]], suppressions: list[Suppression]) -> None:
-        self.hits, self.hidden, self.suppressions = hits, hidden, suppressions
+    hits: tuple[Hit, ...]
+    hidden: tuple[tuple[Hit, Suppression], ...]
+    suppressions: tuple[Suppression, ...]
 
     def by_rule(self) -> dict[str, tuple[Hit, ...]]:
         """The hits of each rule; those that are suppressed come last."""
@@ -43,14 +46,11 @@ def look(
                     for hit in (hit for detector in detectors for hit in detector(trace)):
                         found.setdefault((rule, hit.location["file"], hit.location["line"]), hit)
         modules |= {module.path: module for module in project.modules}
-    suppressions = [s for module in modules.values() for s in read(module)]
-    hits: list[Hit] = []
-    hidden: list[tuple[Hit, Suppression]] = []
-    for hit in sorted(found.values(), key=lambda h: (h.location["file"], h.location["line"], h.rule)):
-        cover = next((s for s in suppressions if s.covers(hit.rule, hit.location)), None)
-        if cover is None:
-            hits.append(hit)
-        else:
-            cover.used.add(hit.rule)
-            hidden.append((hit, cover))
-    return Seen(hits, hidden, suppressions)
+    suppressions = tuple(s for module in modules.values() for s in read(module))
+    hits = sorted(found.values(), key=lambda h: (h.location["file"], h.location["line"], h.rule))
+    covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
+    return Seen(
+        tuple(hit for hit, cover in covers if cover is None),
+        tuple((hit, cover) for hit, cover in covers if cover is not None),
+        suppressions,
+    )

@@ -11,11 +11,11 @@ from string import Template
 from typing import Any
 
 from .events import SHARD, Event, Trace
+from .files import files_of
 from .follow import Follower, follow
 from .looks import trains
 from .project import Module, Project, parse
 from .values import Value, choices, reach
-from .verdict import files_of
 
 FSDP1 = "fsdp.FullyShardedDataParallel"
 DDP = ("torch.nn.parallel.DistributedDataParallel", "apex.parallel.DistributedDataParallel")

@@ -1,4 +1,4 @@
-"""A script and the modules of its own folder that it imports: each parsed once, its imports resolved to dotted names."""
+"""A script and the modules of its repository that it imports: each parsed once, its imports resolved to dotted names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from . import roots
+
+LIMIT = 200  # files that are followed from one script
 
 # Old and private paths of what is public today; the longest match counts. Short prefixes are what the detectors compare with.
 _CANONICAL = {
@@ -105,10 +108,11 @@ class Module:
 
 
 class Project:
-    """The files below the folder of a script, parsed when they are needed."""
+    """A script and what can be imported from its repository, parsed when it is needed."""
 
     def __init__(self, script: Path, parsed: dict[Path, Module | None] | None = None) -> None:
         self.folder = script.parent
+        self.bases = roots.roots(script)
         self.parsed = {} if parsed is None else parsed
         self.modules: list[Module] = []
         self.script = self.module_at(script)
@@ -122,21 +126,25 @@ class Project:
                 self.parsed[path] = None
         module = self.parsed[path]
         if module is not None and module not in self.modules:
-            if len(self.modules) >= 200:
+            if len(self.modules) >= LIMIT:
                 return None
             module.names, module.state = {}, ""
             self.modules.append(module)
+            if "sys.path" in module.source or "addsitedir" in module.source:
+                self.bases += [folder for folder in roots.added(module.tree, path) if folder not in self.bases]
         return module
 
     def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
         """The project's module of that name, as the importer would find it."""
-        if level:
-            bases = [importer.parents[level - 1]] if level <= len(importer.parents) else []
-        else:
-            bases = [self.folder, self.folder.parent] if (self.folder / "__init__.py").is_file() else [self.folder]
-        for base in bases:
+        for base in self._bases(dotted, importer, level):
             place = base.joinpath(*dotted.split(".")) if dotted else base
             for path in (place.with_suffix(".py") if dotted else place / "__init__.py", place / "__init__.py"):
                 if path.is_file():
                     return self.module_at(path)
         return None
+
+    def _bases(self, dotted: str, importer: Path, level: int) -> list[Path]:
+        """Where a module of this name may lie. Names of Python and torch are never those of another folder."""
+        if level:
+            return [importer.parents[level - 1]] if level <= len(importer.parents) else []
+        return [self.folder] if roots.is_known(dotted.partition(".")[0]) else self.bases

@@ -4,53 +4,67 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..evidence import Sources
 from ..trace import Run
+from .roots import added, is_known, roots
 
 _LIMIT = 200
 _FILE = re.compile(r'File "([^"<]+)", line')
 
 
 def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
-    """The script and the files of its own folder that it imports, directly or through one another; at most 200.
+    """The script and the files of its repository that it imports, directly or through one another; at most 200.
 
-    `root` is where absolute imports are looked up, where that is not the script's folder (a script run as a module).
+    `root` is where absolute imports are looked up first, where that is not the script's folder (a script run as a module).
     """
     found = [script]
     if root is not None:
         packages = [folder / "__init__.py" for folder in script.parents if folder.is_relative_to(root)]
         found += [file for file in packages if file.is_file() and file != script]
+    bases = [*([root] if root is not None else []), *roots(script)]
     queue = list(found)
     while queue and len(found) < _LIMIT:
-        for base in _imported(queue.pop(), root or script.parent):
-            for path in (base.with_suffix(".py"), base / "__init__.py"):
-                if path.is_file() and path not in found:
-                    found.append(path)
-                    queue.append(path)
+        path = queue.pop()
+        tree = _tree(path)
+        if more := [folder for folder in added(tree, path) if folder not in bases]:
+            bases += more
+            queue = [file for file in found if file != path]  # their imports may lead further now
+        for file in _imported(tree, path, bases):
+            if file not in found:
+                found.append(file)
+                queue.append(file)
     return tuple(found)
 
 
-def _imported(path: Path, root: Path) -> Iterator[Path]:
-    """What the imports of a file could mean, without suffix; for `from a import b` both a and a/b."""
-    for node in ast.walk(_tree(path)):
+def _imported(tree: ast.Module, path: Path, bases: Sequence[Path]) -> Iterator[Path]:
+    """The files that the imports of a file may run; for `from a import b` both a and a/b."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _steps(root, alias.name)
+                yield from _below(bases, alias.name)
         elif isinstance(node, ast.ImportFrom):
-            base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else root
-            places = _steps(base, node.module) if node.module else []
-            yield from places
-            yield from ((places or [base])[-1] / alias.name for alias in node.names if alias.name != "*")
+            inside = [path.parents[min(node.level, len(path.parents)) - 1]] if node.level else bases
+            if node.module:
+                yield from _below(inside, node.module)
+            for alias in node.names:
+                if alias.name != "*":
+                    yield from _below(inside, f"{node.module or ''}.{alias.name}".strip("."))
 
 
-def _steps(base: Path, name: str) -> list[Path]:
-    """`a/b` and `a` for `a.b`: an import runs the packages on its way, too."""
+def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
+    """The files of `a` and `a.b` for `a.b`, in the first folder that has the last: an import runs the packages on its way, too."""
     parts = name.split(".")
-    return [base.joinpath(*parts[: number + 1]) for number in range(len(parts))]
+    own = bases[:1] if is_known(parts[0]) else bases
+    for base in own:
+        steps = [base.joinpath(*parts[: number + 1]) for number in range(len(parts))]
+        files = [[file for file in (step.with_suffix(".py"), step / "__init__.py") if file.is_file()] for step in steps]
+        if any(files):
+            yield from (file for step in files for file in step)
+            return
 
 
 def _tree(path: Path) -> ast.Module:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..finding import Hit
@@ -15,12 +16,15 @@ RULE = "unused-suppression"
 _FORM = re.compile(r"#\s*fsdp2:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?P<reason>.*)")
 
 
+@dataclass(frozen=True, eq=False)
 class Suppression:
-    """One comment: the rules that it names, the lines that it covers, and whether it was of use."""
+    """One comment: the rules that it names, its reason, and the lines that it covers."""
 
-    def __init__(self, module: Module, line: int, rules: tuple[str, ...], reason: str, lines: range) -> None:
-        self.module, self.line, self.rules, self.reason, self.lines = module, line, rules, reason, lines
-        self.used: set[str] = set()
+    module: Module
+    line: int
+    rules: tuple[str, ...]
+    reason: str
+    lines: range
 
     def covers(self, rule: str, location: dict[str, Any] | None) -> bool:
         """Whether it stands at a place, for a rule, with a reason."""
@@ -85,8 +89,24 @@ def _spans(tree: ast.Module) -> Iterator[range]:
             yield range(first, max(last, node.lineno) + 1)
 
 
-def problems(suppressions: Collection[Suppression], known: Collection[str], judged: Collection[str]) -> Iterator[Hit]:
-    """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) nothing to suppress."""
+Use = tuple[Suppression, str]
+
+
+def covering(suppressions: Collection[Suppression], rule: str, location: dict[str, Any] | None) -> Suppression | None:
+    """The first suppression that covers a rule at a place."""
+    return next((one for one in suppressions if one.covers(rule, location)), None)
+
+
+def uses(suppressions: Collection[Suppression], places: Iterable[tuple[str, dict[str, Any] | None]]) -> frozenset[Use]:
+    """(suppression, rule) for each suppression that covers one of these (rule, location) of hits or failures."""
+    found = ((covering(suppressions, rule, location), rule) for rule, location in places)
+    return frozenset((one, rule) for one, rule in found if one is not None)
+
+
+def problems(
+    suppressions: Collection[Suppression], known: Collection[str], judged: Collection[str], used: Collection[Use]
+) -> Iterator[Hit]:
+    """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
     for one in suppressions:
         if not one.rules:
             yield one.hit("names no rule: `# fsdp2: ignore[rule-name] reason`")
@@ -95,5 +115,5 @@ def problems(suppressions: Collection[Suppression], known: Collection[str], judg
                 yield one.hit(f"names '{rule}', which is no rule")
             elif not one.reason:
                 yield one.hit(f"gives no reason for ignoring {rule}, so it is not followed")
-            elif rule in judged and rule not in one.used:
+            elif rule in judged and (one, rule) not in used:
                 yield one.hit(f"ignores {rule}, which is not seen there")

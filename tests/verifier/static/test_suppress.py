@@ -11,7 +11,8 @@ from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.flow import judge, with_sources
 from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.verdict import lint, settled
+from verified_fsdp2.verifier.static.suppress import uses
+from verified_fsdp2.verifier.static_verdict import apply_suppressions, lint
 from verified_fsdp2.verifier.target import Target
 
 ROOT_ONLY = HEAD + "model = Net()\n{above}fully_shard(model){after}\nfit(model)\n"
@@ -102,14 +103,37 @@ class TestInAFullVerification:
     def test_a_finding_of_a_run_is_covered_at_its_line(self, tmp_path: Path) -> None:
         evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[matches-ddp] another sum on purpose")
         line = look([script]).hits[0].location
-        assert settled(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions).status == "pass"
+        assert (
+            apply_suppressions(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions).status
+            == "pass"
+        )
         elsewhere = {**line, "line": line["line"] + 1}
-        assert settled(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions).status == "fail"
+        assert (
+            apply_suppressions(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions).status
+            == "fail"
+        )
 
     def test_one_that_covers_nothing_is_a_finding(self, tmp_path: Path) -> None:
         evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[cpu-offload-nccl-only] never seen")
         *_, last = judge(evidence, ["cpu-offload-nccl-only", "unused-suppression"])
         assert last.status == "fail" and "cpu-offload-nccl-only" in last.evidence
+
+    def test_judging_changes_nothing(self, tmp_path: Path) -> None:
+        name = "cpu-offload-nccl-only"
+        evidence, script = self.evidence(tmp_path, f"# fsdp2: ignore[{name}] never seen")
+        place = look([script]).hits[0].location
+        first = [(f.rule, f.status) for f in judge(evidence, [name, "unused-suppression"])]
+        assert apply_suppressions(Finding(name, "fail", "x", location=place), evidence.suppressions).status == "pass"
+        again = [(f.rule, f.status) for f in judge(evidence, [name, "unused-suppression"])]
+        assert first == again == [(name, "pass"), ("unused-suppression", "fail")]
+
+    def test_what_was_used_follows_from_the_places(self, tmp_path: Path) -> None:
+        evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[root-only-wrap, matches-ddp] one layer")
+        (one,) = evidence.suppressions
+        ((hit, cover),) = look([script]).hidden
+        assert (cover.line, cover.rules) == (one.line, one.rules)
+        assert uses([one], [(hit.rule, hit.location)]) == {(one, "root-only-wrap")}
+        assert uses([one], [("optim-before-shard", hit.location), ("matches-ddp", None)]) == frozenset()
 
     def test_one_of_a_rule_that_was_not_judged_is_left_alone(self, tmp_path: Path) -> None:
         evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[cpu-offload-nccl-only] never seen")

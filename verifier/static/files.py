@@ -1,0 +1,40 @@
+"""Which files are looked at: those that were named, and the Python files below folders that were named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import UserError
+
+_LEFT_OUT = ("__pycache__", "node_modules", "site-packages")
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and the Python files below the folders, sorted, each once. Raises UserError."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        whole = Path(os.path.abspath(path))  # noqa: PTH100 - a link keeps its name
+        if whole.is_dir():
+            below = list(_python_files(whole))
+            if not below:
+                raise UserError(f"{path}: no Python file in this folder")
+            found |= dict.fromkeys(below)
+        elif whole.exists():
+            found[whole] = None
+        else:
+            raise UserError(f"{path}: no such file or folder")
+    return list(found)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Sorted; hidden folders and virtual environments are left out."""
+    for place, folders, names in os.walk(folder):
+        here = Path(place)
+        folders[:] = sorted(
+            n
+            for n in folders
+            if not n.startswith(".") and n not in _LEFT_OUT and not (here / n / "pyvenv.cfg").is_file()
+        )
+        yield from (here / name for name in sorted(names) if name.endswith(".py") and not name.startswith("."))
