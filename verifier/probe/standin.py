@@ -188,10 +188,7 @@ def _average(module: nn.Module) -> None:
 
 def _groups(module: nn.Module) -> list[Any]:
     """The process groups over which the gradients of a marked module are reduced, one after the other."""
-    mesh: DeviceMesh | None = module.__dict__.get("_mesh_of_fsdp")
-    if mesh is None or mesh.size() == dist.get_world_size():
-        return [None]
-    return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    return torchlib.groups_of(module.__dict__.get("_mesh_of_fsdp"))
 
 
 def _ranks(module: nn.Module) -> int:
