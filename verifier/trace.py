@@ -156,6 +156,27 @@ class Run:
             return None
         return sum(math.fsum(losses) for losses in per_rank) / self.divisor
 
+    @cached_property
+    def loss_scale(self) -> float:
+        """What the losses of this run can resolve: the largest of them or of their terms, or of the changes that a step makes.
+
+        A loss whose terms cancel is zero but for rounding; the change that its gradient and the step promise is not.
+        """
+        sizes = [0.0]
+        for step in range(1, self.steps() + 1):
+            micros = self.micros(step)
+            own = [m["loss"] for rank in self.data_ranks if rank < len(micros) for m in micros[rank]]
+            sizes.append(math.fsum(abs(loss) for loss in own if loss is not None) / self.divisor)
+            sizes.append(abs(self.along(step)))
+        return max(size for size in sizes if math.isfinite(size))
+
+    @cached_property
+    def gradient_scale(self) -> dict[str, float]:
+        """The largest norm of the whole gradient after backward ("grads") and where the optimizer finds it ("grads_at_step")."""
+        steps = range(1, self.steps() + 1)
+        norms = {field: [self.grad_norm(step, field) or 0.0 for step in steps] for field in ("grads", "grads_at_step")}
+        return {field: max((n for n in found if math.isfinite(n)), default=0.0) for field, found in norms.items()}
+
     @property
     def divisor(self) -> float:
         """What the sum of gradients over ranks is divided by: the number of data ranks, or a factor that the script has set."""
@@ -212,15 +233,14 @@ class Run:
         """`grad_norm` of every step."""
         return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
 
+    def along(self, step: int) -> float:
+        """The change of the loss that the weight changes of a step promise, to first order."""
+        pairs = zip(self.traces, self.at_step("stepped", step), strict=False)
+        return math.fsum(m[1] for t, r in pairs for name, m in r["moved"].items() if self.copy(name, t.rank) == 0)
+
     def downhill(self) -> bool:
         """Whether the weight changes of all steps together point against the gradients, as those of a run that learns."""
-        records = [
-            (t, r)
-            for s in range(1, self.steps() + 1)
-            for t, r in zip(self.traces, self.at_step("stepped", s), strict=True)
-        ]
-        along = [moved[1] for t, r in records for name, moved in r["moved"].items() if self.copy(name, t.rank) == 0]
-        return math.fsum(along) < 0.0
+        return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 
     def rows(self, step: int) -> list[Counter[int]]:
         """For each rank the hashes of the samples that its models saw in a step."""
