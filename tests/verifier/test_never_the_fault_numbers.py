@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from corpus import TESTS
 from records import micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.evidence import Evidence
@@ -126,3 +127,31 @@ class TestScale:
             runs.append(replace(found))
         measured = compare(*runs)
         assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR
+
+
+class TestOneProcessDecides:
+    """What one process computes too is no fault, whatever DDP computes."""
+
+    odd: ClassVar[dict[str, float | None]] = {"a.weight": 1.5}
+
+    @pytest.mark.parametrize(("single", "status"), [(1.0, "pass"), (1.25, "fail")])
+    def test_ddp_alone_differs(self, single: float, status: str) -> None:
+        other = trained(1, grads={"a.weight": single})
+        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), other)
+        assert found.status == status, found.evidence
+
+    def test_without_a_word_of_one_process_the_difference_stands(self) -> None:
+        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), None)
+        assert found.status == "fail"
+
+    def test_ranks_that_shard_alone_are_no_better_than_ddp(self) -> None:
+        other = trained(grads=self.odd, role="reference")
+        found = judge("matches-ddp", trained(), other, trained(1), missing={"ddp": "rank 0 raised AttributeError"})
+        assert found.status == "pass"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ["shard_norm_clip", "thawed_after_wrapping", "tp_some_modules"])
+def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
+    verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
+    assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}

@@ -48,15 +48,19 @@ class MatchesDdp(Rule):
             told = told.replace(
                 "not what DDP computes", "not what ranks with the whole model and averaged gradients compute", 1
             )
-            return replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
-        shard_code = evidence.line_of(evidence.reference, "local")
-        if found.status != "fail" or shard_code is None:
-            return found
-        # Code on shards (`to_local()` and a collective) has no counterpart on whole tensors: only one process can tell.
+            found = replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
+        return self._by_one_process(evidence, found) if found.status == "fail" else found
+
+    def _by_one_process(self, evidence: Evidence, found: Finding) -> Finding:
+        """A difference from DDP is a fault only where one process differs too: code on shards has no counterpart in DDP."""
         other = MatchesSingleProcess().judge(evidence)
-        where = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']} works on local shards, for which DDP has no counterpart"
-        if other.status == "fail":
+        shard_code = evidence.line_of(evidence.reference, "local")
+        if other.status == "fail" or (other.status == "inconclusive" and shard_code is None):
             return found
+        where = "the script does what DDP has no counterpart for"
+        if shard_code is not None:
+            line = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']}"
+            where = f"{line} works on local shards, for which DDP has no counterpart"
         if other.status == "inconclusive":
             return self.unknown(f"{where}, and one process does not tell either: {other.evidence}")
         return self.passed(
