@@ -155,3 +155,42 @@ class TestOneProcessDecides:
 def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
     verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
     assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}
+
+
+class TestOptimizersInBackward:
+    """An optimizer for each parameter: the first steps while gradients of the others are still to be reduced."""
+
+    @staticmethod
+    def rank(unsynced_b: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        start = {"a.weight": vector(1.0), "b.weight": vector(1.0)}
+        a = {"optimizer": 0, "weights": start, "unsynced": ["b.weight"], "held": ["a.weight"]}
+        b = {"optimizer": 1, "weights": start, "unsynced": list(unsynced_b), "held": ["b.weight"]}
+        first = {"a.weight": vector(0.9), "b.weight": vector(1.0)}
+        then = {"a.weight": vector(0.9), "b.weight": vector(0.8)}
+        still = [0.0, 0.0, 0.0]
+        return [
+            model(parameter("a.weight"), parameter("b.weight")),
+            step(1, {}, **{**a, "grads_at_step": {"a.weight": vector(2.0), "b.weight": None}}),
+            stepped(1, optimizer=0, weights=first, moved={"a.weight": [1.0, -1.0, 8.0], "b.weight": still}),
+            step(1, {}, **{**b, "grads_at_step": {"a.weight": None, "b.weight": vector(3.0)}}),
+            stepped(1, optimizer=1, weights=then, moved={"a.weight": still, "b.weight": [2.0, -2.0, 8.0]}),
+            micro(1),
+        ]
+
+    @pytest.mark.parametrize(("unsynced", "status"), [((), "pass"), (("a.weight",), "pass"), (("b.weight",), "fail")])
+    def test_each_is_judged_by_its_own_parameters(self, unsynced: tuple[str, ...], status: str) -> None:
+        train = run(self.rank(unsynced))
+        assert RULES["accum-never-resynced"].judge(Evidence(train=train)).status == status
+
+    def test_a_step_is_what_all_of_them_found_and_changed(self) -> None:
+        train = run(self.rank())
+        assert train.whole("step", "grads_at_step", 1) == {"a.weight": vector(2.0), "b.weight": vector(3.0)}
+        assert train.whole("stepped", "weights", 1) == {"a.weight": vector(0.9), "b.weight": vector(0.8)}
+        assert train.along(1) == -3.0
+
+
+@pytest.mark.launch
+def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
+    rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
+    verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)
+    assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(rules, "pass")
