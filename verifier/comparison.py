@@ -1,12 +1,16 @@
 """How far two runs of the same script are apart, and how far they may be.
 
 The limit is derived: the envelope run is the reference run once more from weights one unit in the last place away. What that moves
-is the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order.
+is the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
+noise was not measured, only what no script's noise explains is a fault, and what is between the two limits is undecided.
+
+Differences are relative to what a quantity can resolve: a loss to the largest loss of the run, a gradient to the whole gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .blame import blame
@@ -15,6 +19,7 @@ from .trace import Run, Sketch, difference
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
+GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
 SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
 
@@ -52,11 +57,32 @@ class Comparison:
         return not any(math.isnan(x) for x in self.measures.values())
 
 
+@dataclass(frozen=True)
+class Limits:
+    """By measure, the difference up to which two runs agree (`allowed`) and above which they differ (`gross`).
+
+    The two are equal where the noise of the script was measured; `underived` says why it was not. `noise` is that of the loss.
+    """
+
+    allowed: dict[str, float]
+    gross: dict[str, float]
+    noise: float
+    underived: str = ""
+
+    def agree(self, measures: Mapping[str, float]) -> bool:
+        """Whether every measure is within what is allowed."""
+        return all(value <= self.allowed[name] for name, value in measures.items())
+
+    def differ(self, measures: Mapping[str, float]) -> bool:
+        """Whether a measure is beyond what any noise explains; a value that is not a number is."""
+        return any(not value <= self.gross[name] for name, value in measures.items())
+
+
 def compare(run: Run, oracle: Run) -> Comparison:
     """Compare the steps that both runs made, on the same weights and samples."""
     steps = range(1, min(run.steps(), oracle.steps()) + 1)
-    loss = max((loss_apart(run, oracle, s) for s in steps), default=0.0)
-    norm = max((norm_apart(run, oracle, s) for s in steps), default=0.0)
+    loss, _ = _worst({str(s): loss_apart(run, oracle, s) for s in steps})
+    norm, _ = _worst({str(s): norm_apart(run, oracle, s) for s in steps})
     gradient, worst = _worst(gradients_apart(run, oracle))
     at_step, worst_at_step = _worst(gradients_apart(run, oracle, at_step=True))
     update, size = update_apart(run, oracle, steps[-1])
@@ -83,27 +109,30 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
 
 
 def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
-    """Relative difference of the objective of a step; `run` may be the oracle resumed after step `after`."""
-    return _apart(run.objective(step), oracle.objective(after + step))
+    """Difference of the objective of a step on the scale of the losses; `run` may be the oracle resumed after step `after`."""
+    return _apart(run.objective(step), oracle.objective(after + step), oracle.loss_scale)
 
 
 def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
-    """Relative difference of the norm of the whole gradient after backward."""
+    """Difference of the norm of the whole gradient after backward, on the scale of the largest of them."""
     late = _reduced_by_the_script(run)
-    return _apart(_norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late)))
+    mine, theirs = _norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late))
+    return _apart(mine, theirs, max(abs(theirs or 0.0), oracle.gradient_scale["grads"]))
 
 
 def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, float]:
     """{parameter: relative difference of its gradient in step 1}, after backward or where the optimizer finds it."""
     mine, theirs = first_gradients(run, oracle, at_step)
-    total = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
+    first = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
+    total = max(first, oracle.gradient_scale["grads_at_step" if at_step else "grads"])
     found = {}
     for name in [*mine, *(n for n in theirs if n not in mine)]:
         a, b = mine.get(name), theirs.get(name)
         if a is not None and b is not None:
             found[name] = difference(a, b) / max(math.sqrt(b[0]), SMALL * total, 1e-30)
         elif a is not None or b is not None:
-            found[name] = 0.0 if (a or b or [0.0])[0] == 0.0 else 1.0
+            size = math.sqrt((a or b or [0.0])[0])
+            found[name] = min(1.0, size / max(SMALL * total, 1e-30)) if size == size else math.nan
     return found
 
 
@@ -141,17 +170,40 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     return math.sqrt(apart / size), math.sqrt(size)
 
 
-def limits(evidence: Evidence, rule: str) -> dict[str, float]:
-    """{measure: largest difference that a rule allows}, and "envelope": the relative loss difference of the envelope run."""
+def limits(evidence: Evidence, rule: str) -> Limits:
+    """How far runs may be apart for a rule, from the noise that the envelope run has measured."""
     envelope, base = evidence.envelope, nudged(evidence)
-    noise = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
+    noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
     if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
         noise = compare(envelope, base)
-    allowed = {
-        name: evidence.times(rule) * (MULTIPLE * (value if math.isfinite(value) else 0.0) + FLOOR)
-        for name, value in noise.measures.items()
-    }
-    return {**allowed, "envelope": noise.loss if math.isfinite(noise.loss) else 0.0}
+    known = {name: value for name, value in noise.measures.items() if math.isfinite(value)}
+    if not why and len(known) < len(noise.measures):
+        lost = ", ".join(name for name in noise.measures if name not in known)
+        why = f"the envelope run has no finite difference of {lost}"
+    allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in noise.measures}
+    gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
+    return Limits(allowed, gross, known.get("loss", 0.0), why)
+
+
+def _unmeasured(evidence: Evidence) -> str:
+    """Why the noise of the script is not known; "" if the envelope run has measured it."""
+    envelope, base = evidence.envelope, nudged(evidence)
+    if envelope is None:
+        return evidence.missing.get("envelope", "no envelope run was made")
+    if base is None:
+        return "the run that the envelope run repeats did not complete"
+    if envelope.steps() < base.steps():
+        cause = "" if envelope.completed else f": {blame(envelope).text}"
+        return f"the envelope run made {envelope.steps()} of {base.steps()} steps{cause}"
+    return ""
+
+
+def undecided(name: str, value: float, found: Limits) -> str:
+    """Why a difference between the two limits decides nothing."""
+    return (
+        f"{name} differs by {value:.2g}, which noise may explain, and the noise of this script is not known: "
+        f"{found.underived} (below {GROSS:.0%} nothing is decided without it)"
+    )
 
 
 def nudged(evidence: Evidence) -> Run | None:
@@ -161,12 +213,12 @@ def nudged(evidence: Evidence) -> Run | None:
     return next((run for run in runs if envelope is not None and run.world_size == envelope.world_size), None)
 
 
-def _apart(a: float | None, b: float | None) -> float:
+def _apart(a: float | None, b: float | None, scale: float) -> float:
     if a is None or b is None:
         return 0.0 if a is b else math.inf
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
-    return abs(a - b) / max(abs(b), 1e-12)
+    return abs(a - b) / max(scale, 1e-12)
 
 
 def _reduced_by_the_script(run: Run) -> set[str]:
@@ -190,10 +242,12 @@ def _norm(gradients: Gradients) -> float | None:
 
 
 def _worst(apart: dict[str, float]) -> tuple[float, str]:
-    """(largest value, its parameter); a value that is not a number is the largest."""
+    """(largest value, its key); a value that is not a number is the largest."""
     worst, name = 0.0, "none"
     for key in sorted(apart):
-        if not apart[key] <= worst:
+        if math.isnan(apart[key]):
+            return apart[key], key
+        if apart[key] > worst:
             worst, name = apart[key], key
     return worst, name
 

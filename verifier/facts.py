@@ -100,7 +100,7 @@ def _comparisons(evidence: Evidence) -> list[Facts]:
     exact, after = evidence.exact, evidence.saved_after() or 0
 
     def allowed(rule: str) -> dict[str, float]:
-        found = limits(evidence, rule)
+        found = limits(evidence, rule).allowed
         return {"loss": found["loss"], "grad_norm": found["gradient norm"]}
 
     found = []

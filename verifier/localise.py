@@ -156,10 +156,11 @@ def _of_factor(parting: Parting, run: Run, label: str) -> str:
 
 def _of_other(label: str, other: str | None) -> str:
     if label == "DDP":
-        return {
-            "agrees": "; one process agrees with the script, so what DDP cannot stand in for is not at fault",
-            "differs": "; one process differs too, so the fault is in the script's own sharded arithmetic",
-        }.get(other or "", "")
+        return (
+            "; one process differs too, so the fault is in the script's own sharded arithmetic"
+            if other == "differs"
+            else ""
+        )
     return {
         "agrees": "; DDP agrees and one process does not: the fault is in how the loss is normalised over ranks, or in how "
         "the data are split",

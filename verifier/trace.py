@@ -40,13 +40,32 @@ class Trace:
     @cached_property
     def steps(self) -> list[Record]:
         """The records of its steps, each with what other optimizers found when they stepped beside it."""
-        records = self.of("step")
+        return [_beside(record, others) for record, others in self._with_others("step")]
+
+    @cached_property
+    def stepped(self) -> list[Record]:
+        """The records of what its steps changed, each with what the other optimizers changed of their own parameters."""
+        held = {r["optimizer"]: r["held"] for r in self.of("step")}
+        found = []
+        for record, others in self._with_others("stepped"):
+            merged = dict(record)
+            for field_ in ("weights", "moved"):
+                own = {n: r[field_][n] for r in others for n in held.get(r["optimizer"], ()) if n in r[field_]}
+                merged[field_] = {**record[field_], **own}
+            found.append(merged)
+        return found
+
+    def _with_others(self, kind: str) -> list[tuple[Record, list[Record]]]:
+        """(record of the first optimizer, those of the others between it and the next one) of a kind.
+
+        The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
+        """
+        records = self.of(kind)
         main = [r for r in records if r["optimizer"] == self.first_optimizer]
-        others = [[r for r in records if r["optimizer"] == n] for n in {r["optimizer"] for r in records}]
-        marks = [r["seq"] for r in main] + [math.inf]
+        marks = [*(r["seq"] for r in main[1:]), math.inf]
         return [
-            _beside(record, [o for o in others if o[0]["optimizer"] != self.first_optimizer], start, end)
-            for record, start, end in zip(main, marks[:-1], marks[1:], strict=True)
+            (record, [r for r in records if r is not record and record["seq"] < r["seq"] < end])
+            for record, end in zip(main, marks, strict=False)
         ]
 
     @property
@@ -55,17 +74,18 @@ class Trace:
         return self.first("end")
 
 
-def _beside(record: Record, others: list[list[Record]], start: float, end: float) -> Record:
-    """A step's record with the state of the optimizers that step between it and the next one.
-
-    The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
-    """
-    found = [next((r for r in other if start < r["seq"] < end), None) for other in others]
+def _beside(record: Record, others: list[Record]) -> Record:
+    """A step's record with the state of the optimizers that step beside it, and the gradients that they find of their own."""
     merged = dict(record)
-    for other in [r for r in found if r is not None]:
+    first: dict[int, Record] = {}
+    for other in others:
+        first.setdefault(other["optimizer"], other)
+    for other in first.values():
         for field_ in ("held", "strangers", "lr"):
             merged[field_] = [*merged[field_], *(v for v in other[field_] if field_ == "lr" or v not in merged[field_])]
         merged["state"] = {**other["state"], **merged["state"]}
+        own = {name: value for name, value in other["grads_at_step"].items() if name in other["held"]}
+        merged["grads_at_step"] = {**merged["grads_at_step"], **own}
     return merged
 
 
@@ -156,6 +176,27 @@ class Run:
             return None
         return sum(math.fsum(losses) for losses in per_rank) / self.divisor
 
+    @cached_property
+    def loss_scale(self) -> float:
+        """What the losses of this run can resolve: the largest of them or of their terms, or of the changes that a step makes.
+
+        A loss whose terms cancel is zero but for rounding; the change that its gradient and the step promise is not.
+        """
+        sizes = [0.0]
+        for step in range(1, self.steps() + 1):
+            micros = self.micros(step)
+            own = [m["loss"] for rank in self.data_ranks if rank < len(micros) for m in micros[rank]]
+            sizes.append(math.fsum(abs(loss) for loss in own if loss is not None) / self.divisor)
+            sizes.append(abs(self.along(step)))
+        return max(size for size in sizes if math.isfinite(size))
+
+    @cached_property
+    def gradient_scale(self) -> dict[str, float]:
+        """The largest norm of the whole gradient after backward ("grads") and where the optimizer finds it ("grads_at_step")."""
+        steps = range(1, self.steps() + 1)
+        norms = {field: [self.grad_norm(step, field) or 0.0 for step in steps] for field in ("grads", "grads_at_step")}
+        return {field: max((n for n in found if math.isfinite(n)), default=0.0) for field, found in norms.items()}
+
     @property
     def divisor(self) -> float:
         """What the sum of gradients over ranks is divided by: the number of data ranks, or a factor that the script has set."""
@@ -212,15 +253,14 @@ class Run:
         """`grad_norm` of every step."""
         return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
 
+    def along(self, step: int) -> float:
+        """The change of the loss that the weight changes of a step promise, to first order."""
+        pairs = zip(self.traces, self.at_step("stepped", step), strict=False)
+        return math.fsum(m[1] for t, r in pairs for name, m in r["moved"].items() if self.copy(name, t.rank) == 0)
+
     def downhill(self) -> bool:
         """Whether the weight changes of all steps together point against the gradients, as those of a run that learns."""
-        records = [
-            (t, r)
-            for s in range(1, self.steps() + 1)
-            for t, r in zip(self.traces, self.at_step("stepped", s), strict=True)
-        ]
-        along = [moved[1] for t, r in records for name, moved in r["moved"].items() if self.copy(name, t.rank) == 0]
-        return math.fsum(along) < 0.0
+        return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 
     def rows(self, step: int) -> list[Counter[int]]:
         """For each rank the hashes of the samples that its models saw in a step."""
@@ -291,7 +331,7 @@ def _add(a: Sketch | None, b: Sketch) -> Sketch:
 
 
 def _of_first_optimizer(trace: Trace, kind: str) -> list[Record]:
-    return trace.steps if kind == "step" else [r for r in trace.of(kind) if r["optimizer"] == trace.first_optimizer]
+    return trace.steps if kind == "step" else trace.stepped
 
 
 def _latest_models(trace: Trace) -> list[Record]:

@@ -192,5 +192,8 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float
     first, then = [model(), micro(1), step(1), stepped(1), save], [micro(2, loss=0.0), step(2), stepped(2)]
     resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
     whole = run([*first, *then])
-    evidence = Evidence(train=whole, exact=whole, continued=whole, reshards=(resharded,))
+    again = run([*first, *then], role="envelope")
+    evidence = Evidence(
+        train=whole, exact=whole, continued=whole, reshards=(resharded,), reference=whole, envelope=again
+    )
     assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status

@@ -1,8 +1,9 @@
 """`fully_shard` over one rank each: the reference for scripts that ask DTensors what DDP's plain tensors cannot answer.
 
 Every rank shards over a mesh of its own, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no
-collective of FSDP moves data between ranks. Gradients are averaged over the ranks after each backward, by hand. So FSDP's
-own sharding, gathering and reducing is still judged by something that has none of them.
+collective of FSDP moves data between ranks. Gradients are averaged by hand after each backward, over the mesh that the script
+gives to `fully_shard`; beside tensor parallelism the other dims stay as they are. So FSDP's own sharding, gathering and reducing
+is still judged by something that has none of them.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from . import torchlib
 
-_state: dict[str, Any] = {"mesh": None, "modules": []}
+_state: dict[str, Any] = {"mesh": None, "modules": []}  # modules: (sharded module, the mesh that the script gave)
 
 
 def sharder(real: Callable[..., Any]) -> Callable[..., Any]:
     """What takes the place of `fully_shard`."""
 
     def sharded(module: Any, **options: Any) -> Any:
+        given = torchlib.data_mesh(options)
         options["mesh"] = _mesh()
         if not isinstance(options.get("reshard_after_forward"), bool | None):
             options["reshard_after_forward"] = True
         result = real(module, **options)
-        _state["modules"] += list(module) if isinstance(module, list | tuple) else [module]
+        _state["modules"] += [(item, given) for item in (module if isinstance(module, list | tuple) else [module])]
         return result
 
     return sharded
@@ -36,7 +38,7 @@ def sharder(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def factor(value: float) -> float:
     """What FSDP over one rank must divide by, so that the average over ranks is the sum divided by `value`."""
-    return value / (dist.get_world_size() if dist.is_initialized() else 1)
+    return value / max((_ranks(mesh) for _, mesh in _state["modules"]), default=1)
 
 
 def after_backward() -> None:
@@ -44,27 +46,37 @@ def after_backward() -> None:
     if not _state["modules"] or dist.get_world_size() == 1:
         return
     seen: set[int] = set()
-    for module in _state["modules"]:
+    for module, mesh in _state["modules"]:
         for _, group in torchlib.groups(module):
             for item in group.fsdp_params:
                 param = item.sharded_param
                 if id(param) not in seen and param.requires_grad:
                     seen.add(id(param))
-                    _average(param)
+                    _average(param, mesh)
 
 
-def _average(param: nn.Parameter) -> None:
-    """The mean over ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
+def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
+    """The mean over the data ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
     mine = torch.zeros_like(torchlib.local(param)) if param.grad is None else torchlib.local(param.grad)
     there = torch.tensor([float(param.grad is not None)], device=mine.device)
-    dist.all_reduce(there)
+    groups = torchlib.groups_of(mesh)
+    for group in groups:
+        dist.all_reduce(there, group=group)
     if there.item() == 0.0:
         return
-    dist.all_reduce(mine)
-    mine.div_(dist.get_world_size())
+    for group in groups:
+        dist.all_reduce(mine, group=group)
+    mine.div_(_ranks(mesh))
     if param.grad is None:
         param.grad = torch.empty_like(param)
         torchlib.local(param.grad).copy_(mine)
+
+
+def _ranks(mesh: DeviceMesh | None) -> int:
+    """How many ranks share the gradients of what is sharded over a mesh; without one, all."""
+    if mesh is not None:
+        return int(mesh.size())
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _mesh() -> DeviceMesh:

@@ -162,7 +162,7 @@ def _listen_to_backward(session: Session) -> None:
         if session.in_backward:
             return backward(tensors, *args, **kwargs)
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        session.in_backward = True
+        session.in_backward, session.backward_for = True, session.step_number()
         try:
             backward(tensors, *args, **kwargs)
             if session.alone:

@@ -50,6 +50,7 @@ class Session:
         self.alone: bool = request["mode"] == "alone"
         self.depth = 0
         self.in_backward = False
+        self.backward_for = 1  # the step whose gradients the backward makes; an optimizer may step before it ends
         self.in_step = False
         self.waiting: torch.optim.Optimizer | None = None
         self.roots: list[tuple[str, nn.Module]] = []
@@ -247,14 +248,14 @@ class Session:
         if len(tensors) == 1 and tensors[0].numel() == 1 and not torchlib.layout(tensors[0], 0)["sharded"]:
             loss = float(tensors[0].detach())
         slots = self.all_slots()
-        if self.step_number() > self.steps and self.request["stress"]:
+        if self.backward_for > self.steps and self.request["stress"]:
             self._stress(slots)
             return
         self.micro += 1
         self.grads = {s.name: sketch(s.param.grad) if s.param.grad is not None else None for s in slots}
         self.recorder.write(
             "micro",
-            step=self.step_number(),
+            step=self.backward_for,
             micro=self.micro,
             loss=loss,
             rows=self.rows,

@@ -12,6 +12,7 @@ gradients are averaged by hand over the mesh that the script gives to `fully_sha
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -111,7 +112,7 @@ for _name, _value in vars(FSDPModule).items():
 
 def install(session: Session) -> None:
     """Let plain tensors answer the two questions that scripts put to DTensors; what asks for shards is recorded."""
-    _state.update(session=session, wrappers={}, factors={}, inside=False, sync=True)
+    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True)
 
     def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return tensor
@@ -188,10 +189,7 @@ def _average(module: nn.Module) -> None:
 
 def _groups(module: nn.Module) -> list[Any]:
     """The process groups over which the gradients of a marked module are reduced, one after the other."""
-    mesh: DeviceMesh | None = module.__dict__.get("_mesh_of_fsdp")
-    if mesh is None or mesh.size() == dist.get_world_size():
-        return [None]
-    return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    return torchlib.groups_of(module.__dict__.get("_mesh_of_fsdp"))
 
 
 def _ranks(module: nn.Module) -> int:
@@ -207,9 +205,10 @@ def _beside_tensor_parallelism(module: nn.Module) -> bool:
 
 
 class _Reference(DistributedDataParallel):
-    """DDP that remembers whether its reducer waits for the next backward."""
+    """DDP that remembers whether its reducer waits for the next backward, and which parameters it was built for."""
 
     armed = False
+    trainable: set[int] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -218,7 +217,9 @@ class _Reference(DistributedDataParallel):
 
 
 class _ByHand(nn.Module):
-    """In the place of DDP, for graphs that its reducer refuses: the module itself, never armed."""
+    """In the place of DDP, for graphs that its reducer refuses: the module itself, never armed, whatever is trainable."""
+
+    trainable: set[int] | None = None
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -231,9 +232,13 @@ class _ByHand(nn.Module):
 
 def _wrapper(module: nn.Module) -> nn.Module | None:
     """The DDP wrapper of an outermost marked module, made at its first call; None where there is nothing to reduce."""
-    trainable = any(p.requires_grad for p in module.parameters())
+    trainable = {id(p) for p in module.parameters() if p.requires_grad}
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
+    if (old := _state["wrappers"].get(id(module))) is not None and old.trainable not in (None, trainable):
+        # FSDP reads `requires_grad` at every forward, DDP only when it is built.
+        del _state["wrappers"][id(module)], old
+        gc.collect()  # the reducer takes its hooks off the parameters when it is destroyed
     if id(module) not in _state["wrappers"]:
         made: _Reference | _ByHand
         with warnings.catch_warnings():
@@ -242,7 +247,10 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
             if _state["session"].request["by_hand"] or _beside_tensor_parallelism(module):
                 made = _ByHand(module)
             else:
-                made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True)
+                first = id(module) not in _state["built"]
+                made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True, init_sync=first)
+                made.trainable = trainable
+                _state["built"].add(id(module))
         made.require_backward_grad_sync = _state["sync"]
         _state["wrappers"][id(module)] = made
     wrapper: nn.Module = _state["wrappers"][id(module)]

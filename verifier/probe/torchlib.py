@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.distributed.checkpoint import _async_process_executor, state_dict_saver
@@ -145,6 +146,13 @@ def data_mesh(options: dict[str, Any]) -> DeviceMesh | None:
     if mesh is None or dims is None:
         return mesh
     return mesh[(*dims.replicate_names, *dims.shard_names)]
+
+
+def groups_of(mesh: DeviceMesh | None) -> list[Any]:
+    """The process groups over which gradients of what is sharded over `mesh` are reduced, one after the other."""
+    if mesh is None or mesh.size() == dist.get_world_size():
+        return [None]
+    return [mesh.get_group(dim) for dim in range(mesh.ndim)]
 
 
 def mesh_groups(root: nn.Module) -> list[Any]:

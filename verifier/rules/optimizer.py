@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..comparison import gradients_apart, incomparable, limits, update_apart
+from ..comparison import gradients_apart, incomparable, limits, undecided, update_apart
 from ..evidence import Evidence
 from ..finding import Finding
 from ..static.sources import find_shard_use
@@ -106,19 +106,22 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(f"{cls} works on shards, and {reason}")
         allowed = limits(evidence, self.name)
         gradients = max(gradients_apart(run, single, at_step=True).values(), default=0.0)
-        if not gradients <= allowed["gradient at the step"]:
+        if not gradients <= allowed.allowed["gradient at the step"]:
             return self.unknown(f"{cls} works on shards, and is given other gradients than in one process")
         update, _ = update_apart(run, single, 1)
-        if update <= allowed["update"]:
+        limit = allowed.allowed["update"]
+        if update <= limit:
             return self.passed(
-                f"{cls} works on shards and makes the update of one process", measured=update, limit=allowed["update"]
+                f"{cls} works on shards and makes the update of one process", measured=update, limit=limit
             )
+        if not allowed.differ({"update": update}):
+            return self.unknown(f"{cls} works on shards: {undecided('first update', update, allowed)}")
         return self.failed(
             f"{cls} works on shards: from gradients that agree within {gradients:.1e}, its first update on {run.world_size} ranks is "
             f"{update:.0%} off that of one process",
             line,
             measured=update,
-            limit=allowed["update"],
+            limit=limit,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..comparison import Comparison, compare, gradient_apart, incomparable, limits
+from ..comparison import Comparison, Limits, compare, gradient_apart, incomparable, limits, undecided
 from ..evidence import Evidence
 from ..finding import Finding
 from ..localise import meaning, part
@@ -48,15 +48,19 @@ class MatchesDdp(Rule):
             told = told.replace(
                 "not what DDP computes", "not what ranks with the whole model and averaged gradients compute", 1
             )
-            return replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
-        shard_code = evidence.line_of(evidence.reference, "local")
-        if found.status != "fail" or shard_code is None:
-            return found
-        # Code on shards (`to_local()` and a collective) has no counterpart on whole tensors: only one process can tell.
+            found = replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
+        return self._by_one_process(evidence, found) if found.status == "fail" else found
+
+    def _by_one_process(self, evidence: Evidence, found: Finding) -> Finding:
+        """A difference from DDP is a fault only where one process differs too: code on shards has no counterpart in DDP."""
         other = MatchesSingleProcess().judge(evidence)
-        where = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']} works on local shards, for which DDP has no counterpart"
-        if other.status == "fail":
+        shard_code = evidence.line_of(evidence.reference, "local")
+        if other.status == "fail" or (other.status == "inconclusive" and shard_code is None):
             return found
+        where = "the script does what DDP has no counterpart for"
+        if shard_code is not None:
+            line = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']}"
+            where = f"{line} works on local shards, for which DDP has no counterpart"
         if other.status == "inconclusive":
             return self.unknown(f"{where}, and one process does not tell either: {other.evidence}")
         return self.passed(
@@ -216,9 +220,9 @@ def _judge(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label:
             "the loss did not fall and the updates do not point downhill: equal runs that learn nothing prove nothing"
         )
     allowed = limits(evidence, rule.name)
-    if allowed["envelope"] > UNREPRODUCIBLE:
+    if allowed.noise > UNREPRODUCIBLE:
         return rule.unknown(
-            f"weights one unit in the last place apart give losses {allowed['envelope']:.0%} apart: the script is not reproducible enough"
+            f"weights one unit in the last place apart give losses {allowed.noise:.0%} apart: the script is not reproducible enough"
         )
     return _decide(rule, evidence, run, oracle, found, allowed, label)
 
@@ -229,10 +233,10 @@ def _decide(
     run: Run,
     oracle: Run,
     found: Comparison,
-    allowed: dict[str, float],
+    limit: Limits,
     label: str,
 ) -> Finding:
-    measures = found.measures
+    measures, allowed = found.measures, limit.allowed
     over = {name: value for name, value in measures.items() if not value <= allowed[name]}
     if not over:
         name = max(measures, key=lambda n: measures[n] / allowed[n])
@@ -242,14 +246,16 @@ def _decide(
         )
         return rule.passed(told, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: over[n] / allowed[n])
+    if not limit.differ(measures):
+        return rule.unknown(f"against {label}: {undecided(name, over[name], limit)}")
     told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())
     parting = part(run, oracle, allowed)
-    told += f"; {meaning(parting, run, label, _second(evidence, run, label, allowed))}"
+    told += f"; {meaning(parting, run, label, _second(evidence, run, label, limit))}"
     line = evidence.line_of(run, "micro" if parting.stage in ("gradient", "loss") else "step")
     return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
 
 
-def _second(evidence: Evidence, run: Run, label: str, allowed: dict[str, float]) -> str | None:
+def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
     """What the other oracle says of the run: "agrees", "differs", or None where it cannot tell."""
     if label == "the original":  # it alone knows what the conversion has lost
         return None
@@ -260,7 +266,7 @@ def _second(evidence: Evidence, run: Run, label: str, allowed: dict[str, float])
     if other is None or incomparable(run, other, role, name) is not None:
         return None
     measures = compare(run, other).measures
-    return "agrees" if all(value <= allowed[n] for n, value in measures.items()) else "differs"
+    return "agrees" if limit.agree(measures) else "differs" if limit.differ(measures) else None
 
 
 def substance(evidence: Evidence, run: Run) -> str:

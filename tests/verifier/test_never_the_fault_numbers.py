@@ -1,0 +1,196 @@
+"""What is not a fault of the script: small differences without a limit, zero but for rounding, a DDP that cannot take part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from corpus import TESTS
+from records import micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.comparison import FLOOR, GROSS, compare, limits
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace import Run
+
+DIRECTION = (1.0, -2.0, 0.5, 3.0)
+NAMES = ("a.weight", "b.weight")
+
+
+def vector(length: float) -> list[float]:
+    return [length * length * 4.0, *(length * x for x in DIRECTION)]
+
+
+def trained(
+    ranks: int = 2,
+    losses: tuple[float, ...] = (3.0, 2.0, 1.0),
+    grads: dict[str, float | None] | None = None,
+    moves: float = 0.1,
+    along: float = -0.1,
+    role: str = "train",
+    **more: Any,
+) -> Run:
+    """A run of as many steps as losses; every gradient has one direction and the given length."""
+    lengths = {**dict.fromkeys(NAMES, 1.0), **(grads or {})}
+    found = {name: vector(length) if length is not None else None for name, length in lengths.items()}
+    records = []
+    for rank in range(ranks):
+        rows: list[dict[str, Any]] = [model(*(parameter(name, copy=rank) for name in NAMES))]
+        for k, loss in enumerate(losses):
+            before = {name: [1.0, *(x * (1.0 - moves * k) for x in DIRECTION)] for name in NAMES}
+            after = {name: [1.0, *(x * (1.0 - moves * (k + 1)) for x in DIRECTION)] for name in NAMES}
+            moved = {name: [0.01, along, 8.0] for name in NAMES}
+            own = tuple(range(1 + rank, 9, ranks))
+            rows += [micro(k + 1, loss, own), step(k + 1, found, weights=before)]
+            rows += [stepped(k + 1, weights=after, moved=moved)]
+        records.append(rows)
+    return run(*records, role=role, **more)
+
+
+def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
+    evidence = Evidence(train=mine, exact=mine, reference=reference, single=single, **more)
+    return RULES[rule].judge(evidence)
+
+
+class TestWithoutNoise:
+    """The limit is derived from the envelope run; without it there is none between rounding and a gross difference."""
+
+    @pytest.mark.parametrize(("length", "status"), [(1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail")])
+    def test_no_envelope(self, length: float, status: str) -> None:
+        mine = trained(grads={"a.weight": length})
+        found = judge("matches-single-process", mine, None, trained(1))
+        assert found.status == status, found.evidence
+
+    def test_an_envelope_that_ended_early(self) -> None:
+        mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
+        short = trained(1, losses=(3.0, 2.0), role="envelope")
+        assert judge("matches-single-process", mine, None, single, envelope=short).status == "inconclusive"
+        whole = trained(1, role="envelope")
+        assert judge("matches-single-process", mine, None, single, envelope=whole).status == "fail"
+        assert limits(Evidence(single=single, envelope=short), "matches-ddp").underived
+        assert not limits(Evidence(single=single, envelope=whole), "matches-ddp").underived
+
+    def test_an_envelope_whose_numbers_are_not_finite(self) -> None:
+        mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
+        broken = trained(1, losses=(3.0, 2.0, float("nan")), role="envelope")
+        found = limits(Evidence(single=single, envelope=broken), "matches-ddp")
+        assert (found.allowed["loss"], found.gross["loss"]) == (FLOOR, GROSS)
+        assert judge("matches-single-process", mine, None, single, envelope=broken).status == "inconclusive"
+
+    @pytest.mark.parametrize(("loss", "status"), [(2.0, "pass"), (2.001, "inconclusive"), (3.0, "fail")])
+    def test_resharding(self, loss: float, status: str) -> None:
+        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
+        first, then = [model(), micro(1, 4.0), step(1), stepped(1), save], [micro(2, 2.0), step(2), stepped(2)]
+        whole = run([*first, *then])
+        other = run([model(), micro(1, loss), step(1), stepped(1)], role="reshard")
+        evidence = Evidence(train=whole, exact=whole, continued=whole, reshards=(other,))
+        assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status
+
+
+class TestScale:
+    """A difference is relative to what the quantity can resolve."""
+
+    def test_a_loss_that_is_zero_but_for_rounding(self) -> None:
+        mine, oracle = trained(losses=(1e-9, -2e-9, 1e-9)), trained(1, losses=(0.0, 0.0, 0.0))
+        assert compare(mine, oracle).loss < FLOOR
+
+    def test_a_loss_that_fell_to_zero(self) -> None:
+        assert compare(trained(losses=(3.0, 1.0, 1e-7)), trained(1, losses=(3.0, 1.0, 0.0))).loss < FLOOR
+        assert compare(trained(losses=(3.0, 1.0, 0.1)), trained(1, losses=(3.0, 1.0, 0.0))).loss > FLOOR
+
+    def test_terms_that_cancel_between_ranks(self) -> None:
+        """The scale is that of the losses of ranks and micro-batches, not of their sum."""
+        oracle = trained(2, losses=(1.0, 1.0, 1.0), along=0.0)
+        for trace, sign in zip(oracle.traces, (1.0, -1.0), strict=True):
+            for record in trace.of("micro"):
+                record["loss"] = sign
+        assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).loss < FLOOR
+
+    @pytest.mark.parametrize(("other", "agrees"), [(None, True), (0.0, True), (1e-9, True), (0.1, False)])
+    def test_a_gradient_of_rounding_beside_none_or_zero(self, other: float | None, agrees: bool) -> None:
+        mine, oracle = trained(grads={"b.weight": 1e-9}), trained(1, grads={"b.weight": other})
+        found = compare(mine, oracle)
+        assert (max(found.gradient, found.at_step) <= FLOOR) is agrees
+
+    def test_a_gradient_against_none_is_a_difference(self) -> None:
+        assert compare(trained(), trained(1, grads={"b.weight": None})).gradient == 1.0
+
+    def test_a_first_gradient_that_is_zero(self) -> None:
+        """An output layer that starts at zero: the whole gradient of step 1 is zero, that of later steps is not."""
+        runs = []
+        for length in (1e-9, 0.0):
+            found = trained(1)
+            for name in ("grads", "grads_at_step"):
+                found.traces[0].of("step")[0][name] = {name: vector(length) for name in NAMES}
+            runs.append(replace(found))
+        measured = compare(*runs)
+        assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR
+
+
+class TestOneProcessDecides:
+    """What one process computes too is no fault, whatever DDP computes."""
+
+    odd: ClassVar[dict[str, float | None]] = {"a.weight": 1.5}
+
+    @pytest.mark.parametrize(("single", "status"), [(1.0, "pass"), (1.25, "fail")])
+    def test_ddp_alone_differs(self, single: float, status: str) -> None:
+        other = trained(1, grads={"a.weight": single})
+        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), other)
+        assert found.status == status, found.evidence
+
+    def test_without_a_word_of_one_process_the_difference_stands(self) -> None:
+        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), None)
+        assert found.status == "fail"
+
+    def test_ranks_that_shard_alone_are_no_better_than_ddp(self) -> None:
+        other = trained(grads=self.odd, role="reference")
+        found = judge("matches-ddp", trained(), other, trained(1), missing={"ddp": "rank 0 raised AttributeError"})
+        assert found.status == "pass"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ["shard_norm_clip", "thawed_after_wrapping", "tp_some_modules"])
+def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
+    verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
+    assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}
+
+
+class TestOptimizersInBackward:
+    """An optimizer for each parameter: the first steps while gradients of the others are still to be reduced."""
+
+    @staticmethod
+    def rank(unsynced_b: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        start = {"a.weight": vector(1.0), "b.weight": vector(1.0)}
+        a = {"optimizer": 0, "weights": start, "unsynced": ["b.weight"], "held": ["a.weight"]}
+        b = {"optimizer": 1, "weights": start, "unsynced": list(unsynced_b), "held": ["b.weight"]}
+        first = {"a.weight": vector(0.9), "b.weight": vector(1.0)}
+        then = {"a.weight": vector(0.9), "b.weight": vector(0.8)}
+        still = [0.0, 0.0, 0.0]
+        return [
+            model(parameter("a.weight"), parameter("b.weight")),
+            step(1, {}, **{**a, "grads_at_step": {"a.weight": vector(2.0), "b.weight": None}}),
+            stepped(1, optimizer=0, weights=first, moved={"a.weight": [1.0, -1.0, 8.0], "b.weight": still}),
+            step(1, {}, **{**b, "grads_at_step": {"a.weight": None, "b.weight": vector(3.0)}}),
+            stepped(1, optimizer=1, weights=then, moved={"a.weight": still, "b.weight": [2.0, -2.0, 8.0]}),
+            micro(1),
+        ]
+
+    @pytest.mark.parametrize(("unsynced", "status"), [((), "pass"), (("a.weight",), "pass"), (("b.weight",), "fail")])
+    def test_each_is_judged_by_its_own_parameters(self, unsynced: tuple[str, ...], status: str) -> None:
+        train = run(self.rank(unsynced))
+        assert RULES["accum-never-resynced"].judge(Evidence(train=train)).status == status
+
+    def test_a_step_is_what_all_of_them_found_and_changed(self) -> None:
+        train = run(self.rank())
+        assert train.whole("step", "grads_at_step", 1) == {"a.weight": vector(2.0), "b.weight": vector(3.0)}
+        assert train.whole("stepped", "weights", 1) == {"a.weight": vector(0.9), "b.weight": vector(0.8)}
+        assert train.along(1) == -3.0
+
+
+@pytest.mark.launch
+def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
+    rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
+    verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)
+    assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(rules, "pass")
