@@ -1,0 +1,278 @@
+"""A run and its traces, and what of several ranks and records is put together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar, overload
+
+from ._compat_dict import lenient
+from .events import Divide, End, Event, Micro, Model, Parameter, ProgressEvent, Step, Stepped, Wrap
+from .sketches import Sketch, add, of_number
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of one rank in one run, in order."""
+
+    rank: int
+    records: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if any(isinstance(record, dict) for record in self.records):  # transitional: tests that write dicts
+            typed = tuple(lenient(r) if isinstance(r, dict) else r for r in self.records)
+            object.__setattr__(self, "records", typed)
+
+    @overload
+    def of(self, kind: type[E]) -> list[E]: ...
+    @overload
+    def of(self, kind: str) -> list[Any]: ...
+    def of(self, kind: type[Event] | str) -> list[Any]:
+        """The events of one kind."""
+        name = kind if isinstance(kind, str) else kind.kind
+        return [r for r in self.records if r.kind == name]
+
+    @overload
+    def first(self, kind: type[E]) -> E | None: ...
+    @overload
+    def first(self, kind: str) -> Any: ...
+    def first(self, kind: type[Event] | str) -> Any:
+        """The first event of a kind, or None."""
+        return next(iter(self.of(kind)), None)
+
+    @cached_property
+    def first_optimizer(self) -> int | None:
+        """The number of the optimizer that steps first: its steps are the steps of the run."""
+        return next((r.optimizer for r in self.of(Step)), None)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The records of its steps, each with what other optimizers found when they stepped beside it."""
+        records = self.of(Step)
+        main = [r for r in records if r.optimizer == self.first_optimizer]
+        others = [[r for r in records if r.optimizer == n] for n in {r.optimizer for r in records}]
+        marks = [r.seq for r in main] + [math.inf]
+        return [
+            _beside(record, [o for o in others if o[0].optimizer != self.first_optimizer], start, end)
+            for record, start, end in zip(main, marks[:-1], marks[1:], strict=True)
+        ]
+
+    @property
+    def stepped(self) -> list[Stepped]:
+        """What each step of the first optimizer left."""
+        return [r for r in self.of(Stepped) if r.optimizer == self.first_optimizer]
+
+    @property
+    def end(self) -> End | None:
+        """How the script ended on this rank, if it could still say so."""
+        return self.first(End)
+
+
+def _beside(record: Step, others: list[list[Step]], start: float, end: float) -> Step:
+    """A step's record with the state of the optimizers that step between it and the next one.
+
+    The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
+    """
+    for other in others:
+        found = next((r for r in other if start < r.seq < end), None)
+        if found is not None:
+            record = replace(
+                record,
+                held=[*record.held, *(v for v in found.held if v not in record.held)],
+                strangers=[*record.strangers, *(v for v in found.strangers if v not in record.strangers)],
+                lr=[*record.lr, *found.lr],
+                state={**found.state, **record.state},
+            )
+    return record
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the launcher."""
+
+    rank: int
+    code: int
+    killed: bool
+    at: float = math.inf  # on the clock of the records
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, original, resume, continued, reshard, opened,
+    crash, recovered, damaged, simulate. A simulate run has rank 0 alone.
+    """
+
+    role: str
+    world_size: int
+    traces: tuple[Trace, ...]
+    ended: tuple[Ended, ...] = ()
+    timed_out: bool = False
+    seconds: float = 0.0
+    stacks: dict[int, str] = field(default_factory=dict)
+    stderr: dict[int, str] = field(default_factory=dict)
+    progress: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # by rank, in order
+    command: str = ""
+    foreign: str = ""  # what stands in the verifier's own files and is not of the probe: then no record is believed
+    note: str = ""  # what was done to it, or to the checkpoint that it finds
+    timeout: float = 0.0  # seconds that it had
+
+    @property
+    def completed(self) -> bool:
+        """Whether every rank came to the end that the verifier or the script had set, without an error."""
+        good = all(t.end is not None and _clean(t.end) for t in self.traces)
+        return bool(self.traces) and good and not self.timed_out
+
+    @cached_property
+    def parameters(self) -> dict[str, list[Parameter]]:
+        """{parameter name: its record on each rank} at the first forward; its replicas are numbered from 0."""
+        found: dict[str, list[tuple[int, Parameter]]] = {}
+        for trace in self.traces:
+            for model in _latest_models(trace):
+                for entry in model.parameters:
+                    found.setdefault(entry.name, []).append((trace.rank, entry))
+        copies = {name: sorted({entry.copy for _, entry in entries}) for name, entries in found.items()}
+        return {
+            name: [replace(e, rank=rank, copy=copies[name].index(e.copy)) for rank, e in entries]
+            for name, entries in found.items()
+        }
+
+    @cached_property
+    def data_ranks(self) -> list[int]:
+        """The ranks that differ in their samples: those of rank 0's mesh in `fully_shard`, all if none was given.
+
+        Ranks outside of it (tensor parallelism) work on the samples of one of these.
+        """
+        meshes = [wrap.mesh for wrap in self.places(Wrap) if wrap.mesh is not None]
+        return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """The model records of rank 0 (of the first rank that has any)."""
+        return next((m for t in self.traces if (m := _latest_models(t))), [])
+
+    def steps(self) -> int:
+        """Optimizer steps that every rank has made (of its first optimizer)."""
+        return min((len(t.stepped) for t in self.traces), default=0)
+
+    @overload
+    def at_step(self, kind: type[E], step: int) -> list[E]: ...
+    @overload
+    def at_step(self, kind: str, step: int) -> list[Any]: ...
+    def at_step(self, kind: type[Event] | str, step: int) -> list[Any]:
+        """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have it."""
+        first = kind in (Step, Step.kind)
+        per_rank: list[list[Any]] = [list(t.steps if first else t.stepped) for t in self.traces]
+        found = [next((r for r in records if r.step == step), None) for records in per_rank]
+        return [] if None in found else found
+
+    def micros(self, step: int) -> list[list[Micro]]:
+        """For each rank the micro-batches of a step."""
+        return [[r for r in t.of(Micro) if r.step == step] for t in self.traces]
+
+    def objective(self, step: int) -> float | None:
+        """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""
+        micros = self.micros(step)
+        per_rank = [[m.loss for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)]
+        known = [[loss for loss in losses if loss is not None] for losses in per_rank]
+        if not known or any(not losses for losses in known) or known != per_rank:
+            return None
+        return sum(math.fsum(losses) for losses in known) / self.divisor
+
+    @property
+    def divisor(self) -> float:
+        """What the sum of gradients over ranks is divided by: the number of data ranks, or a factor that the script has set."""
+        factors = [r.factor for r in self.places(Divide)]
+        return factors[-1] if factors else float(len(self.data_ranks))
+
+    @property
+    def losses(self) -> list[float | None]:
+        """`objective` of every step."""
+        return [self.objective(step) for step in range(1, self.steps() + 1)]
+
+    def whole(self, kind: type[Event] | str, field: str, step: int) -> dict[str, Sketch | None]:
+        """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first replica."""
+        records: list[Any] = self.at_step(kind if isinstance(kind, str) else kind.kind, step)
+        out: dict[str, Sketch | None] = {}
+        for record, trace in zip(records, self.traces, strict=False):
+            for name, value in getattr(record, field).items():
+                if self.copy(name, trace.rank) != 0:
+                    continue
+                if value is None or (name in out and out[name] is None):
+                    out[name] = None
+                else:
+                    out[name] = add(out.get(name), value)
+        return out
+
+    def whole_state(self, field: str, step: int) -> dict[str, Sketch]:
+        """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`, before a step."""
+        if field == "weights":
+            return {name: value for name, value in self.whole(Step, "weights", step).items() if value is not None}
+        out: dict[str, Sketch] = {}
+        for record, trace in zip(self.at_step(Step, step), self.traces, strict=False):
+            for name, state in record.state.items():
+                for key, value in state.items():
+                    if self.copy(name, trace.rank) != 0:
+                        continue
+                    if isinstance(value, list):
+                        out[f"{name}.{key}"] = add(out.get(f"{name}.{key}"), value)
+                    else:
+                        out[f"{name}.{key}"] = of_number(value)
+        return out
+
+    def copy(self, name: str, rank: int) -> int:
+        """Which replica of a parameter a rank holds a part of."""
+        entry = next((e for e in self.parameters.get(name, []) if e.rank == rank), None)
+        return entry.copy if entry else rank
+
+    def grad_norm(self, step: int, field: str = "grads") -> float | None:
+        """Norm of the whole gradient after the last backward of a step (before any clipping)."""
+        parts = [g[0] for g in self.whole(Step, field, step).values() if g is not None]
+        return math.sqrt(math.fsum(parts)) if parts else None
+
+    @property
+    def grad_norms(self) -> list[float | None]:
+        """`grad_norm` of every step."""
+        return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
+
+    def downhill(self) -> bool:
+        """Whether the weight changes of all steps together point against the gradients, as those of a run that learns."""
+        records = [
+            (t, r)
+            for s in range(1, self.steps() + 1)
+            for t, r in zip(self.traces, self.at_step(Stepped, s), strict=True)
+        ]
+        along = [moved[1] for t, r in records for name, moved in r.moved.items() if self.copy(name, t.rank) == 0]
+        return math.fsum(along) < 0.0
+
+    def rows(self, step: int) -> list[Counter[int]]:
+        """For each rank the hashes of the samples that its models saw in a step."""
+        return [Counter(row for micro in micros for row in micro.rows) for micros in self.micros(step)]
+
+    def global_batch(self, step: int) -> Counter[int]:
+        """The hashes of all samples of a step."""
+        rows = self.rows(step)
+        return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
+
+    @overload
+    def places(self, kind: type[E]) -> Iterator[E]: ...
+    @overload
+    def places(self, kind: str) -> Iterator[Any]: ...
+    def places(self, kind: type[Event] | str) -> Iterator[Any]:
+        """Records of a kind on rank 0, the ones that name a line."""
+        for trace in self.traces[:1]:
+            yield from trace.of(kind if isinstance(kind, str) else kind.kind)
+
+
+def _latest_models(trace: Trace) -> list[Model]:
+    """One record for each root name; a root that took in an earlier one has replaced it."""
+    return list({r.root: r for r in trace.of(Model)}.values())
+
+
+def _clean(end: End) -> bool:
+    """Whether the script came to its end, or to the one that the verifier had set."""
+    return end.how in ("stopped", "return") or (end.how == "sys.exit" and end.code == 0)
