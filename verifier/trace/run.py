@@ -24,8 +24,9 @@ class Trace:
     records: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        if any(isinstance(record, dict) for record in self.records):  # transitional: tests that write dicts
-            typed = tuple(lenient(r) if isinstance(r, dict) else r for r in self.records)
+        given: tuple[Any, ...] = self.records
+        if any(isinstance(record, dict) for record in given):  # transitional: tests that write dicts
+            typed = tuple(lenient(r) if isinstance(r, dict) else r for r in given)
             object.__setattr__(self, "records", typed)
 
     @overload

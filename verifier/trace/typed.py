@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import types
 import typing
@@ -53,12 +52,17 @@ def event_from_json(data: dict[str, Any]) -> Event:
     return KINDS[rest.pop("kind")].from_json(rest)
 
 
-@functools.cache
+_conversions: dict[type[Part], dict[str, Convert]] = {}
+_defaults: dict[type[Part], tuple[tuple[str, Any], ...]] = {}
+
+
 def conversions(cls: type[Part]) -> dict[str, Convert]:
     """{field: what rebuilds its value} for the fields that hold records."""
-    hints = typing.get_type_hints(cls)
-    found = {field.name: _conversion(hints[field.name]) for field in fields(cls)}
-    return {name: convert for name, convert in found.items() if convert is not None}
+    if cls not in _conversions:
+        hints = typing.get_type_hints(cls)
+        found = {field.name: _conversion(hints[field.name]) for field in fields(cls)}
+        _conversions[cls] = {name: convert for name, convert in found.items() if convert is not None}
+    return _conversions[cls]
 
 
 def _conversion(hint: Any) -> Convert | None:
@@ -81,13 +85,11 @@ def default_of(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-@functools.cache
-def _defaults(cls: type[Part]) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, default_of(field)) for field in fields(cls))
-
-
 def _held(part: Part) -> Iterator[tuple[str, Any, Any]]:
-    for name, default in _defaults(type(part)):
+    cls = type(part)
+    if cls not in _defaults:
+        _defaults[cls] = tuple((field.name, default_of(field)) for field in fields(cls))
+    for name, default in _defaults[cls]:
         yield name, getattr(part, name), default
 
 

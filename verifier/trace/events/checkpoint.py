@@ -78,7 +78,7 @@ class SetState(Event):
     """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
     op: str
-    keys: int
+    given: int  # keys
     broadcast: bool
     at_line: Place | None
 
