@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from .trace import Run, Trace
+from .trace import Record, Run, Trace
 
 # What a rank says when another one has gone: it is a victim.
 _VICTIM = re.compile(
@@ -35,7 +35,7 @@ class Blame:
 
     rank: int
     text: str
-    location: dict[str, Any] | None
+    location: Record | None
     mend: str
     error: str = ""  # `ErrorName: message`, whole, if the rank raised
     frames: tuple[dict[str, Any], ...] = ()  # the user's frames, innermost first
@@ -88,7 +88,7 @@ def _gist(message: str) -> str:
     return errors[0] if lines[0].startswith("CheckpointException") and errors else lines[0]
 
 
-def _fault(trace: Trace) -> dict[str, Any] | None:
+def _fault(trace: Trace) -> Record | None:
     """The record of a bad end, if the rank could write one."""
     for record in trace.of("end"):
         if record["how"] in ("exception", "os._exit") or (record["how"] == "sys.exit" and record["code"] != 0):
@@ -152,7 +152,7 @@ def _hang(run: Run) -> Blame:
     for other in others[:3]:
         text += f"; rank {other}{_stack_text(stacks[other], 1)}"
     end = run.traces[rank].end
-    location = _own(frames) or next(iter((end or {}).get("frames", [])), None)
+    location = _own(frames) or next(iter(end.frames if end is not None else []), None)
     return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
 
 

@@ -34,6 +34,7 @@ from .static.suppress import problems, uses
 from .static_verdict import apply_suppressions, choose, verdict_on
 from .target import Target
 from .trace import Run
+from .trace.events import ProbeError
 
 TIERS = ("static", "simulate", "ranks")
 LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves
@@ -342,8 +343,8 @@ def adapted(evidence: Evidence) -> list[str]:
 def _unheard(evidence: Evidence) -> str:
     """Why the probe did not see all that the rules of LISTENED read; "" if it did."""
     traces = evidence.train.traces if evidence.train is not None else ()
-    record = next((r for trace in traces for r in trace.of("unheard")), None)
-    return f"the probe failed while it listened ({record['what']}: {record['error']})" if record else ""
+    record = next((r for trace in traces for r in trace.of(ProbeError)), None)
+    return f"the probe failed while it listened ({record.symbol}: {record.text})" if record else ""
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:

@@ -14,7 +14,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.localise import meaning, part
 from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace import Run, Trace
 
 NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
 ALLOWED = dict.fromkeys(Comparison(0, 0, 0, 0, 0, 0, "").measures, FLOOR)
@@ -148,7 +148,8 @@ class TestRules:
         end = {"kind": "end", "how": "exception", "error": "TypeError", "message": "no mesh"}
         frame = {"file": "train.py", "line": 7, "function": "main", "code": "model.weight.device_mesh"}
         for trace in broken.traces:
-            object.__setattr__(trace, "records", (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
+            made = Trace(trace.rank, (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
+            object.__setattr__(trace, "records", made.records)
         mine = trained(2)
         found = self.judge("matches-ddp", mine, broken, trained(1, losses=(6, 4, 2)))
         assert found.status == "inconclusive"

@@ -105,7 +105,7 @@ class TestScale:
         oracle = trained(2, losses=(1.0, 1.0, 1.0), along=0.0)
         for trace, sign in zip(oracle.traces, (1.0, -1.0), strict=True):
             for record in trace.of("micro"):
-                record["loss"] = sign
+                object.__setattr__(record, "loss", sign)
         assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).loss < FLOOR
 
     @pytest.mark.parametrize(("other", "agrees"), [(None, True), (0.0, True), (1e-9, True), (0.1, False)])
@@ -123,7 +123,7 @@ class TestScale:
         for length in (1e-9, 0.0):
             found = trained(1)
             for name in ("grads", "grads_at_step"):
-                found.traces[0].of("step")[0][name] = {name: vector(length) for name in NAMES}
+                object.__setattr__(found.traces[0].of("step")[0], name, {key: vector(length) for key in NAMES})
             runs.append(replace(found))
         measured = compare(*runs)
         assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR

@@ -10,7 +10,7 @@ from verified_fsdp2.verifier.flow import adapted, judge
 from verified_fsdp2.verifier.probe.hooks_raised import note
 
 RIGHT = [model(), micro(), step(), stepped()]
-DEAF = {"kind": "unheard", "what": "ties", "error": "KeyError: 'x'"}
+DEAF = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
 
 
 @pytest.mark.parametrize(("records", "status"), [([], "pass"), ([DEAF], "inconclusive")])

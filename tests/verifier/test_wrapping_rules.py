@@ -185,7 +185,7 @@ class TestIdenticalShards:
 
 class TestRankZeroStateDict:
     def call(self, keys: int, broadcast: bool = False) -> dict[str, Any]:
-        base = {"kind": "set_state", "op": "set_model_state_dict", "keys": keys, "full": True, "strict": True}
+        base = {"kind": "set_state", "op": "set_model_state_dict", "given": keys, "full": True, "strict": True}
         return {**base, "broadcast": broadcast}
 
     @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def _listen_to_state_dicts(session: Session) -> None:
                 session.recorder.write(
                     "set_state",
                     op=operation,
-                    keys=len(given),
+                    given=len(given),
                     full=bool(getattr(options, "full_state_dict", False)),
                     broadcast=bool(getattr(options, "broadcast_from_rank0", False)),
                     strict=bool(getattr(options, "strict", True)),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import linecache
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..seal import mark
+from ..trace._compat_dict import lenient
+from ..trace.events import KINDS, ProbeError
+from ..trace.writer import Writer
 
 _SPEC = importlib.util.find_spec("torch")  # torch itself is not imported here: the script may want to do it
 _TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "no torch"
@@ -25,33 +25,20 @@ class Recorder:
     """Writes records `{"kind": ..., "seq": ..., "at": seconds, ...}` of rank `rank` to `path`."""
 
     def __init__(self, path: Path, project: str, secret: str = "") -> None:
-        self._file = path.open("a", encoding="utf-8")  # so that what others write stays, and is seen
+        self._writer = Writer(path, secret)
         self.path = path
         self.project = project
-        self._process = os.getpid()
-        self._seq = 0
-        self._secret = secret
 
-    def write(self, kind: str, /, **fields: Any) -> int:
-        """Append one record and return its sequence number (order within this rank).
-
-        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing.
-        """
-        if os.getpid() != self._process:
-            return 0
-        self._seq += 1
-        record = {"kind": kind, "seq": self._seq, "at": time.monotonic(), **fields}
-        text = json.dumps(record)
-        self._file.write(f"{text}\t{mark(self._secret, self._seq, text)}\n")
-        self._file.flush()
-        return self._seq
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Append one record."""
+        if kind == "unheard":
+            self._writer.write(ProbeError(symbol=fields["what"], text=fields["error"]))
+        elif kind in KINDS:
+            self._writer.write(lenient({"kind": kind, **fields}))
 
     def sync(self) -> None:
         """Make everything written so far survive this process."""
-        if os.getpid() != self._process:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._writer.sync()
 
     def here(self) -> dict[str, Any] | None:
         """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""

@@ -46,10 +46,10 @@ class Rule(ABC):
         """The clause holds."""
         return Finding(self.name, "pass", evidence, **more)
 
-    def failed(self, evidence: str, location: dict[str, Any] | None = None, **more: Any) -> Finding:
+    def failed(self, evidence: str, location: Record | None = None, **more: Any) -> Finding:
         """The clause is broken; `fix` defaults to the page's mend."""
         more.setdefault("fix", " ".join(self.page()["Mend"].split()))
-        return Finding(self.name, "fail", evidence, location=location, **more)
+        return Finding(self.name, "fail", evidence, location=None if location is None else {**location}, **more)
 
     def unknown(self, reason: str, **more: Any) -> Finding:
         """The clause could not be checked."""

@@ -226,7 +226,7 @@ def _came_to(run: Run, rank: int, record: Record, per_rank: dict[int, frozenset[
     if rank in per_rank:
         return True
     trace = next((t for t in run.traces if t.rank == rank), None)
-    raised = trace is None or (trace.end or {}).get("how") == "exception"
+    raised = trace is None or (trace.end is not None and trace.end.how == "exception")
     return not raised and trace is not None and len(trace.of("micro")) >= record["done"]
 
 

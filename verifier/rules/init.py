@@ -261,11 +261,11 @@ class Rank0SdWithoutBroadcast(Rule):
             per_rank = [t.of("set_state") for t in run.traces]
             for records in zip(*per_rank, strict=False):
                 calls += 1
-                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r["keys"] == 0]
+                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r["given"] == 0]
                 if empty and len(empty) < len(records) and not all(r["broadcast"] for r in records):
-                    full = next(r for r in records if r["keys"])
+                    full = next(r for r in records if r["given"])
                     return self.failed(
-                        f"{full['op']} is given {count(full['keys'], 'key')} on some ranks and none on "
+                        f"{full['op']} is given {count(full['given'], 'key')} on some ranks and none on "
                         f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
                         full["at_line"],
                     )

@@ -6,7 +6,7 @@ from ..comparison import gradients_apart, incomparable, limits, undecided, updat
 from ..evidence import Evidence
 from ..finding import Finding
 from ..static.sources import find_shard_use
-from ..trace import Run
+from ..trace import Record, Run
 from .base import Rule, count, some
 
 
@@ -132,7 +132,7 @@ def _judge_held(rule: Rule, evidence: Evidence, after_forward: bool) -> Finding:
     record = run.at_step("step", 1)[0]
     firsts = [r for r in run.traces[0].of("step") if r["step"] == 1]
     number = next((r["optimizer"] for r in firsts if r["strangers"]), run.traces[0].first_optimizer)
-    built = next((r for r in run.traces[0].of("optimizer") if r["number"] == number), {})
+    built: Record = next((r for r in run.traces[0].of("optimizer") if r["number"] == number), {})
     missing = _missing(run, record["held"], record["strangers"])
     if not missing or bool(built.get("after_forward")) is not after_forward:
         return rule.passed(f"the optimizer holds {count(len(record['held']), 'parameter')} of the model")

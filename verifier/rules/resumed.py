@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..evidence import LOADS, SAVES, Evidence
 from ..trace import Record
 
@@ -23,7 +21,7 @@ def first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
     return saved, resumed
 
 
-def load_line(evidence: Evidence) -> dict[str, Any] | None:
+def load_line(evidence: Evidence) -> Record | None:
     """The user's line that loads, else the one that saves."""
     for operation in LOADS:
         if (line := evidence.line_of(evidence.resume, "checkpoint", op=operation)) is not None:
@@ -31,7 +29,7 @@ def load_line(evidence: Evidence) -> dict[str, Any] | None:
     return save_line(evidence)
 
 
-def save_line(evidence: Evidence) -> dict[str, Any] | None:
+def save_line(evidence: Evidence) -> Record | None:
     """The user's line that saves."""
     lines = (evidence.line_of(evidence.train, "checkpoint", op=operation) for operation in SAVES)
     return next((line for line in lines if line is not None), None)

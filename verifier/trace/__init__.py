@@ -1,0 +1,10 @@
+"""What a run left behind, as data: typed events of its ranks, how each ended, and the numbers that rules compare."""
+
+from __future__ import annotations
+
+from ._compat_dict import Record
+from .reader import Foreign, read_run
+from .run import Ended, Run, Trace
+from .sketches import Sketch, difference
+
+__all__ = ["Ended", "Foreign", "Record", "Run", "Sketch", "Trace", "difference", "read_run"]

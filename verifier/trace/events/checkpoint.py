@@ -1,0 +1,124 @@
+"""Events of checkpoints: what is saved, loaded, asked for and found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..typed import Event, Part
+from .base import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(Event):
+    """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
+
+    op: str
+    after_step: int
+    to: str
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedEntry(Part):
+    """One value of a state dict on one rank. `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type)."""
+
+    kind: str
+    value: str | None = None
+    shape: list[int] | None = None
+    dtype: str | None = None
+    sketch: list[float] | None = None
+    copy: int = 0
+    sharded: bool = False
+    own: list[int] | None = None  # shape of the local part of a DTensor
+    offset: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving(Event):
+    """What a save is given, and what the rank holds then (events/checkpoints.py)."""
+
+    op: str
+    call: int
+    after_step: int
+    to: str
+    main: bool  # in the main thread
+    alone: bool  # without the other ranks
+    entries: dict[str, SavedEntry]
+    random: list[float] | None
+    weights: dict[str, list[float]]
+    state: dict[str, dict[str, list[float] | float]]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveInFlight(Event):
+    """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
+
+    what: str
+    saved_line: Place | None
+    apart: bool  # whether the group has a backend for each
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed(Event):
+    """What was saved has another name now (events/flight.py)."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed(Event):
+    """This rank is about to be killed in a save, as the request asks (crash.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetState(Event):
+    """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
+
+    op: str
+    given: int  # keys
+    broadcast: bool
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template(Event):
+    """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
+
+    op: str
+    step: int
+    full: bool
+    offload: bool
+    optimizers: int
+    states: int | None
+    bytes: int
+    had_state: bool
+    had_grads: bool
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lenient(Event):
+    """A load that accepts missing keys, and what it did not find (events/templates.py)."""
+
+    how: str
+    wanted: int
+    names: list[str]
+    missing_count: int
+    missing: list[str]
+    unused_count: int
+    unused: list[str]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(Event):
+    """A checkpoint as it lies on the disk (opener.py)."""
+
+    path: str
+    format: str = "missing"
+    error: str | None = None
+    entries: dict[str, SavedEntry] = field(default_factory=dict)
+    missing_files: list[str] = field(default_factory=list)

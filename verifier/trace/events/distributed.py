@@ -1,0 +1,116 @@
+"""Events of groups and collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..typed import Event, Part
+from .base import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh(Part):
+    """A device mesh."""
+
+    shape: list[int]
+    names: list[str]
+    ranks: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce(Event):
+    """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
+
+    group: str
+    step: int
+    micro: int
+    missing: list[str]
+    filled: bool  # FSDP puts zeros in their place
+    ranks: list[int]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce(Event):
+    """`set_requires_all_reduce` was called (events/groups.py)."""
+
+    value: bool
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale(Event):
+    """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
+
+    groups: list[str]
+    after_step: int
+    evaluated: Place | None
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial(Event):
+    """Groups that an optimizer step finds with gradients that were not all-reduced (events/groups.py)."""
+
+    groups: list[str]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InplaceView(Event):
+    """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
+
+    module: str
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedInput(Event):
+    """A root is given a DTensor (events/wrapping.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromLocal(Event):
+    """The script made a DTensor of local shards (events/wrapping.py)."""
+
+    shape: list[int]
+    local: list[int]
+    ranks: list[int]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRead(Event):
+    """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
+
+    op: str
+    placements: list[str]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficLine(Part):
+    """A line of the script that gathers."""
+
+    at_line: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic(Event):
+    """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py)."""
+
+    step: int
+    calls: int  # forwards of modules with FSDP groups
+    model: dict[str, list[int]]
+    script: dict[str, list[int]]
+    lines: list[TrafficLine]  # where the script gathers, most bytes first
+    expected: dict[str, int]  # {kind: number} by the groups that there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressEvent(Part):
+    """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
+
+    op: str
+    frames: list[list[str | int]] = field(default_factory=list)
+    value: int | None = None

@@ -1,0 +1,149 @@
+"""Events of models: what is sharded how, what a model is at its first forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..typed import Event, Part
+from .base import Place
+from .distributed import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter(Part):
+    """A parameter at the first forward of its model, as one rank holds it; `unset`: elements that nothing has written since `to_empty`."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    trainable: bool
+    managed: bool  # by FSDP
+    group: str | None  # the module of its FSDP group
+    local_numel: int
+    numel: int
+    sketch: list[float]  # before the common starting point is loaded
+    unset: int
+    sharded: bool  # a DTensor
+    placements: list[str]
+    mesh: list[int]
+    mesh_names: list[str]
+    ranks: list[int]  # of its mesh
+    copy: int  # which of its replicas this rank holds
+    rank: int = 0  # filled in by `Run.parameters`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer(Part):
+    """A buffer at the first forward of its model."""
+
+    name: str
+    shape: list[int]
+    unset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Part):
+    """An FSDP parameter group, by its module."""
+
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block(Part):
+    """Sibling modules of one class that each hold further modules: what a wrapping plan would name."""
+
+    parent: str
+    cls: str
+    count: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(Event):
+    """A root at its first forward (events/models.py). `root`: the prefix of its names, "" for the first."""
+
+    root: str
+    parameters: list[Parameter]
+    buffers: list[Buffer]
+    groups: list[Group]
+    blocks: list[Block]
+    starting_point: str  # "own", "left", "loaded" or why it could not be loaded
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedParameter(Part):
+    """A plain parameter that is about to be sharded."""
+
+    name: str
+    cls: str  # of its module
+    dtype: str
+    sketch: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(Event):
+    """`fully_shard` is about to be applied (events/sharding.py)."""
+
+    modules: list[str]
+    param_dtype: str | None
+    reduce_dtype: str | None
+    output_dtype: str | None
+    unread: list[str]  # options that it takes and does nothing with, in words
+    parameters: list[ShardedParameter]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrap(Event):
+    """The mesh of a `fully_shard` (events/wrapping.py)."""
+
+    mesh: Mesh | None
+    explicit_dims: bool
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie(Part):
+    """One parameter under several names before sharding; `parameters`: how many objects it is now."""
+
+    names: list[str]
+    parameters: int
+    line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ties(Event):
+    """The ties of a root at its first forward (events/wrapping.py)."""
+
+    ties: list[Tie]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late(Event):
+    """Parameters that came to a module after it was sharded (events/wrapping.py)."""
+
+    names: list[str]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards(Event):
+    """A digest of each shard of a root, None where equality says nothing (events/wrapping.py)."""
+
+    digests: dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToEmpty(Event):
+    """`Module.to_empty` has allocated memory (events/empty.py)."""
+
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local(Event):
+    """The script asked a plain tensor of the DDP run for its shard (substitutes/ddp.py)."""
+
+    at_line: Place | None

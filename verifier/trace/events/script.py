@@ -1,0 +1,66 @@
+"""Events of the script as a whole: its beginning, its end, its errors, and the errors of the probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..typed import Event, Part
+from .base import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Event):
+    """The probe is installed (rank.py)."""
+
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Event):
+    """How the script ended: `how` is "return", "stopped", "sys.exit", "os._exit" or "exception" (rank.py, events/exit.py)."""
+
+    how: str
+    code: int = 0
+    error: str = ""
+    message: str = ""
+    frames: list[Place] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedFrame(Part):
+    """A frame of an error; if its `self` is a module: its class, a number for the object, how many weights are shards now."""
+
+    file: str
+    line: int
+    function: str
+    own: bool  # of the user's code
+    optimizer: str | None = None
+    module: str | None = None
+    number: int | None = None
+    fsdp: bool | None = None
+    shards: int = 0
+    shards_below: int = 0
+    tensors: dict[str, str] = field(default_factory=dict)  # {name of a local: dtype}
+    buffers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised(Event):
+    """The frames of the script's error, innermost first (raised.py)."""
+
+    frames: list[RaisedFrame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted(Event):
+    """What a library was made to believe so that it shards on the CPU (substitutes/libraries.py)."""
+
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeError(Event):
+    """An error of the probe, which the script did not see. `symbol`: the subscriber or the name of torch that is missing."""
+
+    symbol: str
+    text: str

@@ -1,0 +1,205 @@
+"""Events of training: micro-batches, optimizer steps, gradients, precision, data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..typed import Event, Part
+from .base import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion(Part):
+    """A cross entropy of a micro-batch: how many targets counted, and its value if it is one number."""
+
+    reduction: str
+    valid: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Micro(Event):
+    """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward."""
+
+    step: int
+    loss: float | None
+    rows: list[int]
+    criteria: list[Criterion]
+    random: str | None
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared(Event):
+    """Gradients of a step were thrown away before it (events/calls.py)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer(Event):
+    """An optimizer was constructed (events/optimizers.py)."""
+
+    number: int
+    cls: str
+    after_forward: bool
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Event):
+    """What a step finds before it changes anything (events/optimizers.py); sketches of this rank's shards."""
+
+    step: int
+    optimizer: int
+    cls: str
+    lr: list[float]
+    held: list[str]  # names of the parameters that it updates
+    strangers: list[list[int]]  # shapes of what it updates and no model holds
+    unsynced: list[str]
+    grads: dict[str, list[float] | None]  # after the last backward
+    grads_at_step: dict[str, list[float] | None]
+    state: dict[str, dict[str, list[float] | float]]
+    weights: dict[str, list[float]]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped(Event):
+    """What a step left (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
+
+    step: int
+    optimizer: int
+    weights: dict[str, list[float]]
+    moved: dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stress(Event):
+    """What became of huge gradients, {name: [before.before, before.after, after.after]} (events/stress.py)."""
+
+    products: dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync(Event):
+    """`set_requires_gradient_sync` was called (events/sharding.py)."""
+
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divide(Event):
+    """`set_gradient_divide_factor` was called (events/sharding.py)."""
+
+    factor: float
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zeroed(Event):
+    """Gradients were zeroed, and these unsynced ones stayed (events/gradients.py)."""
+
+    step: int
+    unsynced: list[str]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCleared(Event):
+    """`Module.zero_grad` left these gradients as they were (events/gradients.py)."""
+
+    names: list[str]
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded(Event):
+    """`reset_iter_state` threw unsynced gradients away (events/gradients.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipOfNothing(Event):
+    """A clip was given no tensor at a line where it was given some before (events/gradients.py)."""
+
+    step: int
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInStep(Event):
+    """An optimizer's own code asked for a shard within its step (events/gradients.py)."""
+
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute(Event):
+    """A recomputed dropout met a random state of the first forward, or not (events/recompute.py)."""
+
+    same: bool
+    place: str
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inexact(Event):
+    """ "dropout" or "autocast" is active, which a full-precision run switches off (events/precision.py)."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossyCast(Event):
+    """FSDP's cast of a forward's input changes whole numbers (events/precision.py)."""
+
+    cls: str
+    shape: list[int]
+    dtype: str
+    changed: int
+    was: float
+    now: float
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaler(Event):
+    """A loss scaler is used (events/precision.py)."""
+
+    cls: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autocast(Event):
+    """Autocast is used, with this dtype (events/precision.py)."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler(Event):
+    """A DistributedSampler begins an order (events/data.py)."""
+
+    dataset: int
+    epoch: int
+    shuffle: bool
+    seed: int
+    samples: int
+    at_line: Place | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetEpoch(Event):
+    """`DistributedSampler.set_epoch` was called (events/data.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory(Event):
+    """Bytes on this rank after a step (events/memory.py); `before` and `peak` are of the process."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    before: int | None
+    peak: int | None
+    cuda: int | None

@@ -1,0 +1,101 @@
+"""Reads what the ranks of a run have written; a line that the probe has not written makes all of it foreign."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .events import Cleared, Event, Micro, ProgressEvent, event_from_json
+from .run import Ended, Run, Trace
+from .seal import mark
+
+
+class Foreign(Exception):
+    """A line in a file of the verifier that the probe has not written."""
+
+
+def read_run(
+    folder: Path,
+    role: str,
+    answer: dict[str, Any],
+    world_size: int,
+    command: str,
+    timeout: float = 0.0,
+    secret: str = "",
+) -> Run:
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's. Only lines with the mark of `secret` are records."""
+    found: dict[int, list[Event]] = {}
+    progress: dict[int, list[ProgressEvent]] = {}
+    foreign = ""
+    ranks = sorted(e["rank"] for e in answer["ranks"])
+    for rank in ranks:
+        try:
+            found[rank] = _read(folder / f"rank{rank}.jsonl", secret)
+            progress[rank] = _progress(folder / f"rank{rank}.progress")
+        except Foreign as error:
+            foreign = foreign or str(error)
+    return Run(
+        role,
+        world_size,
+        tuple(Trace(rank, () if foreign else tuple(_without_dry_runs(found[rank]))) for rank in ranks),
+        tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"]),
+        answer["timed_out"],
+        answer["seconds"],
+        {rank: _text(folder / f"rank{rank}.stacks") for rank in ranks},
+        {rank: _text(folder / f"rank{rank}.err") for rank in ranks},
+        {} if foreign else progress,
+        command,
+        foreign,
+        timeout=timeout,
+    )
+
+
+def _read(path: Path, secret: str) -> list[Event]:
+    """Whole lines of a trace; a line cut short by a kill is left out."""
+    found = []
+    for number, line in enumerate(_text(path, limit=None).split("\n")[:-1], 1):
+        text, _, seal = line.rpartition("\t")
+        if seal != mark(secret, number, text):
+            raise Foreign(f"line {number} of {path.name} was not written by the probe")
+        try:
+            found.append(event_from_json(json.loads(text)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise Foreign(f"line {number} of {path.name} is no record: the script has changed `json` itself") from None
+    return found
+
+
+def _without_dry_runs(records: list[Event]) -> list[Event]:
+    """Micro-batches whose gradients were thrown away before the first step belong to no step.
+
+    A script that throws gradients away again later does so in its loop, where they are missing: there nothing is left out.
+    """
+    cleared = [r for r in records if isinstance(r, Cleared)]
+    if any(r.step > 1 for r in cleared):
+        return records
+    last = max((r.seq for r in cleared), default=-1)
+    return [r for r in records if not isinstance(r, Micro) or r.seq > last]
+
+
+def _progress(path: Path) -> list[ProgressEvent]:
+    """The events of a progress log (see probe/events/progress.py)."""
+    keys: list[dict[str, Any]] = []
+    found = []
+    try:
+        for line in _text(path, limit=None).split("\n")[:-1]:
+            if line.startswith("+"):
+                keys.append({"op": "", **json.loads(line[1:])})
+            else:
+                key, _, value = line.partition(" ")
+                found.append(ProgressEvent(**keys[int(key)], value=int(value) if value else None))
+    except (ValueError, IndexError, TypeError):
+        raise Foreign(f"{path.name} holds what the probe has not written") from None
+    return found
+
+
+def _text(path: Path, limit: int | None = 20_000) -> str:
+    """What is in a file of a run; a run that has made something else of it, or removed it, has left nothing."""
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text if limit is None else text[-limit:]
