@@ -16,7 +16,7 @@ from .blame import blame
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Evidence
 from .facts import facts, summary
-from .finding import Finding, Verdict
+from .finding import Finding
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .modules import root
@@ -34,6 +34,7 @@ from .static.suppress import problems
 from .static.verdict import choose, settled, verdict_on
 from .target import Target
 from .trace import Run
+from .verdict import Verdict
 
 TIERS = ("static", "simulate", "ranks")
 LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves

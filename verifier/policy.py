@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import UserError
-from .finding import Finding, Verdict
+from .finding import Finding
 from .static.suppress import RULE as UNUSED
+from .verdict import Verdict
 
 BY_HAND = "left out by --skip"
 

@@ -18,8 +18,8 @@ from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
-    from ...verifier.finding import Verdict
     from ...verifier.target import Target
+    from ...verifier.verdict import Verdict
 
 Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")

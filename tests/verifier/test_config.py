@@ -18,11 +18,12 @@ from verified_fsdp2.skill.commands.verify import FLAGS
 from verified_fsdp2.verifier import flow
 from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
-from verified_fsdp2.verifier.finding import Finding, Verdict
+from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.policy import Policy, Skip, Widening, decided, widened
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import Target, resolve, resolve_all
+from verified_fsdp2.verifier.verdict import Verdict
 
 TODAY = datetime.date(2026, 11, 21)
 EVERYTHING = """\

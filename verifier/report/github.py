@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import harmless, shown
+from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
 

@@ -11,9 +11,10 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import in_xml
 from ..rules import RULES
+from ..verdict import Verdict
 from .places import relative, where
 from .text import why_skipped
 

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..finding import Comparison, Finding, Verdict
+from ..finding import Finding
 from ..harmless import harmless
 from ..policy import open_but_allowed
+from ..verdict import Comparison, Verdict
 
 WIDTH = 118
 SHORT = 100  # of a pass; the JSON report has all

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..finding import Finding, Hit, Verdict, verdict_of
+from ..finding import Finding, Hit
+from ..verdict import Verdict, verdict_of
 from .detectors import DETECTORS
 from .lint import look
 from .project import Module, parse
