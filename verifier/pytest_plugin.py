@@ -182,7 +182,7 @@ class RuleItem(pytest.Item):
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
-        if finding.status == "pass":
+        if finding.status in ("pass", "not_applicable"):
             self.add_report_section("call", "fsdp2", harmless(finding.evidence))
         elif finding.status == "inconclusive":
             self._open(harmless(finding.evidence), finding.required)

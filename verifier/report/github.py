@@ -128,7 +128,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield "### Not judged\n\n" + _block(
             "\n".join(f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped)
         )
-    passed = [f for f in verdict.findings if f.status == "pass"]
+    passed = [f for f in verdict.findings if f.status in ("pass", "not_applicable")]
     if passed:
         yield f"<details><summary>{len(passed)} rules passed</summary>\n\n"
         yield _block("\n".join(f"{f.rule}: {f.evidence}" for f in passed))
