@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from corpus import Case, load
-from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
 from verified_fsdp2.verifier.static.detectors import DETECTORS

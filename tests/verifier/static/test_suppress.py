@@ -9,9 +9,11 @@ import pytest
 from pairs import HEAD, PRELUDE
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.flow import judge, with_sources
+from verified_fsdp2.verifier.judge import apply_suppressions, judge
+from verified_fsdp2.verifier.pipeline import with_sources
 from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.verdict import lint, settled
+from verified_fsdp2.verifier.static.verdict import lint
+from verified_fsdp2.verifier.target import Target
 
 ROOT_ONLY = HEAD + "model = Net()\n{above}fully_shard(model){after}\nfit(model)\n"
 
@@ -85,7 +87,7 @@ class TestInAFullVerification:
     def evidence(self, tmp_path: Path, comment: str) -> tuple[Evidence, Path]:
         script = tmp_path / "train.py"
         script.write_text(PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"), encoding="utf-8")
-        return with_sources(Evidence(), script), script
+        return with_sources(Evidence(), Target(script=script)), script
 
     def test_a_static_hit_counts_where_the_runs_say_nothing(self, tmp_path: Path) -> None:
         evidence, _ = self.evidence(tmp_path, "")
@@ -101,9 +103,12 @@ class TestInAFullVerification:
     def test_a_finding_of_a_run_is_covered_at_its_line(self, tmp_path: Path) -> None:
         evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[matches-ddp] another sum on purpose")
         line = look([script]).hits[0].location
-        assert settled(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions).status == "pass"
+        found, used = apply_suppressions(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions)
+        assert (found.status, used) == ("pass", {(0, "matches-ddp")})
+        assert all(not one.used for one in evidence.suppressions), "judging changes nothing"
         elsewhere = {**line, "line": line["line"] + 1}
-        assert settled(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions).status == "fail"
+        found, used = apply_suppressions(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions)
+        assert (found.status, used) == ("fail", frozenset())
 
     def test_one_that_covers_nothing_is_a_finding(self, tmp_path: Path) -> None:
         evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[cpu-offload-nccl-only] never seen")
