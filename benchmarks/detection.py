@@ -24,8 +24,8 @@ from typing import Any
 
 from corpus import Case, faults, right
 from detection_table import in_page
-from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import resolve
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus import TESTS
-from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.target import resolve
 
 HOST = TESTS / "zoo" / "minimal.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..verifier.errors import UserError
-from ..verifier.finding import Verdict
+from ..verifier.verdict import Verdict
 from .output import log, say
 
 Report = tuple[str, Path | None]

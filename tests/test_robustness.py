@@ -27,13 +27,14 @@ from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.reports import FORMATS
 from verified_fsdp2.verifier.errors import MachineRefuses
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding, Verdict
+from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.rules.hang import RunCompletes
 from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.seal import mark
+from verified_fsdp2.verifier.verdict import Verdict
 
 Verify = Callable[..., Verdict]
 TESTS = Path(__file__).parent

@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.verifier.finding import Verdict
-from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.verdict import Verdict
 
 pytestmark = pytest.mark.launch
 ROOT = Path(__file__).parents[1]

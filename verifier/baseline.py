@@ -12,7 +12,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from .errors import UserError
-from .finding import Comparison, Finding, Verdict
+from .finding import Finding
+from .verdict import Comparison, Verdict
 
 SCHEMA = Path(__file__).parent / "report" / "report.schema.json"
 _AGAIN = "write one with --report json=PATH"

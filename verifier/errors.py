@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .finding import Verdict
+    from .verdict import Verdict
 
 PASS = 0
 FAIL = 1

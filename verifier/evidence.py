@@ -43,6 +43,24 @@ def _parsed(text: str) -> ast.Module:
 
 
 @dataclass(frozen=True)
+class Course:
+    """How the runs have gone so far, for the plan: what was tried, and what the train run left in the files."""
+
+    asked: bool = False  # whether the runs that the train run alone decides were made
+    ways: tuple[str, ...] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
+    single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
+    refused: Run | None = None  # the first reference, if it did not complete
+    repeat: Run | None = None  # the train run again, ended after the save that is resumed from
+    crashed: Run | None = None  # a run with a rank killed in a save, from which nothing has resumed yet
+    crashes_tried: int = 0
+    damages_tried: int = 0
+    checkpoint: str = ""  # the folder of `{checkpoint}`
+    left: tuple[str, ...] = ()  # what the train run left there, relative to it
+    created: tuple[str, ...] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
+    stale: str = ""  # which checkpoint it loaded that was there before
+
+
+@dataclass(frozen=True)
 class Evidence:
     """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and dropout.
 
@@ -52,6 +70,7 @@ class Evidence:
     """
 
     train: Run | None = None
+    provoked: Run | None = None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
     exact: Run | None = None
     plain: Run | None = None
     rounded: Run | None = None
@@ -67,6 +86,9 @@ class Evidence:
     damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
     missing: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
+    course: Course = field(default_factory=Course)
+    saving: Record | None = None  # the first line of the sources that saves a checkpoint, run or not
+    gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
@@ -81,6 +103,7 @@ class Evidence:
         """Every run there is, once, in the order in which they were made."""
         candidates = [
             self.train,
+            self.provoked,
             self.exact,
             self.plain,
             self.rounded,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import UserError
-from .finding import Finding, Verdict
-from .static.suppress import RULE as UNUSED
+from .finding import Finding
 
 BY_HAND = "left out by --skip"
 
@@ -50,45 +49,6 @@ class Policy:
     def skipped(self) -> list[str]:
         """The rules and families that are skipped today."""
         return [skip.rule for skip in self.skips if not skip.over]
-
-
-def decided(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:
-    """The verdict by this policy: what it does not require may be open, and a skip that is over fails.
-
-    `left_out` are the rules that were not judged because they are skipped.
-    """
-    from .rules.naming import is_named  # the rules read the evidence, which holds a policy's limits
-
-    findings = [
-        replace(f, required=False)
-        if f.status == "inconclusive" and policy.required and not is_named(f.rule, policy.required)
-        else f
-        for f in verdict.findings
-    ]
-    late = [_late(skip) for skip in policy.skips if skip.over]
-    if late:  # one finding a rule, as far as that goes: a failure takes the place of the pass
-        findings = [f for f in findings if f.rule != UNUSED or f.status != "pass"] + late
-    skipped = [
-        {"rule": rule, "reason": told.reason if told else BY_HAND, "until": told.until if told else None}
-        for rule in left_out
-        for told in [next((s for s in policy.skips if not s.over and is_named(rule, [s.rule])), None)]
-    ]
-    return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
-
-
-def _late(skip: Skip) -> Finding:
-    location = {key: skip.location[key] for key in ("file", "line", "function", "code")}
-    told = f"the skip of {skip.rule} ended on {skip.until} ({skip.reason}); the rule is judged again"
-    mend = f"Mend what {skip.rule} says and take the skip away, or decide anew and give it another date."
-    return Finding(UNUSED, "fail", told, location=location, fix=mend, tier="static")
-
-
-def widened(finding: Finding, tolerances: Mapping[str, Widening]) -> Finding:
-    """The finding; one whose limit was widened says so first."""
-    by = tolerances.get(finding.rule)
-    if by is None or finding.limit is None:
-        return finding
-    return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
 
 
 def open_but_allowed(findings: Sequence[Finding]) -> list[str]:

@@ -152,7 +152,7 @@ class TargetFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """An item for each rule that the tier judges."""
-        from .flow import select
+        from .pipeline import select
 
         for name in select((), (), self.config.getoption("fsdp2_tier")):
             yield RuleItem.from_parent(self, name=name, targets=self.targets)
@@ -182,7 +182,7 @@ class RuleItem(pytest.Item):
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
-        if finding.status == "pass":
+        if finding.status in ("pass", "not_applicable"):
             self.add_report_section("call", "fsdp2", harmless(finding.evidence))
         elif finding.status == "inconclusive":
             self._open(harmless(finding.evidence), finding.required)
@@ -223,7 +223,7 @@ def fsdp2_verify() -> Callable[..., Report]:
     """`fsdp2_verify("train.py", nproc=2, args=["--small"], only=["optimizer"])`; further options as those of `fsdp2 verify`."""
 
     def run(target: str | Path, *, only: Any = (), skip: Any = (), tier: str = "ranks", **flags: Any) -> Report:
-        from .flow import select
+        from .pipeline import select
         from .report import RENDERERS
         from .report.json_report import as_dict
         from .target import resolve
@@ -244,7 +244,7 @@ def _line(value: Any) -> Any:
 
 def _verdict(target: Any, names: list[str], tier: str) -> Any:
     """`verify` in a fresh folder that is cleared away."""
-    from .flow import verify
+    from .pipeline import verify
 
     work = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-")).resolve()
     try:

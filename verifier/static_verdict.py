@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .finding import Finding, Hit, Verdict, verdict_of
+from .finding import Finding, Hit
 from .static.detectors import DETECTORS
 from .static.files import files_of
 from .static.lint import Seen, look
 from .static.project import Module, parse
-from .static.suppress import RULE, Suppression, covering, problems, uses
+from .static.suppress import RULE, problems, uses
+from .verdict import Verdict, verdict_of
 
 
 def lint(paths: Sequence[Path], only: Collection[str] = (), skip: Collection[str] = (), command: str = "") -> Verdict:
@@ -99,10 +100,3 @@ def choose(only: Collection[str], skip: Collection[str]) -> list[str]:
         if not any(is_named(rule, [name]) for rule in able):
             raise UserError(f"'{name}' cannot be seen in sources alone; `fsdp2 verify` judges it")
     return found
-
-
-def apply_suppressions(finding: Finding, suppressions: Sequence[Suppression]) -> Finding:
-    """The finding; a pass that says so if a suppression covers its place."""
-    if finding.status == "fail" and (one := covering(suppressions, finding.rule, finding.location)):
-        return replace(finding, status="pass", evidence=one.told(), fix=None)
-    return finding

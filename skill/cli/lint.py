@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from ...verifier.errors import FAIL, PASS, UserError
-from ...verifier.finding import Verdict
+from ...verifier.verdict import Verdict
 from ..output import Help
 from ..reports import HELP, add_options, wanted_reports, write_reports, write_verdict
 

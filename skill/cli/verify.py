@@ -18,8 +18,8 @@ from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
-    from ...verifier.finding import Verdict
     from ...verifier.target import Target
+    from ...verifier.verdict import Verdict
 
 Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
@@ -132,7 +132,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Verify every target, write the reports, return the worst exit code."""
     from ...verifier.config import config_in
-    from ...verifier.flow import select
+    from ...verifier.pipeline import select
     from ...verifier.report import RENDERERS
     from ...verifier.target import resolve_all
 
@@ -175,7 +175,7 @@ def _known(path: Path | None, target: Target, several: bool) -> Known | None:
 
 def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report], old: Known | None) -> int:
     """Verify one target, write its reports, return its verdict's exit code. An interrupted one is reported, too."""
-    from ...verifier.flow import verify
+    from ...verifier.pipeline import verify
 
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     try:

@@ -10,7 +10,7 @@ import pytest
 from records import LINE, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.flow import judge
+from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES

@@ -15,14 +15,16 @@ import pytest
 from documents import blocks
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.cli.verify import FLAGS
-from verified_fsdp2.verifier import flow
+from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
-from verified_fsdp2.verifier.finding import Finding, Verdict
-from verified_fsdp2.verifier.policy import Policy, Skip, Widening, decided, widened
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import apply_policy, apply_tolerance
+from verified_fsdp2.verifier.policy import Policy, Skip, Widening
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.target import Target, resolve, resolve_all
+from verified_fsdp2.verifier.verdict import Verdict
 
 TODAY = datetime.date(2026, 11, 21)
 EVERYTHING = """\
@@ -329,11 +331,11 @@ FINE = Finding("optim-before-shard", "pass", "all of them")
     [((), "inconclusive"), (("matches-ddp",), "inconclusive"), (("parity",), "inconclusive"), (("optimizer",), "pass")],
 )
 def test_only_required_rules_must_be_decided(required: tuple[str, ...], expected: str) -> None:
-    found = decided(verdict(OPEN, FINE), Policy(required=required), ())
+    found = apply_policy(verdict(OPEN, FINE), Policy(required=required), ())
     assert found.verdict == expected
     loud = "NOT CHECKED, and not required: matches-ddp\nverdict: pass\n"
     assert text.render(found).endswith(loud) == (expected == "pass")
-    assert decided(verdict(replace_status(OPEN)), Policy(required=required), ()).verdict == "fail"
+    assert apply_policy(verdict(replace_status(OPEN)), Policy(required=required), ()).verdict == "fail"
 
 
 def replace_status(finding: Finding) -> Finding:
@@ -344,7 +346,7 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
     policy = Policy(skips=(skip("parity", over=True), skip("clipping")))
     assert policy.skipped == ["clipping"]
     suppressed = Finding("unused-suppression", "pass", "none")
-    found = decided(verdict(FINE, suppressed), policy, ())
+    found = apply_policy(verdict(FINE, suppressed), policy, ())
     assert found.verdict == "fail"
     (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
     assert late.status == "fail" and "the skip of parity ended on 2026-11-20 (a reason)" in late.evidence
@@ -352,7 +354,7 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
 
 
 def test_what_is_skipped_stands_in_the_reports() -> None:
-    found = decided(verdict(FINE), Policy(skips=(skip("parity"),)), ["matches-ddp", "root-only-wrap"])
+    found = apply_policy(verdict(FINE), Policy(skips=(skip("parity"),)), ["matches-ddp", "root-only-wrap"])
     assert json_report.as_dict(found)["skipped"] == [
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "left out by --skip", "until": None},
@@ -370,9 +372,9 @@ def test_skipped_and_required_is_refused() -> None:
 
 def test_a_widened_limit_is_told_first() -> None:
     by = {"matches-ddp": Widening(2.5, "a sum in another order")}
-    told = widened(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
+    told = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
     assert told.evidence == "[limit taken 2.5 times: a sum in another order] 5 steps"
-    assert widened(FINE, by) is FINE and widened(OPEN, by) is OPEN
+    assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
 
 
 SHORT = EVERYTHING.replace("2026-11-21", str(datetime.date.today())).replace("2026-11-20", str(datetime.date.today()))
@@ -404,14 +406,14 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    verify = flow._verified
+    verify = pipeline._verified
 
     def refusing(target: Target, *more: Any, **options: Any) -> Verdict:
         if target.name == "small":
             raise MachineRefuses("too few devices")
         return verify(target, *more, **options)
 
-    monkeypatch.setattr(flow, "_verified", refusing)
+    monkeypatch.setattr(pipeline, "_verified", refusing)
     assert main(["verify", "--tier", "static"]) == 4
     said = capsys.readouterr()
     assert "this machine refuses: too few devices" in said.err and "target large" in said.out

@@ -14,9 +14,10 @@ import pytest
 import xmlschema
 
 from verified_fsdp2.verifier.baseline import held_against
-from verified_fsdp2.verifier.finding import Finding, Verdict, verdict_of
+from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.harmless import harmless
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report
+from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 SARIF = json.loads((SCHEMAS / "sarif-2.1.0.json").read_text(encoding="utf-8"))

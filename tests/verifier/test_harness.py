@@ -13,12 +13,14 @@ import pytest
 from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier import settings
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.flow import select, verify_with
+from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.launch import sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.modules import find, root
-from verified_fsdp2.verifier.runner import Runner
+from verified_fsdp2.verifier.pipeline import planned, select, verify_with
+from verified_fsdp2.verifier.plan import PlannedRun
 from verified_fsdp2.verifier.static import project_files
 from verified_fsdp2.verifier.target import resolve
 
@@ -217,7 +219,7 @@ def test_runs_beside_one_another_give_the_same(
     script = Path(__file__).parents[1] / "zoo" / "minimal.py"
     found = []
     for room in (2, 8):
-        monkeypatch.setattr("verified_fsdp2.verifier.flow.Runner.room", room)
+        monkeypatch.setattr("verified_fsdp2.verifier.execute.Executor.room", room)
         work = tmp_path / str(room)
         verdict = verify_with(launcher, resolve(script, {}), work, select(("parity",), ()))
         found.append([(f.rule, f.status, f.evidence) for f in verdict.findings])
@@ -312,13 +314,24 @@ def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n")
-    runner = Runner(launcher, resolve(script, {"nproc": 1}), tmp_path / "work", lambda line, going: None)
-    assert runner.timeout == 300
-    assert not runner.run("train", 1, ("fail",)).completed
-    assert runner.timeout == 300, "how long a run takes is not known from one that stopped"
-    assert runner.run("reference", 1).completed
-    assert runner.timeout == 60
-    runner.longest = 7.0
-    assert runner.timeout == 120, "whole minutes: the report says how long it was, and is the same each time"
-    runner.longest = 70.0
-    assert runner.timeout == 300
+    settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
+    failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
+    (tmp_path / "work").mkdir()
+    with Workspace(tmp_path / "work") as files:
+        executor = Executor(launcher, tmp_path / "work", files)
+
+        def completed(run: PlannedRun) -> bool:
+            (made,) = executor.make([run])
+            return made.run is not None and made.run.completed
+
+        assert executor.timeout(good) == 300
+        assert not completed(failing)
+        assert executor.timeout(good) == 300, "how long a run takes is not known from one that stopped"
+        assert completed(good)
+        assert executor.timeout(good) == 60
+        executor.longest = 7.0
+        assert executor.timeout(good) == 120, (
+            "whole minutes: the report says how long it was, and is the same each time"
+        )
+        executor.longest = 70.0
+        assert executor.timeout(good) == 300

@@ -8,8 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from verified_fsdp2.verifier.finding import Finding, Status, Verdict, verdict_of
+from verified_fsdp2.verifier.finding import Finding, Status
 from verified_fsdp2.verifier.report import RENDERERS, json_report
+from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
 PLACE = {"file": "/a/train.py", "line": 7, "function": "main", "code": "opt = AdamW(...)"}

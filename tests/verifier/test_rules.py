@@ -91,19 +91,30 @@ class TestClip:
     def ranks(self, *records: dict[str, Any]) -> list[list[dict[str, Any]]]:
         return [[model(), micro(), step(), stepped(), record] for record in records]
 
+    def judge(self, *ranks: list[dict[str, Any]]) -> Finding:
+        quiet = [[record for record in rank if record["kind"] != "stress"] for rank in ranks]
+        return judge("manual-local-norm-clip", *quiet, provoked=run(*ranks, role="provoked"))
+
+    def test_a_run_that_stops_before_its_step_leaves_it_open(self) -> None:
+        quiet = [[model(), micro(), step(), stepped()]] * 2
+        assert judge("manual-local-norm-clip", *quiet, provoked=run(*quiet)).status == "inconclusive"
+        assert judge("manual-local-norm-clip", *quiet).status == "pass", (
+            "nothing was provoked: nothing touches gradients"
+        )
+
     def test_one_factor_passes(self) -> None:
-        found = judge("manual-local-norm-clip", *self.ranks(self.stress(1e-6), self.stress(1e-6)))
+        found = self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6)))
         assert (found.status, "in force" in found.evidence) == ("pass", True)
 
     def test_two_factors_fail(self) -> None:
-        assert judge("manual-local-norm-clip", *self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"
+        assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"
 
     def test_no_clipping_passes(self) -> None:
-        assert judge("manual-local-norm-clip", *self.ranks(self.stress(1.0), self.stress(1.0))).status == "pass"
+        assert self.judge(*self.ranks(self.stress(1.0), self.stress(1.0))).status == "pass"
 
     def test_clipping_by_value_is_no_clipping_by_norm(self) -> None:
         both = self.ranks(self.stress(1e-6, collinear=False), self.stress(3e-6, collinear=False))
-        assert judge("manual-local-norm-clip", *both).status == "pass"
+        assert self.judge(*both).status == "pass"
 
 
 class TestRootNotWrapped:

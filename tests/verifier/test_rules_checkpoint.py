@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from records import LINE, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.resume_runs import moments
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.durability import outcome_of
 from verified_fsdp2.verifier.saves import all_saves, final_path

@@ -10,10 +10,12 @@ import pytest
 
 from corpus import TESTS
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.verifier.flow import select, simulate, verify_with
+from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.runner import Runner
-from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.launch.workspace import Workspace
+from verified_fsdp2.verifier.pipeline import gather, planned, select, verify_with
+from verified_fsdp2.verifier.target import Target, resolve
+from verified_fsdp2.verifier.trace import Run
 
 pytestmark = pytest.mark.launch
 
@@ -148,6 +150,11 @@ def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: P
     assert verdict.seconds < 30
 
 
+def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
+    with Workspace(work) as files:
+        return gather(planned(target, ["run-completes"], "simulate"), Executor(launcher, work, files)).train
+
+
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -156,7 +163,7 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
         'store.set("key", "7")\nprint("it is", store.get("key"))\n'
     )
     target = resolve(script, {"nproc": 64, "timeout": 20})
-    run = simulate(target, Runner(launcher, target, tmp_path, lambda line, going: None)).train
+    run = simulated(target, launcher, tmp_path)
     assert run is not None and run.completed
 
 
@@ -172,7 +179,7 @@ def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_pa
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
     target = resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8})
-    run = simulate(target, Runner(launcher, target, tmp_path, lambda line, going: None)).train
+    run = simulated(target, launcher, tmp_path)
     assert run is not None
     assert [trace.rank for trace in run.traces] == [0]
     assert run.world_size == 8

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from corpus import TESTS
-from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.stable import stable
 from verified_fsdp2.verifier.target import resolve

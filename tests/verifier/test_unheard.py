@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from records import LINE, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.flow import adapted, judge
+from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.launch.workspace import Workspace
+from verified_fsdp2.verifier.pipeline import notes
 from verified_fsdp2.verifier.probe.hooks_raised import note
+from verified_fsdp2.verifier.target import Target
 
 RIGHT = [model(), micro(), step(), stepped()]
 DEAF = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
@@ -35,6 +40,7 @@ def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
     assert written == [("unheard", "RuntimeError: no stack")]
 
 
-def test_what_a_library_was_told_is_a_note() -> None:
+def test_what_a_library_was_told_is_a_note(tmp_path: Path) -> None:
     told = {"kind": "adapted", "library": "accelerate", "told": "it was told", "line": LINE}
-    assert adapted(Evidence(train=run([told, told], [told]))) == ["it was told"]
+    target = Target(script=tmp_path / "train.py")
+    assert notes(target, Evidence(train=run([told, told], [told])), Workspace(tmp_path)) == ["it was told"]

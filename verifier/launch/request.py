@@ -26,6 +26,7 @@ class Request:
     )
     steps: int = 1
     stress: bool = False  # huge gradients in the step after the last
+    fill: bool = False  # NaN in the memory that `to_empty` allocates
     exact: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is
     round_to: str = ""  # load the weights rounded to this dtype

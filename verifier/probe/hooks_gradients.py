@@ -31,9 +31,14 @@ def _listen_to_clips(session: Session) -> None:
     """A clip that is given no tensor at a line where it was given some before: a generator that is used up."""
     real = nn.utils.clip_grad_norm_
     filled: set[tuple[str, int]] = set()
+    called = False
 
     @functools.wraps(real)
     def clipped(parameters: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal called
+        if not called:
+            called = True
+            session.recorder.write("clips", at_line=session.recorder.here())
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if (place := session.recorder.here()) is not None:
             key = (place["file"], place["line"])

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import outputs
 from .recorder import Recorder
 from .stop import StopRun
 
@@ -39,6 +40,7 @@ def run(request: dict[str, Any], rank: int) -> int:
         from . import opener
 
         return opener.open_all(request["open"], probe.recorder)
+    outputs.install(request["folder"])
     if "torch" in sys.modules:
         _seed_as_a_new_process()
         probe.start()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import OffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from . import starting_point, torchlib
+from . import outputs, starting_point, torchlib
 from .measures import class_name, dtype_of, movement, optimizer_state, products, random_state, repeated_blocks
 from .recorder import Recorder
 from .sketch import row_hashes, sketch
@@ -168,6 +168,8 @@ class Session:
     def fill(self, module: nn.Module) -> None:
         """Mark memory that `to_empty` has just allocated, so that what nobody initialises shows."""
         self.recorder.write("to_empty", cls=class_name(module), at_line=self.recorder.here())
+        if not self.request["fill"]:
+            return
         for tensor in [*module.parameters(), *module.buffers()]:
             part = torchlib.local(tensor)
             self.filled.add(id(tensor))
@@ -214,6 +216,8 @@ class Session:
         """A checkpoint function was called by the script: `save`, `load`, `set_state_dict`, ..."""
         if (place := self.recorder.here()) is not None:
             done = self.step_number() - 1
+            if operation == "torch.save":
+                outputs.about_to_write(target)
             self.recorder.write("checkpoint", op=operation, after_step=done, to=target, keys=keys, at_line=place)
 
     def all_slots(self) -> list[torchlib.Slot]:

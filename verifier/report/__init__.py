@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from ..finding import Verdict
+from ..verdict import Verdict
 
 Renderer = Callable[[Verdict], str]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import harmless, shown
+from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
 
@@ -127,7 +128,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield "### Not judged\n\n" + _block(
             "\n".join(f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped)
         )
-    passed = [f for f in verdict.findings if f.status == "pass"]
+    passed = [f for f in verdict.findings if f.status in ("pass", "not_applicable")]
     if passed:
         yield f"<details><summary>{len(passed)} rules passed</summary>\n\n"
         yield _block("\n".join(f"{f.rule}: {f.evidence}" for f in passed))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from ..finding import Verdict
 from ..harmless import in_xml
 from ..harmless import shown as visible
+from ..verdict import Verdict
 from . import html_tables
 from .json_report import as_dict
 

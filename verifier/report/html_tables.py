@@ -104,7 +104,7 @@ def _passes(report: Report) -> Table:
     rows = [
         [f["rule"], f["evidence"], number(f["measured"]), number(f["limit"]), _times(f["margin"])]
         for f in report["findings"]
-        if f["status"] == "pass"
+        if f["status"] in ("pass", "not_applicable")
     ]
     return Table("Rules that hold, and what shows it", columns, rows)
 

@@ -6,8 +6,9 @@ import math
 import re
 from typing import Any
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import in_json
+from ..verdict import Verdict
 
 SCHEMA = 1
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON

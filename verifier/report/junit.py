@@ -11,9 +11,10 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import in_xml
 from ..rules import RULES
+from ..verdict import Verdict
 from .places import relative, where
 from .text import why_skipped
 
@@ -60,7 +61,7 @@ def render(verdict: Verdict) -> str:
 
 def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
     """Fill the test case; the kind of its result."""
-    if finding.status == "pass":
+    if finding.status in ("pass", "not_applicable"):
         ET.SubElement(case, "system-out").text = _clean("\n".join(_lines(finding)))
         return "pass"
     message = finding.evidence

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..finding import Verdict
 from ..harmless import harmless
+from ..verdict import Verdict
 from .text import LIMIT, compared, failures
 
 

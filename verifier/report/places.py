@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..finding import Finding, Verdict
+from ..finding import Finding
+from ..verdict import Verdict
 
 
 def root() -> str:

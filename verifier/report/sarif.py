@@ -14,10 +14,11 @@ from urllib.parse import quote
 
 from ... import __version__
 from ..baseline import base_of, identity, name_of
-from ..finding import Finding, Verdict
+from ..finding import Finding
 from ..harmless import in_json
 from ..rules import RULES
 from ..rules.base import Rule
+from ..verdict import Verdict
 from .page import markdown
 from .places import place_of, relative
 
@@ -29,7 +30,7 @@ LONGEST = 1000  # characters of a description; GitHub takes 1024
 def render(verdict: Verdict) -> str:
     """The whole report."""
     held = verdict.baseline
-    told = [f for f in verdict.findings if f.status != "pass"]
+    told = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
     rules = list(dict.fromkeys(f.rule for f in (*told, *(held.gone if held else ()))))
     results = [_result(f, verdict, rules) for f in told]
     if held is not None:

@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..finding import Comparison, Finding, Verdict
+from ..finding import Finding
 from ..harmless import harmless
 from ..policy import open_but_allowed
+from ..verdict import Comparison, Verdict
 
 WIDTH = 118
 SHORT = 100  # of a pass; the JSON report has all
@@ -106,17 +107,18 @@ def _open(verdict: Verdict) -> Iterator[str]:
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:
-    """One line a rule; those that say the same thing share one."""
-    told: dict[str, list[str]] = {}
-    for finding in verdict.findings:
-        if finding.status == "pass":
+    """One line a rule; those that say the same thing share one. Rules that do not apply come last."""
+    words = {"pass": "pass ", "not_applicable": "n/a  "}
+    told: dict[tuple[str, str], list[str]] = {}
+    for finding in sorted(verdict.findings, key=lambda f: f.status == "not_applicable"):
+        if finding.status in words:
             margin = f" [margin {finding.margin:.0f}x]" if finding.margin and finding.margin > 1 else ""
-            told.setdefault(finding.evidence + margin, []).append(finding.rule)
-    for evidence, (first, *others) in told.items():
+            told.setdefault((words[finding.status], finding.evidence + margin), []).append(finding.rule)
+    for (word, evidence), (first, *others) in told.items():
         if others:
-            yield from _wrapped("", f"{', '.join([first, *others])}: {evidence}", first="pass ")
+            yield from _wrapped("", f"{', '.join([first, *others])}: {evidence}", first=word)
         else:
-            yield f"pass {first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
+            yield f"{word}{first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
 
 
 def why_skipped(skip: Mapping[str, Any]) -> str:
@@ -184,11 +186,7 @@ def _traffic(traffic: dict[str, float], groups: int) -> Iterator[str]:
 
 
 def _last(verdict: Verdict) -> str:
-    counts = {
-        status: sum(f.status == status for f in verdict.findings)
-        for status in ("pass", "fail", "inconclusive", "error")
-    }
-    told = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    told = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in verdict.counts.items())
     environment = verdict.environment
     allowed = open_but_allowed(verdict.findings)
     loud = f"NOT CHECKED, and not required: {', '.join(allowed)}\n" if allowed else ""

@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from ..analysis.checkpoints import no_checkpoint, unseen_save
 from ..blame import Blame, blame
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Record, Run
 
+RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
 
 
@@ -23,8 +25,22 @@ class Rule(ABC):
     name: ClassVar[str]
     family: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
+    reads: ClassVar[frozenset[str]] = frozenset()  # further ones, if other rules need them
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
+
+    @property
+    def about_checkpoints(self) -> bool:
+        """Whether it says something about checkpoints, or about a run that resumes from one."""
+        return self.family == "checkpoint" or bool(self.needs & RESUMED)
+
+    def applies(self, evidence: Evidence) -> str:
+        """ "" if the script has what this rule is about, else the reason why it has nothing of the kind."""
+        return no_checkpoint(evidence) if self.about_checkpoints else ""
+
+    def unjudgeable(self, evidence: Evidence) -> str:
+        """Why nothing can be said before anything is looked at: what the option would be that shows it. "" if something can."""
+        return unseen_save(evidence) if self.about_checkpoints else ""
 
     @abstractmethod
     def judge(self, evidence: Evidence) -> Finding:
@@ -50,6 +66,10 @@ class Rule(ABC):
         """The clause is broken; `fix` defaults to the page's mend."""
         more.setdefault("fix", " ".join(self.page()["Mend"].split()))
         return Finding(self.name, "fail", evidence, location=None if location is None else {**location}, **more)
+
+    def not_applicable(self, reason: str, **more: Any) -> Finding:
+        """The script has nothing that the clause is about."""
+        return Finding(self.name, "not_applicable", reason, **more)
 
     def unknown(self, reason: str, **more: Any) -> Finding:
         """The clause could not be checked."""
@@ -77,7 +97,7 @@ class RaisedRule(Rule):
     """
 
     simulated = True
-    needs = frozenset({"train", "resume"})
+    reads = frozenset({"resume"})
     pattern: ClassVar[str]
 
     def judge(self, evidence: Evidence) -> Finding:

@@ -7,7 +7,7 @@ import math
 from ..evidence import Evidence
 from ..finding import Finding
 from ..static.sources import find_local_norm
-from ..trace import Run
+from ..trace import Record, Run
 from .base import Rule, count, some
 
 SAME = 1e-3
@@ -29,13 +29,14 @@ class ManualLocalNormClip(Rule):
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     Mend: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over
     all ranks.
-    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In the step after the last the probe makes the
-    gradients 1e6 times as large, so that a clip which exists comes into force.
+    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In a run of its own (provoked) the probe makes
+    the gradients 1e6 times as large, so that a clip which exists comes into force.
     Torch: run on 2.13.0.
     """
 
     name = "manual-local-norm-clip"
     family = "clipping"
+    needs = frozenset({"train", "provoked"})
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
@@ -49,36 +50,51 @@ class ManualLocalNormClip(Rule):
                 empty["at_line"],
                 fix="Give it a list, or call model.parameters() anew each time.",
             )
-        scales = _scales(run)
-        if not scales and any(t.first("stress") is not None for t in run.traces):
+        stressed = _stressed(evidence)
+        scales = _scales(run, stressed)
+        shown = any(_uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
+        if not stressed and evidence.provoked is not None and not shown:
+            return self.unknown("the run with gradients 1e6 times as large stopped before its step")
+        if not scales and stressed:
             return self.passed("what is done to gradients between backward and the step is no scaling by a norm")
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
-        apart = {name: s for name, s in scales.items() if max(s) - min(s) > SAME * max(s)}
+        apart = {name: s for name, s in scales.items() if _uneven(s)}
         if apart:
             name, values = max(apart.items(), key=lambda item: max(item[1]) / max(min(item[1]), 1e-300))
-            shown = ", ".join(f"{v:.4g}" for v in values)
+            factors = ", ".join(f"{v:.4g}" for v in values)
             return self.failed(
-                f"the shards of {name} are scaled by {shown} on the ranks ({len(apart)} of {len(scales)} parameters are scaled unevenly)",
+                f"the shards of {name} are scaled by {factors} on the ranks ({len(apart)} of {len(scales)} parameters are scaled unevenly)",
                 _line(evidence, run),
                 measured=max(values) / max(min(values), 1e-300) - 1.0,
                 limit=SAME,
             )
         clipped = [name for name, s in scales.items() if max(s) < 1.0 - SAME]
         if not clipped:
-            return self.passed("the script does not clip by norm, not even gradients 1e6 times as large")
+            what = "not even gradients 1e6 times as large" if stressed else "and its sources touch no gradient"
+            return self.passed(f"the script does not clip by norm, {what}")
         return self.passed(f"clipping was in force and scaled every shard of {some(clipped, 1)} by one factor")
 
 
-def _scales(run: Run) -> dict[str, list[float]]:
+def _stressed(evidence: Evidence) -> list[Record]:
+    """For each rank what it made of huge gradients; [] unless all ranks came to that."""
+    run = evidence.provoked
+    found = [t.first("stress") for t in run.traces] if run is not None else []
+    return [record for record in found if record is not None] if all(found) else []
+
+
+def _uneven(scales: list[float]) -> bool:
+    return max(scales) - min(scales) > SAME * max(scales)
+
+
+def _scales(run: Run, stressed: list[Record]) -> dict[str, list[float]]:
     """{parameter: factor on each rank between backward and step}, for gradients that were scaled as a whole."""
     found: dict[str, list[float]] = {}
-    stressed = [t.first("stress") for t in run.traces]
-    if all(stressed):
-        for record in stressed:
-            for name, (bb, bs, ss) in (record or {})["products"].items():
-                if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
-                    found.setdefault(name, []).append(bs / bb)
+    for record in stressed:
+        for name, (bb, bs, ss) in record["products"].items():
+            if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
+                found.setdefault(name, []).append(bs / bb)
+    if stressed:
         return found
     for step in range(1, run.steps() + 1):
         now: dict[str, list[float]] = {}
@@ -87,7 +103,7 @@ def _scales(run: Run) -> dict[str, list[float]]:
                 after = record["grads_at_step"].get(name)
                 if before and after and before[0] > 0.0 and after[0] > 0.0:
                     now.setdefault(name, []).append(math.sqrt(after[0] / before[0]))
-        found |= {n: s for n, s in now.items() if n not in found or max(s) - min(s) > SAME * max(s)}
+        found |= {n: s for n, s in now.items() if n not in found or _uneven(s)}
     return found
 
 

@@ -7,6 +7,8 @@ from ..finding import Finding
 from ..trace import Record, Run, Sketch, difference
 from .base import Rule, count, some
 
+NOT_FILLED = "no run with NaN in the memory that to_empty allocates came to a forward"
+
 
 class MetaBuffersGarbage(Rule):
     """Every buffer that `to_empty` allocates is written before the first forward.
@@ -28,13 +30,14 @@ class MetaBuffersGarbage(Rule):
         model.init_weights()
         model.init_buffers()  # recompute what no state dict holds
     Mend: After `to_empty`, recompute every buffer in the function that initialises the parameters.
-    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; the probe fills what `to_empty` allocates
-    with NaN and looks for it at the first forward.
+    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a run of its own (provoked) fills what
+    `to_empty` allocates with NaN and looks for it at the first forward.
     Torch: run on 2.13.0.
     """
 
     name = "meta-buffers-garbage"
     family = "init"
+    needs = frozenset({"train", "provoked"})
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
@@ -42,7 +45,9 @@ class MetaBuffersGarbage(Rule):
             return self.unknown("no forward of a model was seen")
         if run.traces[0].first("to_empty") is None:
             return self.passed("the script allocates no buffer with to_empty")
-        bad = [b for m in run.models for b in m["buffers"] if b["unset"]]
+        if (filled := evidence.provoked) is None or not filled.models:
+            return self.unknown(NOT_FILLED)
+        bad = [b for m in filled.models for b in m["buffers"] if b["unset"]]
         if not bad:
             return self.passed(f"{count(sum(len(m['buffers']) for m in run.models), 'buffer')} written after to_empty")
         names = some(f"{b['name']} {tuple(b['shape'])}" for b in bad)
@@ -82,6 +87,7 @@ class MetaParamsNotReset(Rule):
 
     name = "meta-params-not-reset"
     family = "init"
+    needs = frozenset({"train", "provoked"})
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
@@ -89,7 +95,9 @@ class MetaParamsNotReset(Rule):
             return self.unknown("no forward of a model was seen")
         if run.traces[0].first("to_empty") is None:
             return self.passed("the script allocates no parameter with to_empty")
-        bad = {name: sum(e["unset"] for e in entries) for name, entries in run.parameters.items()}
+        if (filled := evidence.provoked) is None or not filled.models:
+            return self.unknown(NOT_FILLED)
+        bad = {name: sum(e["unset"] for e in entries) for name, entries in filled.parameters.items()}
         bad = {name: unset for name, unset in bad.items() if unset}
         if not bad:
             return self.passed(f"{count(len(run.parameters), 'parameter')} written after to_empty")
@@ -249,7 +257,7 @@ class Rank0SdWithoutBroadcast(Rule):
 
     name = "rank0-sd-without-broadcast"
     family = "init"
-    needs = frozenset({"train", "resume"})
+    reads = frozenset({"resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
         if evidence.train is None or not evidence.train.traces:

@@ -24,9 +24,14 @@ def is_named(rule: str, names: Collection[str]) -> bool:
     return rule in names or RULES[rule].family in names
 
 
+def is_skipped(rule: str, names: Collection[str]) -> bool:
+    """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a resume, too."""
+    return is_named(rule, names) or ("checkpoint" in names and RULES[rule].about_checkpoints)
+
+
 def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
     """Those of the `able` rules that both lists of rules or families leave. Raises UserError on an unknown name."""
     for name in (*only, *skip):
         if wrong := unknown(name):
             raise UserError(wrong)
-    return [rule for rule in able if (not only or is_named(rule, only)) and not is_named(rule, skip)]
+    return [rule for rule in able if (not only or is_named(rule, only)) and not is_skipped(rule, skip)]

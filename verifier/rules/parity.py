@@ -284,7 +284,7 @@ def substance(evidence: Evidence, run: Run) -> str:
     still = [name for name in trainable if name not in moved and name not in idle]
     if still:
         told.append(f"{some(still)} did not move")
-    if _clips(evidence.train):
+    if _clips(evidence.provoked):
         reached = any(
             (a := run.grad_norm(s)) is not None
             and (b := run.grad_norm(s, "grads_at_step")) is not None
@@ -297,9 +297,9 @@ def substance(evidence: Evidence, run: Run) -> str:
     return ", ".join(told)
 
 
-def _clips(train: Run | None) -> bool:
-    """Whether gradients 1e6 times as large were scaled down before the step after the last."""
-    record = train.traces[0].first("stress") if train is not None and train.traces else None
+def _clips(provoked: Run | None) -> bool:
+    """Whether gradients 1e6 times as large were scaled down before the step."""
+    record = provoked.traces[0].first("stress") if provoked is not None and provoked.traces else None
     return record is not None and any(ss < 0.9 * bb for bb, _, ss in record["products"].values() if bb > 0.0)
 
 

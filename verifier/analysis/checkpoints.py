@@ -1,0 +1,110 @@
+"""What the runs show of a script's checkpoints: which saves can be resumed from, and where they lie."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from ..evidence import LOADS, SAVES, Evidence
+from ..saves import all_saves, final_path
+from ..trace import Run
+
+PLACE = "{checkpoint}"
+
+
+def saves_after_the_last_step(run: Run) -> bool:
+    """Whether a resume would start after the last compared step, where there is nothing to compare with."""
+    saves = [r for r in run.places("checkpoint") if r["op"] in SAVES]
+    sharded = [r["after_step"] for r in saves if r["op"] != "torch.save"]
+    return max(sharded or [r["after_step"] for r in saves], default=0) >= run.steps()
+
+
+def same_weights_after(first: Run, second: Run, step: int) -> bool:
+    """Whether two runs hold bitwise the same weights before step `step + 1`."""
+    mine, theirs = first.at_step("step", step), second.at_step("step", step)
+    return bool(mine) and all(a["weights"] == b["weights"] for a, b in zip(mine, theirs, strict=True))
+
+
+def saved_paths(run: Run, after: int | None = None) -> list[str]:
+    """Where the saves of a run (those after step `after`) are at its end."""
+    return sorted({final_path(run, s) for s in all_saves(run) if s.to and after in (None, s.after)})
+
+
+def outside(run: Run, folder: str, known: Collection[str] = ()) -> str:
+    """The first save that is neither in `folder` nor in a `known` path; "" if all are."""
+    inside = [path + os.sep for path in (folder, *known)]
+    return next((p for p in saved_paths(run) if not any((p + os.sep).startswith(f) for f in inside)), "")
+
+
+def loaded_before(run: Run, own: Collection[str]) -> str:
+    """What is said of a run that should start anew, and loaded a checkpoint that was there before; "" if it did not.
+
+    `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
+    saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere.
+    """
+    homes = {str(Path(path).parent) for path in saved_paths(run)}
+    for record in (r for trace in run.traces for r in trace.of("checkpoint")):
+        path = record["to"]
+        if (
+            record["op"] not in ("load", "torch.load")
+            or not path
+            or any((path + os.sep).startswith(p + os.sep) for p in own)
+        ):
+            continue
+        if str(Path(path).parent) in homes or (record["op"] == "load" and not homes):
+            return (
+                f"the {run.role} run loaded {path}, which was there before this verification: a script that resumes by itself goes on "
+                "from an earlier run. Move it away, or give arguments that name an empty folder, such as {checkpoint}"
+            )
+    return ""
+
+
+def no_checkpoint(evidence: Evidence) -> str:
+    """Why rules on checkpoints do not apply: neither a run nor the sources save or load one. "" if they apply."""
+    train = evidence.train
+    if train is None or train.steps() == 0 or evidence.saving is not None:
+        return ""
+    for trace in train.traces:
+        seen = (r["op"] for r in trace.of("checkpoint"))
+        if any(op in SAVES or op in LOADS for op in seen) or trace.of("saving") or trace.of("lenient"):
+            return ""
+    return "the script saves no checkpoint"
+
+
+def unseen_save(evidence: Evidence) -> str:
+    """Why rules on checkpoints are open although nothing failed: the sources can save, and the train run did not."""
+    train, saving = evidence.train, evidence.saving
+    if train is None or train.steps() == 0 or saving is None:
+        return ""
+    if any(r["op"] in SAVES for trace in train.traces for r in trace.of("checkpoint")):
+        return ""
+    steps = train.steps()
+    place = f"{saving['file'].rpartition('/')[2]}:{saving['line']}"
+    return (
+        f"the sources can save ({place} `{saving['code'][:60]}`), and the train run of {steps} steps did not: give --save-args that "
+        f"save after one of the steps 1 to {steps - 1} (or more --steps), and --resume-args"
+    )
+
+
+def named_paths(words: Sequence[str]) -> list[str]:
+    """The paths below `{checkpoint}` that arguments name, relative to it: `step_6` of `--resume={checkpoint}/step_6`."""
+    found = (word.partition(PLACE + "/")[2].strip("/") for word in words)
+    return [path for path in found if path and "{" not in path]
+
+
+def number_in(path: str) -> int | None:
+    """The last number in a path: 6 in `step_000006/model`."""
+    numbers = re.findall(r"\d+", path)
+    return int(numbers[-1]) if numbers else None
+
+
+def unwritten(words: Sequence[str], left: Collection[str]) -> str:
+    """The numbered path below `{checkpoint}` that arguments name and nobody wrote; "" if there is none.
+
+    `left`: what lies there, relative to it. A path may be the beginning of a name (`ckpt` of `ckpt.rank0.pt`). A path
+    without a number may be one that the run is to write.
+    """
+    lost = [path for path in named_paths(words) if not any(item.startswith(path) for item in left)]
+    return next((path for path in lost if number_in(path) is not None), "")

@@ -1,0 +1,260 @@
+"""Makes planned runs: a folder for each, fresh files, as many at a time as there are cores or devices, each bounded in time."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .analysis.checkpoints import loaded_before, saved_paths
+from .analysis.usage import usage_error
+from .errors import MachineRefuses, UserError
+from .evidence import Evidence
+from .launch import sharing
+from .launch.checkpoints import damage
+from .launch.client import Launcher
+from .launch.request import Request
+from .launch.trial import shares_a_gpu
+from .launch.workspace import Workspace
+from .plan import PlannedRun, needs_full_precision
+from .trace import Run, read_run
+
+LEAST_TIMEOUT, SLOWER = 60.0, 10.0
+Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
+
+
+@dataclass(frozen=True)
+class Made:
+    """A planned run and what came of it: no run where its files could not be brought into their state, which `trouble` explains."""
+
+    planned: PlannedRun
+    run: Run | None = None
+    trouble: str = ""
+    wrote: tuple[str, ...] = ()  # of the user's files
+
+
+@dataclass
+class _Going:
+    """A run that has begun."""
+
+    planned: PlannedRun
+    request: Request
+    number: int
+    note: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.planned.role} {_ranks(self.planned.world_size)}"
+
+
+class Executor:
+    """Makes runs below `work`. `ended` receives every run that has ended."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        work: Path,
+        files: Workspace,
+        progress: Progress = lambda line, going: None,
+        ended: list[Run] | None = None,
+        backend: str = "",
+    ) -> None:
+        self.launcher, self.work, self.files, self.progress = launcher, work, files, progress
+        self.ended: list[Run] = [] if ended is None else ended
+        self.backend = backend
+        self.longest = 0.0
+        self._number = 0
+        self._going: list[_Going] = []
+        self._secret = os.urandom(16).hex()
+
+    def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
+        """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave."""
+        waiting, made = list(planned), dict[int, Made]()
+        while waiting or self._going:
+            for run in [run for run in waiting if self._fits(run)]:
+                if self._fits(run):
+                    waiting.remove(run)
+                    if trouble := self._begin(run):
+                        made[id(run)] = Made(run, None, trouble)
+            if self._going:
+                done = self._finish(self._going[0])
+                made[id(done.planned)] = done
+        found = [made[id(run)] for run in planned]
+        for one in found:
+            if one.run is not None and one.planned.given and (words := usage_error(one.run)):
+                raise UserError(f"the script refuses {one.planned.given} (its {one.planned.role} run): {words}")
+        return found
+
+    @cached_property
+    def room(self) -> int:
+        """How many ranks may go on at a time."""
+        return int(self.launcher.versions["devices"]) or len(os.sched_getaffinity(0))
+
+    def timeout(self, planned: PlannedRun) -> float:
+        """Once a run has ended, others need not be waited for much longer than for that one: whole minutes."""
+        minutes = math.ceil(SLOWER * self.longest / LEAST_TIMEOUT)
+        return min(planned.timeout, LEAST_TIMEOUT * minutes) if minutes else planned.timeout
+
+    def _fits(self, planned: PlannedRun) -> bool:
+        """Whether a run can begin now: there is room, and none beside it works on the same files."""
+        if not self._going:
+            return True
+        ranks = sum(other.planned.world_size for other in self._going) + planned.world_size
+        alone = bool(self.files.written)  # where runs write to one fixed place, each needs it for itself
+        shared = planned.shared and any(other.planned.shared for other in self._going)
+        return ranks <= self.room and not alone and not shared
+
+    def _begin(self, planned: PlannedRun) -> str:
+        """Start a run; why it cannot be made, or ""."""
+        self._number += 1
+        folder = self.work / f"{self._number:02}-{planned.role}-{planned.world_size}"
+        folder.mkdir(parents=True)
+        roots = (planned.cwd, planned.project)
+        checkpoint, trouble = self.files.begin(folder, roots, planned.files, reads=bool(planned.opens))
+        if trouble:
+            return trouble
+        note = damage(planned.damaged, planned.damage) if planned.damage else planned.note
+        if planned.damage and not note:
+            return "no file of the last save was found"
+        request = self._request(planned, folder, checkpoint)
+        self._going.append(_Going(planned, request, self.launcher.start(request), note))
+        self._tell()
+        return ""
+
+    def _request(self, planned: PlannedRun, folder: Path, checkpoint: Path) -> Request:
+        """What the launcher is asked for."""
+        return Request(
+            folder=str(folder),
+            script=str(planned.script),
+            cwd=str(planned.cwd),
+            world_size=planned.world_size,
+            argv=[word.replace("{checkpoint}", str(checkpoint)) for word in planned.arguments],
+            module=planned.module,
+            project=str(planned.project),
+            launcher=planned.launcher,
+            backend=self.backend,
+            timeout=self.timeout(planned),
+            grace=planned.grace,
+            mode=planned.mode,
+            steps=planned.steps,
+            secret=self._secret,
+            starting_point=str(self.work / "starting_point") if planned.starting_point else "",
+            open=list(planned.opens),
+            **planned.probe,
+        )
+
+    def _finish(self, going: _Going) -> Made:
+        """Wait for the end of a run."""
+        answer = self.launcher.finish(going.number)
+        self._going.remove(going)
+        planned, request = going.planned, going.request
+        folder = Path(request.folder)
+        run = read_run(
+            folder, planned.role, answer, planned.world_size, _command(planned), request.timeout, request.secret
+        )
+        run = replace(run, note=going.note)
+        wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
+        self.ended.append(run)
+        if run.completed:  # what hung says nothing of how long a run takes
+            self.longest = max(self.longest, run.seconds)
+        why = f", expected: {planned.expected}" if planned.expected else ""
+        ending = "" if run.completed else f"  did not complete{why}"
+        self._tell(
+            f"{planned.role:<10} {_ranks(planned.world_size):<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}"
+        )
+        return Made(planned, run, wrote=tuple(map(str, wrote)))
+
+    def _tell(self, line: str = "") -> None:
+        self.progress(line, [other.name for other in self._going])
+
+
+def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path) -> str:
+    """How ranks share GPUs, "" if they need not. Raises MachineRefuses if they cannot."""
+    devices = launcher.versions["devices"]
+
+    def works(backend: str) -> bool:
+        return shares_a_gpu(launcher, backend, work / f"trial-{backend}")
+
+    found = sharing.decide(ranks, devices, oversubscribe, works)
+    if found == "none":
+        raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
+    return found
+
+
+def _ranks(world: int) -> str:
+    return "1 rank" if world == 1 else f"{world} ranks"
+
+
+def _command(planned: PlannedRun) -> str:
+    """The command line without torchrun; `{checkpoint}` stays as it is, since its folder is another each time."""
+    words = ["-m", planned.module] if planned.module else [planned.script.name]
+    return "" if planned.opens else shlex.join([*words, *planned.arguments])
+
+
+def added(evidence: Evidence, made: Sequence[Made], files: Workspace) -> Evidence:
+    """The evidence with these runs."""
+    course = evidence.course
+    if any(one.planned.role not in ("simulate", "train", "repeat") for one in made):
+        evidence = replace(evidence, course=replace(course, asked=True))
+    for one in made:
+        evidence = _with_run(evidence, one, files) if one.run is not None else _without_run(evidence, one)
+    return evidence
+
+
+_PLACES = {"simulate": "train", "undropped": "plain"}  # the field of Evidence, where it is not named after the role
+
+
+def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
+    planned, run, course = made.planned, made.run, evidence.course
+    assert run is not None
+    if run.role == "train":
+        course = replace(course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote)
+        course = replace(course, stale=loaded_before(run, (course.checkpoint, *made.wrote)))
+        exact = None if needs_full_precision(run) else run
+        return replace(evidence, train=run, exact=exact, continued=run, course=course)
+    if run.role == "repeat":
+        return replace(evidence, course=replace(course, repeat=run))
+    if run.role == "reference":
+        way = "manual" if planned.probe.get("by_hand") else planned.mode
+        refused = course.refused if run.completed or way == "alone" else run
+        course = replace(course, ways=(*course.ways, way), refused=refused)
+        found = run if run.completed or way != "alone" else evidence.reference
+        return replace(evidence, reference=found, course=course)
+    if run.role == "single":
+        evidence = replace(evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode)))
+    if run.role == "rounded" and evidence.plain is None:
+        evidence = replace(evidence, plain=evidence.train)
+    if run.role == "reshard":
+        return replace(
+            evidence, reshards=(*evidence.reshards, *([run] if run.completed or not planned.optional else []))
+        )
+    if run.role == "crash":
+        killed = any(trace.first("killed") is not None for trace in run.traces)
+        course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=run if killed else None)
+        return replace(evidence, course=course)
+    if run.role == "recovered" and course.crashed is not None:
+        pairs = (*evidence.crashes, (course.crashed, run))
+        return replace(evidence, crashes=pairs, course=replace(course, crashed=None))
+    if run.role == "damaged":
+        course = replace(course, damages_tried=course.damages_tried + 1)
+        return replace(evidence, damaged=(*evidence.damaged, run), course=course)
+    changed: dict[str, Any] = {_PLACES.get(run.role, run.role): run}
+    return replace(evidence, **changed)
+
+
+def _without_run(evidence: Evidence, made: Made) -> Evidence:
+    """A run whose files could not be brought into their state: its role is missing, for that reason."""
+    course, role = evidence.course, made.planned.role
+    if role == "damaged":
+        return replace(evidence, course=replace(course, damages_tried=course.damages_tried + 1))
+    missing = {
+        **evidence.missing,
+        role: made.trouble,
+        **({"saved": made.trouble} if made.planned.files == "saved" else {}),
+    }
+    return replace(evidence, missing=missing)

@@ -1,0 +1,149 @@
+"""Judges evidence: for each rule whether it applies, what it finds, and what suppressions, tolerances and a team's policy make of that.
+
+Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of ours, and the other rules are still judged.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .evidence import Evidence, Sources
+from .finding import Finding
+from .policy import BY_HAND, Policy, Skip, Widening
+from .rules import RULES
+from .rules.base import Rule
+from .rules.naming import is_named, is_skipped
+from .static.suppress import RULE as UNUSED
+from .static.suppress import Suppression, Use, covering, problems, uses
+from .verdict import Verdict
+
+LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves
+
+
+def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str] | None = None) -> list[Finding]:
+    """The findings of the chosen rules, in their order. The rules `beyond` what was run are inconclusive, for these reasons.
+
+    A rule that only compares (hang, parity) fails as a consequence if a rule that names a cause has failed.
+    """
+    findings: list[Finding] = []
+    failures: list[Finding] = []  # before suppressions
+    for name in chosen:
+        started = time.monotonic()
+        if name == UNUSED:
+            used = uses(evidence.suppressions, ((f.rule, f.location) for f in failures))
+            found = _unused(evidence, used, {f.rule for f in findings if f.status in ("pass", "fail")})
+        else:
+            found = judge_one(RULES[name], evidence, (beyond or {}).get(name, ""))
+        found = with_code(found, evidence.sources)
+        failures += [found] if found.status == "fail" else []
+        found = apply_suppressions(found, evidence.suppressions)
+        found = apply_tolerance(found, evidence.tolerances)
+        findings.append(replace(found, seconds=time.monotonic() - started))
+    return _with_consequences(findings)
+
+
+def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
+    """What one rule finds. Where it finds nothing out, what the static tier saw counts."""
+    try:
+        found = rule.unknown(beyond) if beyond else _judged(rule, evidence)
+        if found.status in ("inconclusive", "not_applicable") and (hits := evidence.hits.get(rule.name)):
+            return rule.failed(hits[0].told, hits[0].location, tier="static")
+    except Exception as error:
+        return fault(rule.name, error)
+    return found
+
+
+def _judged(rule: Rule, evidence: Evidence) -> Finding:
+    if reason := rule.applies(evidence):
+        return rule.not_applicable(reason)
+    if reason := rule.unjudgeable(evidence):
+        return rule.unknown(reason)
+    found = rule.judge(evidence)
+    if found.status == "pass" and rule.family in LISTENED and (reason := _probe_error(evidence)):
+        return rule.unknown(reason)
+    return found
+
+
+def fault(rule: str, error: Exception) -> Finding:
+    """An exception in a rule: an error of ours, never of the script."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+    what = f"fsdp2 itself failed in this rule: {type(error).__name__}: {error} ({place})"
+    return Finding(rule, "error", what, fix=f"Report it with this line; `--skip {rule}` leaves the rule out.")
+
+
+def _probe_error(evidence: Evidence) -> str:
+    """Why the probe did not see all that the rules of LISTENED read; "" if it did."""
+    traces = evidence.train.traces if evidence.train is not None else ()
+    record = next((r for trace in traces for r in trace.of("unheard")), None)
+    return f"the probe failed while it listened ({record['what']}: {record['error']})" if record else ""
+
+
+def with_code(finding: Finding, sources: Sources) -> Finding:
+    """The finding with the code of its line, where only the line is known."""
+    place = finding.location
+    if place is None or place["code"]:
+        return finding
+    return replace(finding, location={**place, "code": sources.line(place["file"], place["line"])})
+
+
+def apply_suppressions(finding: Finding, suppressions: Sequence[Suppression]) -> Finding:
+    """The finding; a pass that says so if a suppression covers its place."""
+    if finding.status == "fail" and (one := covering(suppressions, finding.rule, finding.location)):
+        return replace(finding, status="pass", evidence=one.told(), fix=None)
+    return finding
+
+
+def _unused(evidence: Evidence, used: Collection[Use], judged: Collection[str]) -> Finding:
+    """The finding of the rule on suppressions themselves, which is judged after those that they name."""
+    hits = tuple(problems(evidence.suppressions, RULES, judged, used))
+    return judge_one(RULES[UNUSED], replace(evidence, hits={UNUSED: hits}))
+
+
+def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Finding:
+    """The finding; one whose limit a team has widened says so first."""
+    by = tolerances.get(finding.rule)
+    if by is None or finding.limit is None:
+        return finding
+    return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
+
+
+def _with_consequences(findings: list[Finding]) -> list[Finding]:
+    causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
+    return [
+        replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
+        for f in findings
+    ]
+
+
+def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:
+    """The verdict by a team's policy: what it does not require may be inconclusive, and a skip that is over fails.
+
+    `left_out` are the rules that were not judged because they are skipped.
+    """
+    findings = [
+        replace(f, required=False)
+        if f.status == "inconclusive" and policy.required and not is_named(f.rule, policy.required)
+        else f
+        for f in verdict.findings
+    ]
+    late = [_late(skip) for skip in policy.skips if skip.over]
+    if late:  # one finding a rule, as far as that goes: a failure takes the place of the pass
+        findings = [f for f in findings if f.rule != UNUSED or f.status != "pass"] + late
+    skipped = [
+        {"rule": rule, "reason": told.reason if told else BY_HAND, "until": told.until if told else None}
+        for rule in left_out
+        for told in [next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)]
+    ]
+    return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
+
+
+def _late(skip: Skip) -> Finding:
+    location = {key: skip.location[key] for key in ("file", "line", "function", "code")}
+    told = f"the skip of {skip.rule} ended on {skip.until} ({skip.reason}); the rule is judged again"
+    mend = f"Mend what {skip.rule} says and take the skip away, or decide anew and give it another date."
+    return Finding(UNUSED, "fail", told, location=location, fix=mend, tier="static")

@@ -1,0 +1,219 @@
+"""What the script writes to, given fresh to each run: the folder of `{checkpoint}`, and paths of the user's own that a run wrote.
+
+A run finds the files in one of these states:
+
+- "scratch": a folder of `{checkpoint}` for itself; nothing else of an earlier run
+- "empty": the shared folder of `{checkpoint}`, empty; nothing else of an earlier run
+- "saved": all that the run which keeps its files (the train run) left
+- "left": all that the run just before it left
+
+What a run wrote elsewhere is known from its entries (probe/outputs.py). It is taken away after the run, and what it overwrote is put
+back, so that at the end the user's files are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ..probe.outputs import FOLDER
+
+SHARED = ("empty", "saved", "left")
+_DEEPEST, _MOST = 4, 2_000  # of a listing of the checkpoint folder
+
+
+class Workspace:
+    """A context manager: at its end the user's files are as they were."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.checkpoint = work / "checkpoint"
+        self._saved = work / "checkpoint.saved"
+        self._stash = work / "outside"
+        self._state = "empty"
+        self._present: list[Path] = []  # paths of the user's that hold what a run wrote
+        self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
+        self._stashed: dict[Path, Path] = {}
+        self._unread: list[tuple[Path, tuple[Path, ...]]] = []  # folders of runs whose entries nobody has read yet
+        self.written: list[Path] = []  # outside of `{checkpoint}`, by any run
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for folder, roots in list(self._unread):
+            self.read(folder, roots, ())
+        self._clean()
+
+    def notes(self) -> list[str]:
+        """What a reader must know of the user's files that runs wrote."""
+        if not self.written:
+            return []
+        shown = ", ".join(map(str, self.written[:3])) + (" ..." if len(self.written) > 3 else "")
+        told = [
+            f"the script writes outside of {{checkpoint}} ({shown}): every run found this as it was before, and so it is left"
+        ]
+        if lost := self.lost:
+            told.append(
+                f"too large to be copied before it was overwritten, and not restored: {', '.join(map(str, lost[:3]))}"
+            )
+        return told
+
+    @property
+    def lost(self) -> list[Path]:
+        """What a run overwrote and could not be copied before."""
+        return [path for path, copy in self._originals.items() if copy is None]
+
+    def begin(self, folder: Path, roots: tuple[Path, ...], state: str, reads: bool = False) -> tuple[Path, str]:
+        """Bring the files into a state for the run in `folder`: (the folder of `{checkpoint}`, why that cannot be or "").
+
+        `roots` are the folders below which all that a run writes counts. `reads`: the run writes nothing.
+        """
+        self._unread.append((folder, roots))
+        if state == "scratch":
+            (folder / "scratch").mkdir()
+            return folder / "scratch", ""
+        self.checkpoint.mkdir(exist_ok=True)
+        if state == "empty":
+            remove(self.checkpoint)
+            self.checkpoint.mkdir()
+            self._state = "used"
+        elif state == "saved" and (trouble := self._restore(reads)):
+            self._unread.pop()
+            return self.checkpoint, trouble
+        return self.checkpoint, ""
+
+    def _restore(self, reads: bool) -> str:
+        """The "saved" state; why it cannot be had, or ""."""
+        if reads and self._state == "saved":
+            pass
+        elif not self._saved.exists():
+            if self.checkpoint.is_symlink() or not self.checkpoint.is_dir():
+                return "it is no folder any more"
+            try:
+                shutil.copytree(self.checkpoint, self._saved, ignore_dangling_symlinks=True)
+            except shutil.Error as error:
+                return f"{error.args[0][0][0]}: {error.args[0][0][2]}"
+            except OSError as error:
+                return f"{error.filename}: {error.strerror}"
+        elif self._state != "saved":
+            remove(self.checkpoint)
+            shutil.copytree(self._saved, self.checkpoint)
+        for path, kept in self._stashed.items():
+            if path not in self._present:
+                self._present.append(path)
+                remove(path)
+                _copy(kept, path)
+        self._state = "saved" if reads else "used"
+        return ""
+
+    def end(self, folder: Path, saves: Iterable[str], keeps: bool, leaves: bool) -> list[Path]:
+        """A run has ended, which saved to `saves`: what it wrote of the user's files.
+
+        Its files are kept as the "saved" state, left to the next run, or taken away.
+        """
+        roots = next((roots for place, roots in self._unread if place == folder), ())
+        wrote = self.read(folder, roots, [Path(path) for path in saves])
+        if keeps:
+            remove(self._saved) if self._saved.exists() else None
+            self._state = "saved"
+            self._keep(wrote)
+        if not leaves:
+            self._clean()
+        return wrote
+
+    def read(self, folder: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> list[Path]:
+        """What a run has written of the user's files, from its entries."""
+        self._unread = [item for item in self._unread if item[0] != folder]
+        entries = sorted((folder / FOLDER).glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        wrote = []
+        for file in entries:
+            try:
+                entry = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError:  # of a rank that was killed while it wrote
+                continue
+            path = Path(entry["path"])
+            if not self._counts(path, roots, saves):
+                continue
+            if any(path == ours or path.is_relative_to(ours) for ours in self._present):
+                wrote.append(path)
+                continue
+            if entry["existed"]:
+                self._originals[path] = file.with_suffix(".copy") if entry["copied"] else None
+            self._present.append(path)
+            wrote.append(path)
+        self.written += [path for path in wrote if path not in self.written]
+        return wrote
+
+    def _counts(self, path: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> bool:
+        """Whether a path is an output of the script: below its folders and not hidden, or where it saves."""
+        if path.is_relative_to(self.work) or any(root.is_relative_to(path) for root in (self.work, *roots)):
+            return False
+        for root in roots:
+            if path.is_relative_to(root):
+                return not any(part.startswith(".") for part in path.relative_to(root).parts[:-1])
+        return any(path == save or path.is_relative_to(save) or save.is_relative_to(path) for save in saves) or any(
+            path.parent == save.parent for save in saves
+        )
+
+    def _keep(self, wrote: Sequence[Path]) -> None:
+        """Set aside what a run left, for the runs that resume from it."""
+        remove(self._stash) if self._stash.exists() else None
+        self._stash.mkdir()
+        self._stashed = {}
+        for number, path in enumerate(path for path in wrote if os.path.lexists(path)):
+            kept = self._stash / str(number)
+            if path in self._originals or not _moved(path, kept):
+                _copy(path, kept)
+            self._stashed[path] = kept
+
+    def _clean(self) -> None:
+        """Take away what runs wrote, and put back what they overwrote."""
+        for path in reversed(self._present):
+            if path not in self._originals:
+                remove(path)
+            elif (copy := self._originals[path]) is not None:
+                remove(path)
+                _copy(copy, path)
+        self._present = []
+
+    def listing(self) -> tuple[str, ...]:
+        """What lies in the folder of `{checkpoint}`, relative to it."""
+        found: list[str] = []
+        for place, folders, files in os.walk(self.checkpoint):
+            below = Path(place).relative_to(self.checkpoint)
+            found += [(below / name).as_posix() for name in (*folders, *files)]
+            if len(below.parts) >= _DEEPEST or len(found) > _MOST:
+                folders.clear()
+        return tuple(sorted(found[:_MOST]))
+
+
+def _moved(path: Path, target: Path) -> bool:
+    """Whether a path could be renamed to `target`, which may be on another file system."""
+    try:
+        path.rename(target)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def remove(path: Path) -> None:
+    """Whatever is at a path."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

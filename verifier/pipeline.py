@@ -1,0 +1,230 @@
+"""The whole verification, from a target to a verdict: plan, execute, judge."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from . import plan, settings
+from .errors import INTERRUPTED, Interrupted, MachineRefuses
+from .evidence import Evidence
+from .execute import Executor, Progress, added, backend_for
+from .facts import facts, summary
+from .finding import Finding
+from .judge import apply_policy, judge
+from .launch import sharing
+from .launch.average import average_of_one_and_two
+from .launch.client import Launcher
+from .launch.workspace import Workspace
+from .plan import Settings
+from .rules import RULES
+from .rules.naming import left
+from .source.scan import is_distributed, scan
+from .stable import stable
+from .static.sources import read_sources
+from .static_verdict import choose, verdict_on
+from .target import Target
+from .trace import Run
+from .verdict import Verdict
+
+TIERS = ("static", "simulate", "ranks")
+
+
+def verify(
+    target: Target,
+    work: Path,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    python: str = sys.executable,
+    progress: Progress = lambda line, going: None,
+    tier: str = "ranks",
+) -> Verdict:
+    """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`.
+
+    Where this machine lets no ranks run, the verdict is that of the other tiers. Raises Interrupted, with the verdict so far.
+    """
+    chosen = select(only, (*skip, *target.policy.skipped), tier)
+    left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
+    started = time.monotonic()
+    ended: list[Run] = []
+    try:
+        verdict = _verified(target, work, chosen, python, progress, tier, ended)
+    except KeyboardInterrupt as stop:
+        code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
+        name = signal.Signals(code - 128).name
+        part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged")
+        part = replace(part, interrupted=name, seconds=time.monotonic() - started)
+        raise Interrupted(code, apply_policy(_decided(part), target.policy, left_out)) from None
+    except MachineRefuses as error:
+        part = _part(target, work, chosen, ended, f"this machine refuses: {error}")
+        verdict = _decided(replace(part, refused=str(error), seconds=time.monotonic() - started))
+    return apply_policy(verdict, target.policy, left_out)
+
+
+def _verified(
+    target: Target, work: Path, chosen: Collection[str], python: str, progress: Progress, tier: str, ended: list[Run]
+) -> Verdict:
+    if tier == "static":
+        return verdict_on(target.describe(), target.script, chosen)
+    work.mkdir(parents=True, exist_ok=True)
+    ranks = max(target.nproc, *target.reshard_to, 1)
+    device = "cpu" if tier == "simulate" else target.device
+    files = Workspace(work)
+    with files, Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe) as launcher:
+        try:
+            return verify_with(launcher, target, work, chosen, progress, tier, ended, files=files)
+        except MachineRefuses as error:
+            if tier == "simulate" or ended or launcher.versions["devices"]:  # a simulated rank must see no GPU
+                raise
+            with contextlib.suppress(MachineRefuses):
+                return verify_with(launcher, target, work / "simulated", chosen, progress, "simulate", None, str(error))
+            raise
+
+
+def verify_with(
+    launcher: Launcher,
+    target: Target,
+    work: Path,
+    chosen: Collection[str],
+    progress: Progress = lambda line, going: None,
+    tier: str = "ranks",
+    ended: list[Run] | None = None,
+    refused: str = "",
+    files: Workspace | None = None,
+) -> Verdict:
+    """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
+
+    Runs are added to `ended`. `refused`: why ranks cannot be run, where the simulated tier is all there is; more rules are then open.
+    `files`: who keeps the user's files as they are; at its end they are as they were.
+    """
+    if tier == "static":
+        return verdict_on(target.describe(), target.script, chosen)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        files = files or stack.enter_context(Workspace(work))
+        ranks = max(target.nproc, *target.reshard_to, 1)
+        backend = backend_for(launcher, ranks, target.oversubscribe, work)
+        executor = Executor(launcher, work, files, progress, ended, backend)
+        evidence = gather(planned(target, chosen, tier), executor)
+    evidence = with_texts(evidence)
+    if tier == "ranks" and "gloo-avg-is-sum" in chosen:
+        evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
+    beyond = {
+        name: f"this machine refuses: {refused}" for name in chosen if tier == "simulate" and not RULES[name].simulated
+    }
+    findings = [
+        replace(f, tier=tier if f.tier == "ranks" and f.rule not in beyond else f.tier)
+        for f in judge(evidence, chosen, beyond)
+    ]
+    devices = launcher.versions["devices"]
+    carried = "fake" if tier == "simulate" else "nccl" if devices else "gloo"
+    environment = {
+        **launcher.versions,
+        "platform": platform.platform(),
+        "backend": sharing.told(backend, target.nproc, devices) if backend else carried,
+        "launcher": target.launcher,
+        "notes": notes(target, evidence, files),
+    }
+    verdict = _verdict(target, work, evidence, evidence.runs, findings, environment)
+    return _decided(replace(verdict, folder=str(work), seconds=time.monotonic() - started, refused=refused))
+
+
+def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
+    """What the plan is made from."""
+    distributed = bool(target.reference) and is_distributed(Path(target.reference[0]))
+    return Settings(target, chosen, tier, distributed)
+
+
+def gather(settings: Settings, executor: Executor) -> Evidence:
+    """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
+    evidence = with_sources(Evidence(), settings.target)
+    for stage in (plan.first, *plan.STAGES):
+        while due := stage(settings, evidence):
+            evidence = added(evidence, executor.make(due), executor.files)
+        if stage is plan.first:
+            tell_early(settings, evidence, executor.progress)
+    return evidence if settings.tier == "simulate" else replace(evidence, missing=plan.missing(settings, evidence))
+
+
+def tell_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:
+    """Say which rules fail by the train run alone, before later runs begin."""
+    early = [name for name in settings.chosen if RULES[name].needs <= {"train"}]
+    for finding in judge(with_texts(evidence), early):
+        if finding.status in ("fail", "error") and not finding.consequence:
+            place = f" at {finding.location['file']}:{finding.location['line']}" if finding.location else ""
+            progress(f"{finding.status.upper()} {finding.rule}{place}: {finding.evidence}", ())
+
+
+def with_sources(evidence: Evidence, target: Target) -> Evidence:
+    """The evidence with what the sources show, and the limits that a team has widened."""
+    seen = scan(target.script, target.module)
+    return replace(
+        evidence,
+        sources=read_sources(seen.files, evidence.runs),
+        hits=seen.hits,
+        suppressions=seen.suppressions,
+        saving=seen.saving,
+        gradients=seen.gradients,
+        tolerances=target.policy.tolerances,
+    )
+
+
+def with_texts(evidence: Evidence) -> Evidence:
+    """The evidence with the source files that its runs name."""
+    return replace(evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs))
+
+
+def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
+    """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
+    train = next((run for run in ended if run.role == "train"), None)
+    evidence = with_sources(Evidence(train=train), target)
+    enough = {"train"} if train is not None else set()
+    beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
+    torch = next((r["torch"] for run in ended for trace in run.traces for r in trace.of("start")), "not known yet")
+    environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform()}
+    return _verdict(target, work, evidence, ended, judge(evidence, chosen, beyond), environment)
+
+
+def _verdict(
+    target: Target,
+    work: Path,
+    evidence: Evidence,
+    runs: Sequence[Run],
+    findings: Sequence[Finding],
+    environment: Mapping[str, object],
+) -> Verdict:
+    """The report's data, not decided yet."""
+    return Verdict(
+        verdict="inconclusive",
+        target=target.describe(),
+        environment=dict(environment),
+        runs=[summary(run) for run in runs],
+        findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
+        facts=facts(evidence, work),
+    )
+
+
+def _decided(verdict: Verdict) -> Verdict:
+    return replace(verdict, verdict=verdict.of(verdict.findings))
+
+
+def notes(target: Target, evidence: Evidence, files: Workspace) -> list[str]:
+    """What a reader must know of how the runs were made."""
+    early = settings.note(target.script) if target.launcher == "fork" else ""
+    adapted = evidence.train.places("adapted") if evidence.train is not None else ()
+    libraries = dict.fromkeys(record["told"] for record in adapted)
+    return [note for note in (early, *libraries, evidence.course.stale, *files.notes()) if note]
+
+
+def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:
+    """The names of the rules to judge; both lists may name rules or families. Raises UserError on an unknown name."""
+    if tier == "static":
+        return choose(only, skip)
+    return left((name for name, rule in RULES.items() if tier != "simulate" or rule.simulated), only, skip)

@@ -1,0 +1,411 @@
+"""The runs of a verification as data: which runs are due, after what earlier ones have shown. Pure functions; nothing is run here.
+
+A stage is a function from the settings and the evidence so far to the runs that are due now. It is asked again until none is.
+Who makes the runs knows only a `PlannedRun`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .analysis.checkpoints import (
+    named_paths,
+    number_in,
+    outside,
+    same_weights_after,
+    saved_paths,
+    saves_after_the_last_step,
+    unseen_save,
+    unwritten,
+)
+from .analysis.crash_moments import moments
+from .analysis.first_run import changes_gradients, keeps_its_batch_on
+from .blame import blame
+from .errors import UserError
+from .evidence import Evidence
+from .launch.checkpoints import KINDS
+from .modules import root
+from .rules import RULES
+from .rules.precision import LOW, low_precision
+from .target import Target
+from .trace import Run
+
+SIMULATED_STEPS = 2  # the first step of a run also initialises
+FURTHER_STEPS = (
+    20  # a checkpoint of `--resume-args` that is no later than this many steps is written by making more steps
+)
+GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
+UNEVEN = 3
+RESUMED = ("resume", "reshard", "crash", "damaged")
+AFTER_TRAIN = ("exact", "reference", "single", "original", "opened", "provoked", *RESUMED)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run to make. `{checkpoint}` in the arguments stands for a folder; `files` is what it finds there (launch/workspace.py)."""
+
+    role: str
+    world_size: int
+    script: Path
+    cwd: Path
+    module: str
+    project: Path
+    launcher: str
+    timeout: float
+    grace: float
+    arguments: tuple[str, ...] = ()
+    given: str = ""  # which options its own arguments come from, beside those of the train run
+    steps: int = 1
+    mode: str = "fsdp"
+    files: str = "scratch"
+    keeps: bool = False  # what it leaves is what later runs resume from
+    leaves: bool = False  # the next run finds what it leaves
+    damage: str = ""  # done to the checkpoints at `damaged` before it starts
+    damaged: tuple[str, ...] = ()
+    optional: bool = False  # it counts only if it completes
+    note: str = ""
+    expected: str = ""  # why it need not complete
+    opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script
+    probe: dict[str, Any] = field(default_factory=dict)  # further fields of the Request, for the probe
+    starting_point: bool = True  # whether it leaves or loads the common initial weights
+
+    @property
+    def shared(self) -> bool:
+        """Whether it works in the folder of `{checkpoint}` that others use, too."""
+        return self.files != "scratch"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A target, and the rules that are to be judged on it."""
+
+    target: Target
+    chosen: Collection[str]
+    tier: str = "ranks"
+    original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The roles that the rules look at. What rules only read if it is there is made if all of them do."""
+        rules = [RULES[name] for name in self.chosen]
+        alone = all("resume" in rule.needs | rule.reads for rule in rules)
+        return frozenset[str]().union(*(rule.needs | rule.reads if alone else rule.needs for rule in rules))
+
+    @property
+    def steps(self) -> int:
+        """How many steps are compared: as many as were asked for, or a few more where the checkpoint to resume from needs them."""
+        target = self.target
+        wanted = [n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None]
+        last = max(wanted, default=0)
+        return last + 1 if target.steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else target.steps
+
+    def run(self, role: str, world: int, *own: str, **fields: Any) -> PlannedRun:
+        """A run of the target with arguments of its own after the common ones."""
+        target = self.target
+        return PlannedRun(
+            role=role,
+            world_size=world,
+            script=target.script,
+            cwd=target.cwd,
+            module=target.module,
+            project=root(target.script, target.module),
+            launcher=target.launcher,
+            timeout=target.timeout,
+            arguments=(*target.args, *own),
+            **{"steps": self.steps, "grace": min(GRACE, target.timeout), **fields},
+        )
+
+
+Stage = Callable[[Settings, Evidence], list[PlannedRun]]
+
+
+def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The train run, which leaves its initial weights for the others; in the simulated tier, one process that takes itself for rank 0."""
+    target = settings.target
+    if evidence.train is not None:
+        return []
+    if settings.tier == "simulate":
+        return [settings.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)]
+    options = {"leave_starting_point": True, "watch_saves": True}
+    given = "--save-args" if target.save_args else "the arguments after `--`"
+    return [
+        settings.run(
+            "train",
+            target.nproc,
+            *target.save_args,
+            files="empty",
+            keeps=True,
+            leaves=False,
+            given=given,
+            probe=options,
+        )
+    ]
+
+
+def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The train run once more, ended after the save that is resumed from, where a later save would hide it."""
+    train, after, target = evidence.train, evidence.saved_after(), settings.target
+    if not _trained(evidence) or evidence.course.repeat is not None or train is None or after is None:
+        return []
+    if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after_the_last_step(train):
+        return []
+    run = settings.run("repeat", target.nproc, *target.save_args, steps=after, files="empty", keeps=True)
+    return [replace(run, starting_point=False)]
+
+
+def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """Other ways to the same numbers, a look into the checkpoints, and the resumed runs: all that the train run alone decides."""
+    train, needs, target = evidence.train, settings.needs, settings.target
+    if train is None or evidence.course.asked:
+        return []
+    if not _trained(evidence):  # perhaps for what lay in memory
+        return provoked(settings, evidence)
+    exact = needs_full_precision(train)
+    planned = [
+        settings.run("exact", target.nproc, probe={"exact": True}) if exact and "exact" in needs else None,
+        settings.run("reference", target.nproc, mode="ddp", probe={"exact": exact}) if "reference" in needs else None,
+        _single(settings, exact, "ddp") if "single" in needs else None,
+        *_in_low_precision(settings, train),
+        _original(settings, exact) if "original" in needs else None,
+        *provoked(settings, evidence),
+        *inspection(settings, evidence),
+        *resumes(settings, evidence),
+    ]
+    return [run for run in planned if run is not None]
+
+
+def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """A short run under conditions that the script would not meet: NaN in memory that `to_empty` allocates, huge gradients.
+
+    Its completion is never judged. It is made where it can show something.
+    """
+    train = evidence.train
+    if "provoked" not in settings.needs or train is None or settings.tier == "simulate":
+        return []
+    fill = any(trace.first("to_empty") is not None for trace in train.traces)
+    if not fill and not (train.steps() and (evidence.gradients or changes_gradients(train))):
+        return []
+    run = settings.run("provoked", settings.target.nproc, probe={"fill": fill, "stress": True})
+    return [replace(run, steps=1, starting_point=False, expected="gradients or memory were changed on purpose")]
+
+
+def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """A process of its own opens whatever the train run has saved."""
+    paths = saved_paths(evidence.train) if evidence.train is not None else []
+    if "opened" not in settings.needs or not paths:
+        return []
+    run = settings.run("opened", 1, files="saved", opens=tuple(paths))
+    return [replace(run, arguments=(), starting_point=False)]
+
+
+def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The script resumes: on the same ranks, and on other ranks."""
+    target, train, after = settings.target, evidence.train, evidence.saved_after()
+    if train is None or after is None or not settings.needs & {*RESUMED} or _no_resume(settings, evidence):
+        return []
+    if path := unwritten(target.resume_args, evidence.course.left):
+        raise UserError(_never_written(settings, evidence, path))
+    exact = needs_full_precision(train)
+    left = settings.steps - after
+
+    def resumed(role: str, world: int, exact: bool, *extra: str, given: str = "--resume-args") -> PlannedRun:
+        run = settings.run(role, world, *target.resume_args, *extra, steps=left, files="saved", probe={"exact": exact})
+        return replace(run, given=given, starting_point=False)
+
+    sizes = target.reshard_to if "reshard" in settings.needs else ()
+    found = [resumed("resume", target.nproc, False)]
+    found += [resumed("continued", target.nproc, True)] if exact and sizes else []
+    given = "--reshard-args" if target.reshard_args else ""
+    found += [resumed("reshard", world, exact, *target.reshard_args, given=given) for world in sizes]
+    new = target.nproc != UNEVEN and UNEVEN not in sizes and not target.sizes_chosen
+    if sizes and new and keeps_its_batch_on(UNEVEN, train):
+        found.append(replace(resumed("reshard", UNEVEN, exact, *target.reshard_args, given=""), optional=True))
+    return found
+
+
+def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """Other ways to a reference and to a single process where the first did not complete."""
+    if not _trained(evidence) or evidence.train is None:
+        return []
+    exact, reference, world = needs_full_precision(evidence.train), evidence.reference, settings.target.nproc
+    found = []
+    if reference is not None and not reference.completed:
+        if "AttributeError" in blame(reference).error or "manual" in evidence.course.ways:
+            # plain tensors cannot answer what the script asks: each rank shards over itself
+            if "alone" not in evidence.course.ways:
+                found.append(settings.run("reference", world, mode="alone", probe={"exact": exact}))
+        else:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
+            found.append(settings.run("reference", world, mode="ddp", probe={"exact": exact, "by_hand": True}))
+    if evidence.single is not None and not evidence.single.completed and "fsdp" not in evidence.course.single_ways:
+        found.append(_single(settings, exact, "fsdp"))  # what DDP cannot stand in for, fully_shard on one rank may
+    return found
+
+
+def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The reference once more, from weights one unit in the last place away: its noise sets the tolerance."""
+    if (
+        not _trained(evidence)
+        or evidence.train is None
+        or evidence.envelope is not None
+        or "envelope" not in settings.needs
+    ):
+        return []
+    options = {"exact": needs_full_precision(evidence.train), "nudge": True}
+    if (
+        evidence.reference is not None and not evidence.reference.completed
+    ):  # then the noise of one process is the measure
+        one = _single(
+            settings, options["exact"], evidence.course.single_ways[-1] if evidence.course.single_ways else "ddp"
+        )
+        return [replace(one, role="envelope", probe=options)]
+    way = evidence.course.ways[-1] if evidence.course.ways else "ddp"
+    mode = "alone" if way == "alone" else "ddp"
+    options |= {"by_hand": "manual" in evidence.course.ways}
+    return [settings.run("envelope", settings.target.nproc, mode=mode, probe=options)]
+
+
+def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all); then the script resumes."""
+    target, train = settings.target, evidence.train
+    if train is None or "crash" not in settings.needs or _no_damage(evidence):
+        return []
+    if evidence.course.crashed is not None:
+        run = settings.run("recovered", target.nproc, *target.resume_args, steps=1, files="left")
+        return [replace(run, note=evidence.course.crashed.note, starting_point=False)]
+    if evidence.crashes and not target.thorough:
+        return []
+    for moment in moments(train, target.thorough)[evidence.course.crashes_tried :]:
+        options = {"watch_saves": True, "crash": moment.request}
+        run = settings.run("crash", target.nproc, *target.save_args, steps=moment.steps, files="empty", probe=options)
+        run = replace(run, grace=min(CRASH_GRACE, target.timeout), note=moment.note, leaves=True, starting_point=False)
+        return [replace(run, expected="a rank is killed on purpose")]
+    return []
+
+
+def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The script resumes from a checkpoint with a damaged file."""
+    target, train = settings.target, evidence.train
+    if train is None or "damaged" not in settings.needs or _no_damage(evidence):
+        return []
+    for kind in (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]:
+        run = settings.run("damaged", target.nproc, *target.resume_args, steps=1, files="saved", damage=kind)
+        paths = tuple(saved_paths(train, evidence.saved_after()))
+        return [replace(run, damaged=paths, starting_point=False, expected="its checkpoint was damaged on purpose")]
+    return []
+
+
+STAGES: tuple[Stage, ...] = (repeats, oracles, fallbacks, perturbed, crashes, damages)
+
+
+def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
+    """{role: why there is no run in it}."""
+    train, target = evidence.train, settings.target
+    if train is None or not _trained(evidence):
+        what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
+        return dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
+    found = dict(evidence.missing)
+    reason = (
+        ""
+        if "alone" not in evidence.course.ways or evidence.course.refused is None
+        else blame(evidence.course.refused).text
+    )
+    if evidence.reference is not None and evidence.reference.completed and reason:
+        found["ddp"] = reason
+    if reason := _no_resume(settings, evidence):
+        return found | dict.fromkeys(RESUMED, reason)
+    if "reshard" in settings.needs and not target.reshard_to:
+        found["reshard"] = "no other world size was asked for: give --reshard-to"
+    if reason := _no_damage(evidence):
+        return found | dict.fromkeys(("crash", "damaged"), reason)
+    if not evidence.crashes:
+        told = "no save of this script could be interrupted (it writes through neither DCP nor torch.save)"
+        found.setdefault("crash", told)
+    if not evidence.damaged:
+        found.setdefault("damaged", "no file of the last save was found")
+    return found
+
+
+def _trained(evidence: Evidence) -> bool:
+    return evidence.train is not None and evidence.train.completed and evidence.train.steps() > 0
+
+
+def _no_resume(settings: Settings, evidence: Evidence) -> str:
+    """Why the script cannot be resumed, or ""."""
+    target, train, after = settings.target, evidence.train, evidence.saved_after()
+    if told := unseen_save(evidence):
+        return told
+    if not target.resume_args:
+        return "how this script resumes is not known: give --resume-args"
+    if after is None:
+        last = settings.steps - 1
+        return f"no save was seen before step {settings.steps}: give --save-args that save after one of the steps 1 to {last}"
+    if evidence.course.stale:
+        return evidence.course.stale
+    if (
+        evidence.course.repeat is not None
+        and train is not None
+        and not same_weights_after(evidence.course.repeat, train, after)
+    ):
+        return f"it saves after step {train.steps()} too, and does not repeat itself: save less often"
+    if "saved" in evidence.missing:
+        return (
+            f"what the train run has left in the folder of {{checkpoint}} cannot be copied: {evidence.missing['saved']}"
+        )
+    return ""
+
+
+def _no_damage(evidence: Evidence) -> str:
+    """Why its checkpoints cannot be damaged, or ""."""
+    if evidence.train is None or evidence.resume is None:
+        return evidence.missing.get("resume", "the script was not resumed")
+    if not evidence.resume.completed:
+        return "the script does not resume even from a whole checkpoint"
+    if path := outside(evidence.train, evidence.course.checkpoint, evidence.course.created):
+        return f"it saves to {path}, outside the folder of {{checkpoint}}"
+    return ""
+
+
+def _never_written(settings: Settings, evidence: Evidence, path: str) -> str:
+    tops = sorted({item.partition("/")[0] for item in evidence.course.left})
+    there = ", ".join(f"{{checkpoint}}/{name}" for name in tops[:5]) or "nothing"
+    return (
+        f"--resume-args names {{checkpoint}}/{path}, which the train run of {settings.steps} steps did not write; it left {there}. "
+        "Name one of these, save earlier (--save-args), or compare more steps (--steps)"
+    )
+
+
+def _single(settings: Settings, exact: bool, mode: str) -> PlannedRun:
+    given = "--single-args" if settings.target.single_args else ""
+    return settings.run("single", 1, *settings.target.single_args, mode=mode, given=given, probe={"exact": exact})
+
+
+def _original(settings: Settings, exact: bool) -> PlannedRun | None:
+    """The script that this one was converted from: on as many ranks if it is a distributed one, else on one."""
+    target = settings.target
+    if not target.reference:
+        return None
+    script, *args = target.reference
+    old = replace(settings, target=replace(target, script=Path(script), module="", args=tuple(args)))
+    world = target.nproc if settings.original_distributed else 1
+    run = old.run("original", world, given="--reference", probe={"exact": exact})
+    return replace(run, steps=settings.steps)
+
+
+def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
+    """The script in its own dtype without dropout, and from weights rounded to that dtype, one step each."""
+    dtype = low_precision(train)
+    if dtype is None or "rounded" not in settings.needs:
+        return []
+    dropout = any(r["what"] == "dropout" for t in train.traces for r in t.of("inexact"))
+    world = settings.target.nproc
+    plain = [settings.run("undropped", world, steps=1, probe={"dropless": True})] if dropout else []
+    return [*plain, settings.run("rounded", world, steps=1, probe={"exact": True, "round_to": dtype})]
+
+
+def needs_full_precision(train: Run) -> bool:
+    """Whether low-precision compute, autocast or dropout stands between this run and an oracle."""
+    low = any(r["param_dtype"] in LOW for r in train.places("shard"))
+    return low or any(t.first("inexact") is not None for t in train.traces)

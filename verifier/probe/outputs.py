@@ -1,0 +1,134 @@
+"""What a rank, and what it forks, writes outside the verifier's own folder: each path once, with a copy of what was there before.
+
+Each path gets an entry in the folder `outputs` of the run, made before the script's own write: `KEY.json` says which path and whether it
+existed, `KEY.copy` is what it held. All ranks share the entries, so a file that one rank makes is not "there before" for another.
+An audit hook sees what Python opens; what torch writes in C++ is announced by `about_to_write`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = "outputs"
+LARGEST = 1 << 30  # bytes of a file or folder that are copied before it is overwritten
+MOST = 5_000  # entries of one run
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_NOT_FILES = ("/dev/", "/proc/", "/sys/")
+_NOT_OUTPUTS = ("__pycache__", ".git")
+_watchers: list[Callable[[object], None]] = []
+
+
+def install(run_folder: str) -> None:
+    """Watch from now on, until this process ends: an audit hook cannot be taken away."""
+    outputs = _Outputs(Path(run_folder))
+    _watchers.append(outputs.note)
+    sys.addaudithook(outputs.hook)
+
+
+def about_to_write(path: object) -> None:
+    """A path is about to be written in a way that Python does not see."""
+    for note in _watchers[-1:]:
+        note(path)
+
+
+class _Outputs:
+    """The entries of one run, as one of its processes sees them."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+        self._ours = str(run_folder.parent) + os.sep
+        self._known: set[str] = set()
+        self._own = threading.local()
+
+    def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        """An audit event; nothing that goes wrong here may reach the script."""
+        if event == "open":
+            if isinstance(args[2], int) and args[2] & _WRITES:
+                self.note(args[0])
+        elif event == "os.rename":
+            self.note(args[0], folders=True)
+            self.note(args[1], folders=True)
+        elif event in ("os.remove", "os.truncate", "os.rmdir", "shutil.rmtree"):
+            if event in ("os.truncate", "shutil.rmtree") or args[1] == -1:
+                self.note(args[0], folders=event != "os.remove")
+        elif event == "os.mkdir":
+            self.note(args[0])
+        elif event in ("os.link", "os.symlink"):
+            self.note(args[1])
+
+    def note(self, path: object, folders: bool = False) -> None:
+        """Make the entry of a path, unless it has one, or lies in a folder that this run has made.
+
+        What is called on a folder that is there changes it only if `folders`.
+        """
+        if getattr(self._own, "busy", False) or not isinstance(path, str | bytes | os.PathLike):
+            return
+        self._own.busy = True
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a link keeps its name
+                if place in self._known or self._private(place) or (not folders and Path(place).is_dir()):
+                    return
+                self._known.add(place)
+                self._enter(place)
+        finally:
+            self._own.busy = False
+
+    def _private(self, place: str) -> bool:
+        return place.startswith((self._ours, *_NOT_FILES)) or any(f"/{name}/" in place + "/" for name in _NOT_OUTPUTS)
+
+    def _enter(self, place: str) -> None:
+        self._folder.mkdir(exist_ok=True)
+        with _locked(self._folder / "lock"):
+            if self._entry(place).exists() or any(self._made_here(str(parent)) for parent in Path(place).parents):
+                return
+            if len(self._known) > MOST:
+                return
+            existed = os.path.lexists(place)
+            copied = existed and self._copy(place)
+            entry = self._entry(place)
+            entry.write_text(json.dumps({"path": place, "existed": existed, "copied": copied}), encoding="utf-8")
+
+    def _entry(self, place: str) -> Path:
+        return self._folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.json"
+
+    def _made_here(self, parent: str) -> bool:
+        entry = self._entry(parent)
+        return entry.exists() and not json.loads(entry.read_text(encoding="utf-8"))["existed"]
+
+    def _copy(self, place: str) -> bool:
+        """Keep what is at a path; False if it is too large or no file."""
+        source, copy = Path(place), self._entry(place).with_suffix(".copy")
+        if size_of(source) > LARGEST:
+            return False
+        if source.is_dir() and not source.is_symlink():
+            shutil.copytree(source, copy, symlinks=True)
+        elif source.is_file() or source.is_symlink():
+            shutil.copy2(source, copy, follow_symlinks=False)
+        else:
+            return False
+        return True
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""What the sources alone show. Reads files, runs nothing."""

@@ -1,0 +1,113 @@
+"""A look at the sources before anything runs: what they could do that a run may not show, such as saving a checkpoint."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import UserError
+from ..finding import Hit
+from ..modules import root
+from ..static.lint import look
+from ..static.project import Module, canonical, parse
+from ..static.sources import project_files
+from ..static.suppress import Suppression
+from ..trace import Record
+
+_SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
+_SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
+_GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files of the target's own code, what the detectors see in them, and what they could do."""
+
+    files: tuple[Path, ...] = ()
+    hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
+    suppressions: tuple[Suppression, ...] = ()
+    saving: Record | None = None  # the first line that saves model or optimizer state
+    gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
+
+
+def scan(script: Path, module: str = "") -> Scan:
+    """Read the sources of a script, or of a module that is run as `python -m` does."""
+    seen = look([script])
+    files = project_files(script, root(script, module) if module else None)
+    parsed = list(_parsed(files))
+    return Scan(
+        files=files,
+        hits=seen.by_rule(),
+        suppressions=tuple(seen.suppressions),
+        saving=next((place for module_ in parsed for place in _saving(module_)), None),
+        gradients=any(_touches_gradients(module_) for module_ in parsed),
+    )
+
+
+def is_distributed(script: Path) -> bool:
+    """Whether a script, or what it imports from its own folder, knows of other ranks."""
+    return any("distributed" in file.read_text(errors="replace") for file in project_files(script))
+
+
+def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
+    for file in files:
+        try:
+            yield parse(file)
+        except UserError:
+            continue
+
+
+def _saving(module: Module) -> Iterator[Record]:
+    """The lines of a file that save state."""
+    names = _imported(module.tree)
+    functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and _saves(node, names):
+            inside = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
+            function = inside[-1] if inside else "<module>"
+            code = module.code(node.lineno)
+            yield {"file": str(module.path), "line": node.lineno, "function": function, "code": code}
+
+
+def _saves(call: ast.Call, names: dict[str, str]) -> bool:
+    if canonical(_dotted(call.func, names)) in _SAVES:
+        return True
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    given = [ast.unparse(value) for value in (*call.args, *(word.value for word in call.keywords))]
+    saving = call.func.attr in _SAVING_METHODS
+    return saving or (call.func.attr == "save" and any("state_dict" in text for text in given))
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """{name in this file: the dotted name that it stands for}."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {
+                a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
+                for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return names
+
+
+def _dotted(node: ast.AST, names: dict[str, str]) -> str:
+    """`dcp.save` as `torch.distributed.checkpoint.save`; "" for what is no chain of names."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, names)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _touches_gradients(module: Module) -> bool:
+    for node in ast.walk(module.tree):
+        name = node.attr if isinstance(node, ast.Attribute) else node.arg if isinstance(node, ast.keyword) else ""
+        name = node.id if isinstance(node, ast.Name) else name or ""
+        if (isinstance(node, ast.Attribute) and name == "grad") or any(word in name for word in _GRADIENT_WORDS):
+            return True
+    return False

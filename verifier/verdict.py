@@ -1,0 +1,102 @@
+"""What all findings together come to, and how they compare with an earlier report."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
+from .finding import Finding, Status
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A verdict held against an earlier report (see baseline.py): which failures are new, which stood there already, which have gone.
+
+    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not decided this time) are failures of the earlier one.
+    `still_open` are rules that were inconclusive then and are now.
+    """
+
+    path: str
+    new: tuple[Finding, ...]
+    standing: tuple[Finding, ...]
+    gone: tuple[Finding, ...]
+    unjudged: tuple[Finding, ...]
+    still_open: frozenset[str] = frozenset()
+
+    def stands(self, finding: Finding) -> bool:
+        """Whether this failure is in the earlier report."""
+        return any(finding is known for known in self.standing)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one target. With a `baseline`, `verdict` still tells of the target, and `answer` of what is new."""
+
+    verdict: Status
+    target: dict[str, Any]
+    environment: dict[str, Any]
+    runs: Sequence[dict[str, Any]]
+    findings: Sequence[Finding]
+    facts: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    seconds: float = 0.0
+    skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
+    baseline: Comparison | None = None
+    interrupted: str = ""  # by which signal: what was not judged until then is open
+    refused: str = ""  # why ranks could not run here: what needs them is open
+
+    @property
+    def partial(self) -> str:
+        """Why this is not what was asked for, in one line; "" if it is."""
+        number = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
+        if self.interrupted:
+            return f"INTERRUPTED by {self.interrupted} after {number}: a part of a verification, and no verdict on the script"
+        if not self.refused:
+            return ""
+        if any(run["role"] != "simulate" for run in self.runs):
+            return f"CUT SHORT after {number}: a part of a verification: this machine refuses: {self.refused}"
+        tiers = "the static and the simulated tier" if self.runs else "the static tier"
+        return f"NO RANKS WERE JUDGED, only {tiers}: this machine refuses: {self.refused}"
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many findings there are of each status that occurs."""
+        order: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")
+        numbers = {status: sum(f.status == status for f in self.findings) for status in order}
+        return {status: number for status, number in numbers.items() if number}
+
+    @property
+    def answer(self) -> Status:
+        """What a gate goes by: the verdict, or, with a baseline, that of all findings but the standing failures."""
+        if self.baseline is None:
+            return self.verdict
+        return self.of([f for f in self.findings if not self.baseline.stands(f)])
+
+    def of(self, findings: Sequence[Finding]) -> Status:
+        """`verdict_of`, where nothing was interrupted or refused: a part passes never, and a part of runs does not fail either."""
+        status = verdict_of(findings)
+        return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command that has this answer."""
+        if self.interrupted:
+            return 128 + signal.Signals[self.interrupted]
+        return {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}[self.answer]
+
+    def stands(self, finding: Finding) -> bool:
+        """Whether this failure is known from the baseline, if there is one."""
+        return self.baseline is not None and self.baseline.stands(finding)
+
+
+def verdict_of(findings: Sequence[Finding]) -> Status:
+    """fail if anything failed, else error, else inconclusive if anything required could not be checked, else pass.
+
+    What does not apply is no obstacle to a pass.
+    """
+    statuses = {f.status for f in findings if f.required}
+    order: tuple[Status, ...] = ("fail", "error", "inconclusive")
+    return next((status for status in order if status in statuses), "pass")
