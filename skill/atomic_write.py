@@ -16,15 +16,15 @@ Contents = Mapping[str, bytes | None]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _NotPutBack(Exception):
+class _RollbackFailed(Exception):
     """A file could be moved neither forth nor back; the old ones are still in the staging folder."""
 
 
-def place(contents: Contents, out: Path) -> None:
+def write_files(contents: Contents, out: Path) -> None:
     """Write these files below `out` and remove those that are None: all of it, or nothing."""
     target = Path(os.path.realpath(out))
     try:
-        with signals_wait():
+        with defer_signals():
             target.parent.mkdir(parents=True, exist_ok=True)
             # inside a folder that is there: it may be a mount point, and nothing moves from one file system to another
             staging = Path(
@@ -36,7 +36,7 @@ def place(contents: Contents, out: Path) -> None:
                     _replace_each(contents, staging / "new", target, staging / "old")
                 else:
                     (staging / "new").rename(target)
-            except _NotPutBack as error:
+            except _RollbackFailed as error:
                 raise UserError(f"cannot write {out}, and {error}: the files of before are in {staging}/old") from error
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
@@ -60,8 +60,8 @@ def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
-    """An interrupt waits the moment until everything is in its place, or gone."""
+def defer_signals() -> Iterator[None]:
+    """An interrupt waits the moment until everything is in place, or gone."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -92,13 +92,13 @@ def _replace_each(contents: Contents, new: Path, target: Path, old: Path) -> Non
                 (target / path).parent.mkdir(parents=True, exist_ok=True)
                 (new / path).rename(target / path)
     except BaseException:
-        _put_back(contents, new, target, old)
+        _roll_back(contents, new, target, old)
         _remove_empty(target, fresh)
         raise
     _remove_empty(target, folders)
 
 
-def _put_back(contents: Contents, new: Path, target: Path, old: Path) -> None:
+def _roll_back(contents: Contents, new: Path, target: Path, old: Path) -> None:
     stuck = []
     for path, data in contents.items():
         try:
@@ -109,7 +109,7 @@ def _put_back(contents: Contents, new: Path, target: Path, old: Path) -> None:
         except OSError:
             stuck.append(path)
     if stuck:
-        raise _NotPutBack(f"{', '.join(stuck)} could not be put back")
+        raise _RollbackFailed(f"{', '.join(stuck)} could not be put back")
 
 
 def _remove_empty(target: Path, folders: Iterable[Path]) -> None:

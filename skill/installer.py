@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from .. import __version__
 from ..verifier.errors import UserError
-from .atomic_write import obstacle, place
+from .atomic_write import obstacle, write_files
 
 NAME = "verified-fsdp2"
 MANIFEST = "INSTALLED.json"
@@ -43,18 +43,18 @@ SHARED = {
     ".agents/skills": ("codex", "gemini", "opencode", "copilot"),
 }
 
-_ALONE = ("SKILL.md", "LICENSE", "__init__.py")
+_FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One folder for the copy, and the clients that are served by it. `odd`: why nothing is written there."""
+    """One folder for the copy, and the clients that are served by it. `refusal`: why nothing is written there."""
 
     folder: Path
     clients: tuple[str, ...]
-    odd: str = ""
+    refusal: str = ""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Plan:
 
 def pack_files(pack: Path = PACK) -> dict[str, bytes]:
     """What an installed copy holds, path to content: the text of the skill, and all that its commands need to run."""
-    found = list(_ALONE)
+    found = list(_FILES)
     for folder in _FOLDERS:
         for path in sorted((pack / folder).rglob("*")):
             name = path.relative_to(pack)
@@ -99,19 +99,19 @@ def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> lis
         wanted += [(place, client) for place, served in SHARED.items() for client in served]
         wanted += [(places[user], client) for client, places in PLACES.items() if everywhere]
     found: dict[str, Target] = {}
-    for place_below, client in dict.fromkeys(wanted):
-        folder = base / place_below / NAME
-        odd = _odd(folder, base)
-        if odd and not everywhere:
-            raise UserError(odd)
+    for subfolder, client in dict.fromkeys(wanted):
+        folder = base / subfolder / NAME
+        refusal = _refusal(folder, base)
+        if refusal and not everywhere:
+            raise UserError(refusal)
         if not everywhere or os.path.lexists(folder):
-            real = str(folder) if odd else os.path.realpath(folder)
-            one = found.get(real, Target(folder, (), odd))
-            found[real] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))), one.odd)
+            real = str(folder) if refusal else os.path.realpath(folder)
+            one = found.get(real, Target(folder, (), refusal))
+            found[real] = Target(one.folder, tuple(dict.fromkeys((*one.clients, client))), one.refusal)
     return list(found.values())
 
 
-def _odd(folder: Path, base: Path) -> str:
+def _refusal(folder: Path, base: Path) -> str:
     """Why nothing is written there: it is no folder, somebody's link, outside of the project or home, or closed; else empty."""
     if folder.is_symlink():
         return f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`"
@@ -162,7 +162,7 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
 def plan_uninstall(target: Target, force: bool = False) -> Plan:
     """What it takes to remove what was installed, and what Python compiled from it; edited files stay unless `force`."""
     folder = target.folder
-    if target.odd:
+    if target.refusal:
         return Plan(target, "foreign")
     manifest = _read(folder)
     if manifest is None:
@@ -184,7 +184,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
     return plan
 
 
-def carry_out(plans: Sequence[Plan]) -> None:
+def apply(plans: Sequence[Plan]) -> None:
     """Do all of it, or nothing. Raises UserError."""
     done: list[tuple[Path, dict[str, bytes | None]]] = []
     try:
@@ -192,12 +192,12 @@ def carry_out(plans: Sequence[Plan]) -> None:
             folder = plan.target.folder
             if plan.contents:
                 before = {path: _content(folder / path) for path in plan.contents}
-                place(plan.contents, folder)
+                write_files(plan.contents, folder)
                 done.append((folder, before))
                 _remove_if_empty(folder)
     except BaseException:
         for folder, before in reversed(done):
-            place(before, folder)
+            write_files(before, folder)
             _remove_if_empty(folder)
         raise
 
@@ -219,16 +219,16 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
     """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it cannot be trusted."""
     path = folder / MANIFEST
     try:
-        told = json.loads(path.read_bytes())
-        version, files = str(told["version"]), dict(told["files"])
-        good = told["manifest"] == 1 and all(_inside(name) and isinstance(files[name], str) for name in files)
+        data = json.loads(path.read_bytes())
+        version, files = str(data["version"]), dict(data["files"])
+        valid = data["manifest"] == 1 and all(_inside(name) and isinstance(files[name], str) for name in files)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise UserError(f"{path} is not what `fsdp2 install` wrote; move {folder} away and install again")
     return version, files
 

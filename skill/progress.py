@@ -20,10 +20,10 @@ class Live:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._terminal = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-        self._going: dict[str, float] = {}
+        self._running: dict[str, float] = {}
         self._shown = 0
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._done = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="fsdp2-progress", daemon=True)
 
     def __enter__(self) -> Live:
@@ -34,31 +34,31 @@ class Live:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._done.set()
         if self._terminal:
             self._ticker.join()
         with self._lock:
             self._show("")
 
-    def __call__(self, line: str, going: Sequence[str]) -> None:
+    def __call__(self, line: str, running: Sequence[str]) -> None:
         """`line` of a run that has ended, or ""; the names of those that go on."""
         with self._lock:
             now = time.monotonic()
-            self._going = {name: self._going.get(name, now) for name in going}
+            self._running = {name: self._running.get(name, now) for name in running}
             if line:
                 self._show("")
                 log(f"  {line}")
-            self._show(self._told())
+            self._show(self._running_line())
 
     def _tick(self) -> None:
-        while not self._over.wait(TICK):
+        while not self._done.wait(TICK):
             with self._lock:
-                self._show(self._told())
+                self._show(self._running_line())
 
-    def _told(self) -> str:
+    def _running_line(self) -> str:
         """`running: train 2 ranks 3 s`, for each run that goes on."""
         now = time.monotonic()
-        runs = [f"{name} {now - since:.0f} s" for name, since in self._going.items()]
+        runs = [f"{name} {now - since:.0f} s" for name, since in self._running.items()]
         return f"  running: {', '.join(runs)}" if runs else ""
 
     def _show(self, text: str) -> None:

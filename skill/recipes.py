@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..verifier.errors import UserError
 from . import scaffold, spec
-from .snippet import Definition, cut
+from .snippet import Definition, extract
 
 ORDER = ("distributed.py", "data.py", "model.py", "optim.py", "runs.py", "checkpoint.py", "metrics.py", "train.py")
 BASE = Path(__file__).with_name("recipe_base.yaml")
@@ -89,10 +89,10 @@ def text(name: str, settings: Sequence[str] = ()) -> str:
     recipe = RECIPES[name]
     loaded = spec.load(BASE, [*recipe.settings, *settings])
     files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
-    ordered = {path: files[path] for path in sorted(files, key=lambda path: _order(path))}
+    ordered = {path: files[path] for path in sorted(files, key=lambda path: _rank(path))}
     about = [f"# {recipe.about}", f"# Proved where you paste it by: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
-    return "\n".join(about) + "\n" + cut(ordered, recipe.wanted)
+    return "\n".join(about) + "\n" + extract(ordered, recipe.wanted)
 
 
-def _order(path: str) -> int:
+def _rank(path: str) -> int:
     return ORDER.index(path) if path in ORDER else len(ORDER)

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> 
 def wanted_reports(given: Sequence[str], json: bool, known: Collection[str]) -> list[Report]:
     """`parsed_reports` whose paths can be written, or UserError, before anything has been run."""
     found = parsed_reports(given, json, known)
-    _try(found)
+    _check_paths(found)
     return found
 
 
@@ -66,7 +66,7 @@ def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[l
         if path is not None and PLACE not in str(path):
             raise UserError(f"--report {name}={path}: several targets need {PLACE} in the path")
     found = [[(name, None if path is None else for_target(path, target)) for name, path in reports] for target in names]
-    _try([report for own in found for report in own])
+    _check_paths([report for own in found for report in own])
     return found
 
 
@@ -75,21 +75,21 @@ def for_target(path: Path, name: str) -> Path:
     return Path(str(path).replace(PLACE, name))
 
 
-def _try(reports: Sequence[Report]) -> None:
+def _check_paths(reports: Sequence[Report]) -> None:
     """Raises UserError if a file cannot be written, or two would be one."""
     seen: set[Path] = set()
     named = [(name, path) for name, path in reports if path is not None]
     for name, path in named:
-        if _real(path) in seen:
+        if _resolved(path) in seen:
             raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
-        seen.add(_real(path))
+        seen.add(_resolved(path))
     for name, path in named:
-        _try_one(name, path)
+        _check_path(name, path)
 
 
-def _try_one(name: str, path: Path) -> None:
+def _check_path(name: str, path: Path) -> None:
     try:
-        if _real(path).is_symlink():
+        if _resolved(path).is_symlink():
             raise UserError(f"--report {name}={path}: is a link that leads to itself; give the path of a file")
         if path.is_dir():
             raise UserError(f"--report {name}={path}: is a folder; give a path of a file in it")
@@ -97,7 +97,7 @@ def _try_one(name: str, path: Path) -> None:
             raise UserError(f"--report {name}={path}: cannot be written: Permission denied")
         if not path.exists() or path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = _beside(path)
+            beside = _temporary_sibling(path)
             beside.touch(exist_ok=False)
             beside.unlink()
     except (OSError, ValueError) as error:
@@ -129,10 +129,10 @@ def write(path: Path, text: str) -> None:
         path.write_bytes(data)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
+    beside = _temporary_sibling(path)
     try:
         beside.write_bytes(data)
-        beside.replace(_real(path))
+        beside.replace(_resolved(path))
     finally:
         beside.unlink(missing_ok=True)
 
@@ -157,12 +157,12 @@ def _add_summary(path: Path, verdict: Verdict) -> None:
         log(f"the step summary {path} cannot be written: {error.strerror or error}")
 
 
-def _beside(path: Path) -> Path:
-    real = _real(path)
+def _temporary_sibling(path: Path) -> Path:
+    real = _resolved(path)
     return real.with_name(f".{real.name[:200]}.{os.getpid()}.part")
 
 
-def _real(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     """Where the path leads. `Path.resolve` fails on a link that leads to itself before anything can be said of it."""
     return Path(os.path.realpath(path))
 

@@ -17,35 +17,35 @@ class Module:
     name: str
     lines: list[str]
     definitions: dict[str, ast.stmt]
-    imports: dict[str, tuple[str, ast.alias]]  # name -> (module it is taken from, "" for `import x`; alias)
+    imports: dict[str, tuple[str, ast.alias]]  # name -> (module it is imported from, "" for `import x`; alias)
 
 
-def cut(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
+def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
     """The wanted definitions of `files` (path -> text) and all of these modules that they use, in the order of `files`.
 
     Imports come first, then constants, then the rest. Raises KeyError for a definition that is not there.
     """
     modules = {path.removesuffix(".py"): _read(path.removesuffix(".py"), text) for path, text in files.items()}
-    taken: dict[Definition, None] = {}
+    included: dict[Definition, None] = {}
     imports: dict[tuple[str, str, str], None] = {}
-    waiting = list(wanted)
-    while waiting:
-        home, name = waiting.pop()
-        if (home, name) in taken:
+    pending = list(wanted)
+    while pending:
+        home, name = pending.pop()
+        if (home, name) in included:
             continue
-        taken[home, name] = None
+        included[home, name] = None
         module = modules[home]
         for used in _names(module.definitions[name]):
             if used in module.definitions:
-                waiting.append((home, used))
+                pending.append((home, used))
             elif used in module.imports:
                 source, alias = module.imports[used]
                 if source in modules:
-                    waiting.append((source, alias.name))
+                    pending.append((source, alias.name))
                 else:
                     imports[source, alias.name, alias.asname or ""] = None
     body = [(module, name, node) for module in modules.values() for name, node in module.definitions.items()]
-    chosen = [(module, node) for module, name, node in body if (module.name, name) in taken]
+    chosen = [(module, node) for module, name, node in body if (module.name, name) in included]
     chosen = list({id(node): (module, node) for module, node in chosen}.values())
     constants = [
         _source(module, node) for module, node in chosen if not isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -94,17 +94,17 @@ def _import_block(imports: Mapping[tuple[str, str, str], None]) -> str:
     plain = [
         (name, f"import {name}{f' as {asname}' if asname else ''}") for source, name, asname in imports if not source
     ]
-    taken: dict[str, list[str]] = {}
+    by_source: dict[str, list[str]] = {}
     for source, name, asname in imports:
         if source:
-            taken.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")
+            by_source.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")
     groups: dict[bool, list[str]] = {True: [], False: []}
     for name, line in sorted(plain):
         groups[name.partition(".")[0] in sys.stdlib_module_names].append(line)
-    for source in sorted(taken, key=str.lower):
-        line = f"from {source} import {', '.join(sorted(taken[source], key=_isort_key))}"
+    for source in sorted(by_source, key=str.lower):
+        line = f"from {source} import {', '.join(sorted(by_source[source], key=_isort_key))}"
         if len(line) > 88:
-            inner = "".join(f"    {name},\n" for name in sorted(taken[source], key=_isort_key))
+            inner = "".join(f"    {name},\n" for name in sorted(by_source[source], key=_isort_key))
             line = f"from {source} import (\n{inner})"
         groups[source.partition(".")[0] in sys.stdlib_module_names].append(line)
     return "\n\n".join("\n".join(lines) for lines in (groups[True], groups[False]) if lines)

@@ -47,7 +47,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `fsdp2 install` writes."""
     folder = tmp_path_factory.mktemp("skills") / installer.NAME
     target = installer.Target(folder, ("claude",))
-    installer.carry_out([installer.plan_install(target, installer.pack_files())])
+    installer.apply([installer.plan_install(target, installer.pack_files())])
     return folder
 
 

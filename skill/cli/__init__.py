@@ -19,8 +19,8 @@ from ..output import Help, bounded, log
 
 COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
 # What a file system says, wherever it says it: of the machine, and of a path that was given.
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
+ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(ValueError):  # a thread has no say in signals
-        signal.signal(signal.SIGTERM, _ended)
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         options = parse(arguments)
         code: int = options.run(options)
@@ -59,23 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop, Interrupted) else INTERRUPTED
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
-            return _our_fault(error, arguments)
+            return _report_bug(error, arguments)
         log(f"this Python has no {error.name}: {sys.executable} -m pip install {PACKAGES[error.name]}")
         return USAGE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in (*REFUSED, *NO_PATH):
-            return _our_fault(error, arguments)
-        refused = error.errno in REFUSED
+        if error.errno not in (*ENVIRONMENT_ERRORS, *PATH_ERRORS):
+            return _report_bug(error, arguments)
+        refused = error.errno in ENVIRONMENT_ERRORS
         log(bounded(f"{'this machine refuses: ' if refused else ''}{error.strerror}: {error.filename}"))
         return INCONCLUSIVE if refused else USAGE
     except Exception as error:
-        return _our_fault(error, arguments)
+        return _report_bug(error, arguments)
 
 
-def _ended(number: int, frame: object) -> NoReturn:
+def _interrupt(number: int, frame: object) -> NoReturn:
     """SIGTERM clears up like SIGINT."""
     raise Interrupted(128 + number)
 
@@ -84,8 +84,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command; what follows a bare `--` is for the verified script, in `script_args`."""
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
-    known = [word for word in words[:1] if word in COMMANDS]
-    options = _parser(known or COMMANDS).parse_args(words[:cut])
+    named = [word for word in words[:1] if word in COMMANDS]
+    options = _parser(named or COMMANDS).parse_args(words[:cut])
     if cut < len(words) and not hasattr(options, "script_args"):
         raise UserError("only `fsdp2 verify` takes arguments after `--`")
     if cut < len(words):
@@ -116,7 +116,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _our_fault(error: Exception, arguments: Sequence[str]) -> int:
+def _report_bug(error: Exception, arguments: Sequence[str]) -> int:
     """A bug of ours: one line, and a log with the traceback to paste into an issue."""
     import tempfile
     import traceback

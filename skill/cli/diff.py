@@ -78,15 +78,15 @@ def run(args: argparse.Namespace) -> int:
     from ..update import project
 
     found = project.compare(args.out, args.spec, args.set)
-    told = [difference for file in found.files if (difference := compared(file))]
+    differences = [difference for file in found.files if (difference := compared(file))]
     if args.json:
-        files = [difference.to_dict() for difference in told]
+        files = [difference.to_dict() for difference in differences]
         emit_json({"out": str(args.out), "generator": versions(found), "files": files})
-        return FAIL if told else PASS
-    for difference in told:
+        return FAIL if differences else PASS
+    for difference in differences:
         say(_stat(difference) if args.stat else _text(difference))
-    log(_summary(args, told))
-    return FAIL if told else PASS
+    log(_summary(args, differences))
+    return FAIL if differences else PASS
 
 
 def compared(file: File) -> Difference | None:
@@ -131,11 +131,11 @@ def _stat(difference: Difference) -> str:
     return f"{difference.state:<8} {difference.file.path:<22} {', '.join([note, *counts] if note else counts)}"
 
 
-def _summary(args: argparse.Namespace, told: list[Difference]) -> str:
-    if not told:
+def _summary(args: argparse.Namespace, differences: list[Difference]) -> str:
+    if not differences:
         return f"{args.out}: no difference"
-    edited = sum(1 for difference in told if difference.edits or difference.file.obstacle)
-    changed = sum(1 for difference in told if difference.changes)
+    edited = sum(1 for difference in differences if difference.edits or difference.file.obstacle)
+    changed = sum(1 for difference in differences if difference.changes)
     words = f"edited by you: {_files(edited)}; changed by the spec or the templates: {_files(changed)}"
     if not changed:
         return words

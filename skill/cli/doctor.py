@@ -61,8 +61,8 @@ def _package(name: str) -> dict[str, str | bool]:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _check(name, False, "is not installed for this Python")
-    told = version if name != "torch" or version.startswith("2.13.0") else f"{version} (developed and tested on 2.13.0)"
-    return _check(name, True, told)
+    note = "" if name != "torch" or version.startswith("2.13.0") else " (developed and tested on 2.13.0)"
+    return _check(name, True, version + note)
 
 
 def _launch() -> list[dict[str, str | bool]]:

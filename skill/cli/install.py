@@ -62,17 +62,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         plans = [installer.plan_install(place, files, options.force) for place in places]
     if not options.dry_run:
-        installer.carry_out(plans)
+        installer.apply(plans)
     ok = not any(plan.kept or plan.action == "foreign" for plan in plans)
-    told = [_told(plan, files) for plan in plans]
+    shown = [_to_dict(plan, files) for plan in plans]
     if options.json:
-        emit_json({"ok": ok, "dry_run": options.dry_run, "version": __version__, "targets": told})
+        emit_json({"ok": ok, "dry_run": options.dry_run, "version": __version__, "targets": shown})
     else:
-        _say(told, options)
+        _print(shown, options)
     return PASS if ok else FAIL
 
 
-def _told(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
+def _to_dict(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
     return {
         "folder": str(plan.target.folder),
         "clients": list(plan.target.clients),
@@ -87,11 +87,11 @@ def _told(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _say(told: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    if not told:
+def _print(shown: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    if not shown:
         say("nothing is installed here")
     would = "would be " if options.dry_run else ""
-    for one in told:
+    for one in shown:
         folder = one["folder"]
         size = f"{one['files']} files, {one['bytes'] / 1e6:.1f} MB"
         changes = f"{one['new']} files new, {one['replaced']} replaced, {one['removed']} removed"
@@ -105,7 +105,7 @@ def _say(told: list[dict[str, Any]], options: argparse.Namespace) -> None:
         say(f"{lines[one['action']]}, for {', '.join(one['clients'])}")
         for path in one["kept"]:
             say(f"  kept, since you edited it: {path}")
-    if any(one["kept"] for one in told):
+    if any(one["kept"] for one in shown):
         say("--force replaces or removes the files that were kept")
-    if told and not options.uninstall and not options.dry_run:
-        say(f"try it: python {shlex.quote(told[0]['folder'])}/skill doctor")
+    if shown and not options.uninstall and not options.dry_run:
+        say(f"try it: python {shlex.quote(shown[0]['folder'])}/skill doctor")

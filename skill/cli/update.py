@@ -67,37 +67,37 @@ def run(args: argparse.Namespace) -> int:
     outcomes = update.plan(found)
     if not args.dry_run:
         update.apply(found, outcomes)
-    told = [outcome for outcome in outcomes if outcome.action != "unchanged"]
-    code = FAIL if any(outcome.open for outcome in told) else PASS
+    changed = [outcome for outcome in outcomes if outcome.action != "unchanged"]
+    code = FAIL if any(outcome.unresolved for outcome in changed) else PASS
     if args.json:
-        emit_json(_document(args, found, told))
+        emit_json(_document(args, found, changed))
     else:
-        _tell(args, found, told)
+        _print(args, found, changed)
     return code
 
 
-def _document(args: argparse.Namespace, found: Project, told: list[Outcome]) -> dict[str, Any]:
+def _document(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> dict[str, Any]:
     return {
         "out": str(args.out),
         "dry_run": args.dry_run,
         "generator": versions(found),
-        "files": [outcome.to_dict() for outcome in told],
-        "open": [outcome.file.path for outcome in told if outcome.open],
+        "files": [outcome.to_dict() for outcome in changed],
+        "open": [outcome.file.path for outcome in changed if outcome.unresolved],
     }
 
 
-def _tell(args: argparse.Namespace, found: Project, told: list[Outcome]) -> None:
+def _print(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> None:
     out = args.out
-    left = [outcome for outcome in told if outcome.open]
-    written = any(outcome.content != outcome.file.ours for outcome in told)
+    left = [outcome for outcome in changed if outcome.unresolved]
+    written = any(outcome.content != outcome.file.ours for outcome in changed)
     if not written and not left:
         say(f"{out} is up to date with its spec")
     else:
         made, now = versions(found).values()
         since = f" (from fsdp2 {made} to {now})" if made != now else ""
         say(f"{'would update' if args.dry_run else 'updated'} {out}{since}:")
-    width = max((len(outcome.file.path) for outcome in told), default=0)
-    for outcome in told:
+    width = max((len(outcome.file.path) for outcome in changed), default=0)
+    for outcome in changed:
         lines = "".join(f"{', ' if number else 'line '}{line}" for number, line in enumerate(outcome.lines))
         note = ": ".join(part for part in (lines, outcome.note) if part)
         say(f"  {outcome.action:<10}  {outcome.file.path:<{width}}  {note}".rstrip())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
 from ...verifier.flags import FLAGS
-from ..atomic_write import signals_wait
+from ..atomic_write import defer_signals
 from ..output import log
 from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
@@ -195,7 +195,7 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
         raise
     finally:
         if options.work is None:
-            with signals_wait():
+            with defer_signals():
                 shutil.rmtree(work, ignore_errors=True)
     return _tell(reports, verdict, old)
 

@@ -165,7 +165,7 @@ def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
     """Write the project: all files or none; with `force` over an older one, whose other files stay."""
     check_target(files, out, force)
     contents = {path: text.encode() for path, text in files.items()}
-    atomic_write.place({**contents, **manifest.record(contents)}, out)
+    atomic_write.write_files({**contents, **manifest.record(contents)}, out)
 
 
 def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> None:

@@ -58,7 +58,7 @@ def read(out: Path) -> Manifest:
     if not out.is_dir():
         raise UserError(f"{out}: {'not a folder' if out.exists() else 'no such folder'}")
     try:
-        told = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes())
     except FileNotFoundError:
         message = f"{out} is not a project of `fsdp2 new`: it has no {MANIFEST} (commit {FOLDER} with the project)"
         raise UserError(message) from None
@@ -68,18 +68,18 @@ def read(out: Path) -> Manifest:
         raise _broken(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise _broken(path, f"not valid JSON: {error}") from None
-    return _checked(told, path)
+    return _checked(data, path)
 
 
-def _checked(told: Any, path: Path) -> Manifest:
-    if not isinstance(told, dict) or not isinstance(told.get("manifest"), int):
+def _checked(data: Any, path: Path) -> Manifest:
+    if not isinstance(data, dict) or not isinstance(data.get("manifest"), int):
         raise _broken(path, "it must be an object with the key 'manifest', a number")
-    generator, files, spec_version = told.get("generator"), told.get("files"), told.get("spec_version")
+    generator, files, spec_version = data.get("generator"), data.get("files"), data.get("spec_version")
     by = generator if isinstance(generator, str) else "unknown"
-    if told["manifest"] > FORMAT or (isinstance(spec_version, int) and spec_version > SPEC_VERSION) or _newer(by):
+    if data["manifest"] > FORMAT or (isinstance(spec_version, int) and spec_version > SPEC_VERSION) or _newer(by):
         message = f"{path}: this project was written by the newer version {by}; this is {__version__}"
         raise UserError(f"{message}: update verified-fsdp2 first")
-    if by == "unknown" or told["manifest"] != FORMAT or spec_version != SPEC_VERSION:
+    if by == "unknown" or data["manifest"] != FORMAT or spec_version != SPEC_VERSION:
         raise _broken(path, f"expected manifest {FORMAT}, spec_version {SPEC_VERSION} and the generator's version")
     if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
         raise _broken(path, "'files' must map paths to hashes")
@@ -87,7 +87,7 @@ def _checked(told: Any, path: Path) -> Manifest:
         if not _inside(name):
             raise _broken(path, f"{name!r} is no path of a file in the project")
     others = {
-        key: value for key, value in told.items() if key not in ("manifest", "spec_version", "generator", "files")
+        key: value for key, value in data.items() if key not in ("manifest", "spec_version", "generator", "files")
     }
     return Manifest(by, files, others)
 

@@ -18,7 +18,7 @@ def find(key: str) -> dict[str, Any]:
     """All there is to know about one key. Raises UserError with the key that was probably meant."""
     known = {name: (schema, section) for name, schema, section in spec_schema.walk()}
     if key not in known:
-        raise UserError(f"unknown key {key!r}{_meant(key, list(known))}")
+        raise UserError(f"unknown key {key!r}{_did_you_mean(key, list(known))}")
     return _entry(key, *known[key])
 
 
@@ -33,7 +33,7 @@ def page(entry: dict[str, Any]) -> str:
     lines.append(f"  type      {entry['type']}")
     lines.append(f"  default   {_default(entry)}")
     for number, example in enumerate(entry["examples"]):
-        lines.append(f"  {'examples' if number == 0 else '':8}  {_flow(entry['key'], example)}")
+        lines.append(f"  {'examples' if number == 0 else '':8}  {_inline(entry['key'], example)}")
     below = entries(entry["key"])
     if below:
         lines += ["", table(below)]
@@ -43,7 +43,9 @@ def page(entry: dict[str, Any]) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Key, type, default and the first sentence of the description."""
     cells = [("key", "default", "type", "what")]
-    cells += [(row["key"], _default(row), row["type"], _first(row["description"]) + _kinds(row)) for row in rows]
+    cells += [
+        (row["key"], _default(row), row["type"], _first_sentence(row["description"]) + _kinds(row)) for row in rows
+    ]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]
     return "\n".join(
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]) for row in cells
@@ -87,11 +89,11 @@ def _type(schema: Schema) -> str:
 
 def _default(entry: dict[str, Any]) -> str:
     if "default" in entry:
-        return "-" if entry["default"] == {} else _flow("", entry["default"])
+        return "-" if entry["default"] == {} else _inline("", entry["default"])
     return "(required)"
 
 
-def _flow(key: str, value: Any) -> str:
+def _inline(key: str, value: Any) -> str:
     text = value if isinstance(value, str) and "{" not in value else json.dumps(value)
     return f"{key.rpartition('.')[2]}: {text}" if key else text
 
@@ -100,11 +102,11 @@ def _kinds(entry: dict[str, Any]) -> str:
     return f" (kind {' or '.join(entry['kinds'])})" if entry["kinds"] else ""
 
 
-def _first(description: str) -> str:
+def _first_sentence(description: str) -> str:
     return description.split(". ")[0].split("; ")[0].rstrip(".")
 
 
-def _meant(key: str, known: list[str]) -> str:
+def _did_you_mean(key: str, known: list[str]) -> str:
     homes = [name for name in known if name.rpartition(".")[2] == key]
     match = homes[0] if len(homes) == 1 else similar(key, known)
     if not match:

@@ -10,9 +10,9 @@ from ...verifier.errors import UserError
 from .. import atomic_write
 from ..scaffold import manifest
 from . import merge
-from .project import SPEC, File, Project, refuse_unsolved
+from .project import SPEC, File, Project, refuse_conflicts
 
-OPEN = ("conflict", "in the way", "not merged")
+UNRESOLVED = ("conflict", "in the way", "not merged")
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Outcome:
     lines: tuple[int, ...] = ()
 
     @property
-    def open(self) -> bool:
+    def unresolved(self) -> bool:
         """Whether something is left for the user to do."""
-        return self.action in OPEN
+        return self.action in UNRESOLVED
 
     def to_dict(self) -> dict[str, Any]:
         return {"path": self.file.path, "action": self.action, "note": self.note, "lines": list(self.lines)}
@@ -36,8 +36,8 @@ class Outcome:
 
 def plan(project: Project) -> list[Outcome]:
     """What an update does, file by file. Writes nothing."""
-    refuse_unsolved(project.out, project.files)
-    return [_spec(file) if file.path == SPEC else _outcome(file) for file in project.files]
+    refuse_conflicts(project.out, project.files)
+    return [_spec_outcome(file) if file.path == SPEC else _outcome(file) for file in project.files]
 
 
 def apply(project: Project, outcomes: Sequence[Outcome]) -> None:
@@ -47,7 +47,7 @@ def apply(project: Project, outcomes: Sequence[Outcome]) -> None:
         if why := atomic_write.obstacle(out, path):
             raise UserError(why)
     if contents:
-        atomic_write.place(contents, out)
+        atomic_write.write_files(contents, out)
 
 
 def _contents(project: Project, outcomes: Sequence[Outcome]) -> dict[str, bytes | None]:
@@ -104,13 +104,13 @@ def _outcome(file: File) -> Outcome:
 
 
 def _merged(file: File, text: bytes) -> Outcome:
-    if lines := merge.marked_lines(text, b"<"):
+    if lines := merge.conflict_lines(text, b"<"):
         return Outcome(file, "conflict", text, "both you and the spec changed these lines", tuple(lines))
     return Outcome(file, "merged", text, "your edits are in it")
 
 
-def _spec(file: File) -> Outcome:
-    """spec.yaml: its text is settled already."""
+def _spec_outcome(file: File) -> Outcome:
+    """spec.yaml: its text is decided already."""
     text = file.theirs or b""
     if text == file.ours:
         return Outcome(file, *(("unchanged", text) if text == file.base else ("kept", text, "as you edited it")))

@@ -53,7 +53,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favo
     return done.stdout
 
 
-def marked_lines(data: bytes, marks: bytes = b"<>") -> list[int]:
+def conflict_lines(data: bytes, marks: bytes = b"<>") -> list[int]:
     """The lines on which a conflict opens (`<`) or closes (`>`)."""
     marked = re.finditer(rb"^([" + marks + rb"])\1{6} ", data, re.M)
     return [data.count(b"\n", 0, found.start()) + 1 for found in marked]

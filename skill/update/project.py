@@ -55,22 +55,22 @@ def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = 
     own = files[SPEC]
     if own.obstacle:
         raise UserError(own.obstacle)
-    if spec_path is None and own.ours is not None and merge.marked_lines(own.ours):
-        refuse_unsolved(out, files.values())
+    if spec_path is None and own.ours is not None and merge.conflict_lines(own.ours):
+        refuse_conflicts(out, files.values())
     before, spec = _specs(out, own.ours, spec_path, settings)
     rendered = {path: text.encode() for path, text in scaffold.render(spec).items()}
     for path, text in rendered.items():
         files[path] = replace(files.get(path) or _file(out, path), theirs=text)
-    files[SPEC] = replace(own, theirs=_settled(out, files[SPEC], before, spec))
+    files[SPEC] = replace(own, theirs=_new_spec_text(out, files[SPEC], before, spec))
     return Project(out, made, rendered, tuple(files[path] for path in dict.fromkeys([*rendered, *files])))
 
 
-def refuse_unsolved(out: Path, files: Iterable[File]) -> None:
+def refuse_conflicts(out: Path, files: Iterable[File]) -> None:
     """A merge on top of the marks of another one would hide them."""
-    places = [f"{out / file.path}:{line}" for file in files for line in merge.marked_lines(file.ours or b"")]
+    places = [f"{out / file.path}:{line}" for file in files for line in merge.conflict_lines(file.ours or b"")]
     if places:
-        told = [f"{place}: a conflict is marked here and not solved yet" for place in places]
-        raise UserError("\n".join([*told, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]))
+        lines = [f"{place}: a conflict is marked here and not solved yet" for place in places]
+        raise UserError("\n".join([*lines, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]))
 
 
 def _file(out: Path, path: str) -> File:
@@ -98,8 +98,8 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
             why = "is missing" if stored is None else "is not what the manifest says: it was edited"
             problems.append(f"{out / manifest.base_path(path)} {why}")
     if problems:
-        mend = f"without it your edits of the file cannot be told from ours; restore {manifest.FOLDER} from version control"
-        raise UserError("\n".join(f"{problem}; {mend}" for problem in problems))
+        hint = f"without it your edits of the file cannot be told from ours; restore {manifest.FOLDER} from version control"
+        raise UserError("\n".join(f"{problem}; {hint}" for problem in problems))
     return found
 
 
@@ -122,10 +122,10 @@ def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Seque
         raise UserError(f"{error}\nmend it there, or give another spec: --spec FILE") from error
 
 
-def _settled(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
+def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
     """The text of spec.yaml: what the user wrote into it stays, as far as it still says this spec."""
     path, own, theirs = out / file.path, file.ours, file.theirs or b""
-    text = theirs if own is None or own == file.base else _rewritten(path, file, before, spec)
+    text = theirs if own is None or own == file.base else _merged_spec_text(path, file, before, spec)
     if path.is_symlink() and text != own:
         raise UserError(
             f"{path} is a symbolic link, and nothing is written through one; edit {path.resolve()} yourself"
@@ -133,7 +133,7 @@ def _settled(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
     return text
 
 
-def _rewritten(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
+def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
     """The user's text with the new values in it; what cannot be told by values alone is merged."""
     edited, theirs = file.ours or b"", file.theirs or b""
     bases = [theirs if file.base is None else file.base]
@@ -141,28 +141,28 @@ def _rewritten(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes
         old, new = before.as_written(), spec.as_written()
         edited = rewritten(edited.decode(), old, new).encode()
         bases.append(rewritten(to_yaml(old), old, new).encode())
-    enough = _says(edited, path, spec)
+    enough = _parses_to(edited, path, spec)
     if enough and path.is_symlink():
         return edited
     try:
         for base in bases:
             # keys come and go; where both sides wrote a line, the user's stays
             merged = merge.merge(base, edited, theirs, file.labels, favour_ours=True)
-            if _says(merged, path, spec):
+            if _parses_to(merged, path, spec):
                 return merged
         if enough:
             return edited
         marked = merge.merge(bases[-1], edited, theirs, file.labels)
         # an edit that contradicts the spec does not win by being the only one: without a base, it is marked
-        return marked if merge.marked_lines(marked) else merge.merge(b"", edited, theirs, file.labels)
+        return marked if merge.conflict_lines(marked) else merge.merge(b"", edited, theirs, file.labels)
     except merge.NotMerged as error:
         if enough:
             return edited
-        mend = f"put the new values into it yourself, then: fsdp2 update {path.parent}"
-        raise UserError(f"{path} cannot be merged: {error}; {mend}") from None
+        hint = f"put the new values into it yourself, then: fsdp2 update {path.parent}"
+        raise UserError(f"{path} cannot be merged: {error}; {hint}") from None
 
 
-def _says(text: bytes, path: Path, spec: Spec) -> bool:
+def _parses_to(text: bytes, path: Path, spec: Spec) -> bool:
     try:
         return parse(text, path) == spec
     except SpecError:

@@ -394,14 +394,14 @@ def test_a_failure_in_the_second_folder_undoes_the_first(
         run(capsys)
         small.update({"SKILL.md": b"new\n", "skill/more.py": b"c\n"})
     before = tree(tmp_path)
-    real = atomic_write.place
+    real = atomic_write.write_files
 
     def failing(contents: atomic_write.Contents, out: Path) -> None:
         if ".agents" in str(out):
             raise installer.UserError(f"cannot write {out}: No space left on device")
         real(contents, out)
 
-    monkeypatch.setattr(installer, "place", failing)
+    monkeypatch.setattr(installer, "write_files", failing)
     code, error = run(capsys)
     assert code == 2 and "No space left" in error
     assert tree(tmp_path) == before
