@@ -170,13 +170,3 @@ def test_scanner_clean(path: Path) -> None:
         assert not re.search(pattern, text), pattern
     for call in re.findall(r"subprocess\.\w+\([^)]*\)", text, re.S):
         assert 'f"' not in call
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "skill").rglob("*.py")) + sorted((ROOT / "verifier").rglob("*.py")), ids=str
-)
-def test_dependency_direction(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not re.search(r"^\s*(from|import) verified_fsdp2", text, re.M), "inside the package imports are relative"
-    if path.is_relative_to(ROOT / "verifier"):
-        assert not re.search(r"from \.+skill", text), "verifier/ never imports skill/"

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import __version__
 from ...verifier.errors import FAIL, PASS
 from ..output import emit_json, say
 
@@ -53,8 +54,6 @@ def add_project_arguments(parser: Any) -> None:
 
 def versions(found: Project) -> dict[str, str]:
     """Which version of fsdp2 wrote the project, and which one this is."""
-    from ... import __version__
-
     return {"project": found.made.generator, "fsdp2": __version__}
 
 
