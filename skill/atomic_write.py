@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..verifier.errors import UserError
 
@@ -57,6 +57,12 @@ def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
     if (out / path).exists() and not (out / path).is_file():
         return f"{out / path} is in the way: it must be a file"
     return ""
+
+
+def is_inside(path: str) -> bool:
+    """Whether this names a file below a folder: relative, in its shortest form, without `..`."""
+    pure = PurePosixPath(path)
+    return path.isprintable() and str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts
 
 
 @contextmanager

@@ -18,11 +18,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from .. import __version__
 from ..verifier.errors import UserError
-from .atomic_write import obstacle, write_files
+from .atomic_write import is_inside, obstacle, write_files
 
 NAME = "verified-fsdp2"
 MANIFEST = "INSTALLED.json"
@@ -221,7 +221,8 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
     try:
         data = json.loads(path.read_bytes())
         version, files = str(data["version"]), dict(data["files"])
-        valid = data["manifest"] == 1 and all(_inside(name) and isinstance(files[name], str) for name in files)
+        valid = data["manifest"] == 1 and all(isinstance(files[name], str) and is_inside(name) for name in files)
+        valid = valid and MANIFEST not in files
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -235,11 +236,6 @@ def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
 
 def _record(hashes: Mapping[str, str]) -> bytes:
     return (json.dumps({"manifest": 1, "version": __version__, "files": dict(hashes)}, indent=1) + "\n").encode()
-
-
-def _inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and str(path) == name and not path.is_absolute() and ".." not in path.parts and name != MANIFEST
 
 
 def _digest(data: bytes) -> str:

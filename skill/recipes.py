@@ -89,7 +89,7 @@ def text(name: str, settings: Sequence[str] = ()) -> str:
     recipe = RECIPES[name]
     loaded = spec.load(BASE, [*recipe.settings, *settings])
     files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
-    ordered = {path: files[path] for path in sorted(files, key=lambda path: _rank(path))}
+    ordered = {path: files[path] for path in sorted(files, key=_rank)}
     about = [f"# {recipe.about}", f"# Proved where you paste it by: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
     return "\n".join(about) + "\n" + extract(ordered, recipe.wanted)
 

@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ...verifier.errors import UserError
+from ..atomic_write import is_inside
 
 FOLDER = ".fsdp2"
 MANIFEST = f"{FOLDER}/manifest.json"
@@ -84,18 +85,12 @@ def _checked(data: Any, path: Path) -> Manifest:
     if not isinstance(files, dict) or not all(isinstance(value, str) for value in files.values()):
         raise _broken(path, "'files' must map paths to hashes")
     for name in files:
-        if not _inside(name):
+        if not is_inside(name) or name.partition("/")[0] == FOLDER:
             raise _broken(path, f"{name!r} is no path of a file in the project")
     others = {
         key: value for key, value in data.items() if key not in ("manifest", "spec_version", "generator", "files")
     }
     return Manifest(by, files, others)
-
-
-def _inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    plain = name.isprintable() and str(path) == name and name != "." and not path.is_absolute()
-    return plain and ".." not in path.parts and path.parts[0] != FOLDER
 
 
 def _newer(generator: str) -> bool:

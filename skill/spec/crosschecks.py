@@ -85,6 +85,14 @@ def _not_arguments(section: str, arguments: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, message, path, on_key=True)
 
 
+def _fewer_than_train_steps(values: Values, key: str) -> Iterator[Fault]:
+    number, steps = values[key], values["train.steps"]
+    if number >= steps and values.written(key):
+        yield fault(key, f"must be less than train.steps {steps}, found {number}")
+    elif number >= steps:
+        yield fault("train.steps", f"must be more than {values.named(key)}, found {steps}")
+
+
 @needs("model.width", "model.heads")
 def heads_divide_width(values: Values) -> Iterator[Fault]:
     width, heads = values["model.width"], values["model.heads"]
@@ -260,13 +268,7 @@ def samples_fill_a_batch(values: Values) -> Iterator[Fault]:
 
 @needs("schedule.warmup_steps", "train.steps")
 def warmup_ends(values: Values) -> Iterator[Fault]:
-    warmup, steps = values["schedule.warmup_steps"], values["train.steps"]
-    if warmup < steps:
-        return
-    if values.written("schedule.warmup_steps"):
-        yield fault("schedule.warmup_steps", f"must be less than train.steps {steps}, found {warmup}")
-    else:
-        yield fault("train.steps", f"must be more than {values.named('schedule.warmup_steps')}, found {steps}")
+    yield from _fewer_than_train_steps(values, "schedule.warmup_steps")
 
 
 @needs("schedule.decay_steps", "schedule.warmup_steps", "train.steps")
@@ -279,13 +281,7 @@ def decay_fits(values: Values) -> Iterator[Fault]:
 
 @needs("verify.steps", "train.steps")
 def verification_fits(values: Values) -> Iterator[Fault]:
-    verified, steps = values["verify.steps"], values["train.steps"]
-    if verified < steps:
-        return
-    if values.written("verify.steps"):
-        yield fault("verify.steps", f"must be less than train.steps {steps}, found {verified}")
-    else:
-        yield fault("train.steps", f"must be more than {values.named('verify.steps')}, found {steps}")
+    yield from _fewer_than_train_steps(values, "verify.steps")
 
 
 @needs("precision.param_dtype", "precision.reduce_dtype")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 MAX_READ = 1 << 20
-SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
 
 
 def text_fault(path: Path, name: str) -> str:
@@ -44,7 +43,8 @@ def token_file_fault(path: Path, name: str, dtype: str) -> str:
     if size == 0:
         return f"must be token ids, {name} is empty"
     if path.suffix != ".npy":
-        return f"must be token ids of type {dtype}, {name} has {size} bytes" if size % SIZES[dtype] else ""
+        whole = size * 8 % int(dtype.removeprefix("u").removeprefix("int")) == 0
+        return "" if whole else f"must be token ids of type {dtype}, {name} has {size} bytes"
     from numpy.lib.format import open_memmap
 
     try:
@@ -58,13 +58,13 @@ def token_file_fault(path: Path, name: str, dtype: str) -> str:
 
 def tokenizer_fault(path: Path) -> str:
     """Why the file is no tokenizer.json."""
-    found = _json(path)
+    found = read_json(path)
     return "" if isinstance(found, dict) and isinstance(found.get("model"), dict) else "is no tokenizer.json"
 
 
 def tokenizer_size(path: Path) -> int:
     """The largest token id of a tokenizer.json, and one."""
-    found = _json(path)
+    found = read_json(path)
     vocabulary = found["model"].get("vocab", ())
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     added = (token.get("id") for token in found.get("added_tokens") or ())
@@ -78,7 +78,7 @@ def class_folders(folder: Path) -> list[Path]:
 
 def dataset_faults(folder: Path, split: str | None, field: str) -> Iterator[tuple[str, str]]:
     """Which key does not fit a dataset that `save_to_disk` has written, and why."""
-    splits = _json(folder / "dataset_dict.json")
+    splits = read_json(folder / "dataset_dict.json")
     names: Sequence[Any] = splits.get("splits", ()) if isinstance(splits, dict) else ()
     part = folder / split if split is not None and split in names else folder
     if names and split not in names:
@@ -89,7 +89,7 @@ def dataset_faults(folder: Path, split: str | None, field: str) -> Iterator[tupl
     elif not (part / "state.json").is_file():
         yield "folder", "is no dataset: it has no state.json (`save_to_disk` writes one)"
     else:
-        features = (_json(part / "dataset_info.json") or {}).get("features") or {}
+        features = (read_json(part / "dataset_info.json") or {}).get("features") or {}
         if features and field not in features:
             yield "field", f"must be one of {', '.join(map(repr, features))}, found {field!r}"
 
@@ -101,9 +101,10 @@ def _head(path: Path) -> tuple[bytes, bool]:
     return head, len(head) < MAX_READ
 
 
-def _json(path: Path) -> Any:
-    """None for what is not there or is not JSON."""
+def read_json(path: Path, most: int = -1) -> Any:
+    """What is in the file, of which `most` bytes are read; None for what is not there or is not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            return json.loads(file.read(most))
     except (OSError, ValueError):
         return None

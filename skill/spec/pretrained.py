@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .data_content import read_json
+
 MAX_CONFIG = 1 << 22
 MAX_HEADER = 100_000_000  # what safetensors itself allows
 
@@ -31,11 +33,7 @@ def config_fault(path: Path) -> str:
 
 def read_config(path: Path) -> dict[str, Any] | None:
     """The config at `path` (a file or its folder), or None if there is none."""
-    try:
-        with config_file(path).open("rb") as file:
-            found = json.loads(file.read(MAX_CONFIG))
-    except (OSError, ValueError):
-        return None
+    found = read_json(config_file(path), MAX_CONFIG)
     return found if isinstance(found, dict) else None
 
 
@@ -61,7 +59,8 @@ def weights_fault(folder: Path) -> str:
         if not _readable(file):
             return f"has a damaged file: {file.name}"
     index = folder / "model.safetensors.index.json"
-    named = (_json(index) or {}).get("weight_map", {}) if index.is_file() else {}
+    found = read_json(index)
+    named = found.get("weight_map", {}) if isinstance(found, dict) else {}
     missing = sorted(set(named.values()) - {file.name for file in files}) if isinstance(named, dict) else []
     return f"lacks {missing[0]}, which model.safetensors.index.json names" if missing else ""
 
@@ -78,11 +77,3 @@ def _readable(file: Path) -> bool:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             return False
     return file.stat().st_size == 8 + length + int(end)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
