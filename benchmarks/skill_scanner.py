@@ -86,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         copy = Path(folder) / "skills" / installer.NAME
         plan = installer.plan_install(installer.Target(copy, ("any",)), installer.pack_files())
-        installer.carry_out([plan])
+        installer.apply([plan])
         files = [path for path in copy.rglob("*") if path.is_file()]
         results = {
             "environment": {

@@ -164,7 +164,3 @@ def test_verifier_imports_go_downwards() -> None:
 @restructuring
 def test_verifier_has_few_loose_modules() -> None:
     assert len(list((ROOT / "verifier").glob("*.py"))) <= 10
-
-
-def test_no_module_is_long() -> None:
-    assert [name for name, path in SOURCES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
