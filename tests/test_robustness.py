@@ -127,16 +127,17 @@ def test_a_script_nested_too_deeply(folder: Path, capsys: pytest.CaptureFixture[
 # -- a part of a verification is no verdict
 
 TRAINS_ONCE = """
-import pathlib, time
+import os, pathlib, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
-again = pathlib.Path("started").exists()
+marks = pathlib.Path(os.environ["MARKS"])
+again = (marks / "started").exists()
 dist.barrier()
-pathlib.Path("started").touch()
+(marks / "started").touch()
 while again:
-    pathlib.Path("again").touch()
+    (marks / "again").touch()
     time.sleep(1)
 torch.manual_seed(0)
 model = nn.Linear(4, 4)
@@ -160,10 +161,12 @@ def wait_for(path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_verification_says_so_in_every_format(number: signal.Signals, folder: Path) -> None:
     (folder / "a.py").write_text(TRAINS_ONCE)
-    environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder)}
+    marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
+    marks.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder), "MARKS": str(marks)}
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", "a.py", *EVERY_FORMAT]
     running = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-    wait_for(folder / "again")
+    wait_for(marks / "again")
     running.send_signal(number)
     _, error = running.communicate(timeout=30)
     assert running.returncode == 128 + number and error.endswith("interrupted\n")
@@ -330,9 +333,10 @@ def test_hostile_scripts(name: str, status: str, told: str, verify_script: Verif
 
 @pytest.mark.launch
 def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    later = 'if Path("again").exists(): os.kill(os.getppid(), signal.SIGKILL)\n'
+    mark = folder.with_name(folder.name + "-mark")  # what a run writes in its project no other run finds
+    later = f"if Path({str(mark)!r}).exists(): os.kill(os.getppid(), signal.SIGKILL)\n"
     script = TRAIN.replace("# BEFORE\n", later).replace("range(int(done), 20)", "range(3)")
-    script = script.replace("dist.destroy_process_group()", "dist.barrier(); Path('again').touch()")
+    script = script.replace("dist.destroy_process_group()", f"dist.barrier(); Path({str(mark)!r}).touch()")
     (folder / "a.py").write_text(script)
     assert main(["verify", "a.py", "--steps", "3", "--only", "root-not-wrapped", "--only", "matches-ddp"]) == 4
     told = " ".join(capsys.readouterr().out.split())

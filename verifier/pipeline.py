@@ -145,7 +145,7 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
 def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     evidence = with_sources(Evidence(), settings.target)
-    for stage in (plan.first, *plan.STAGES):
+    for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
             evidence = added(evidence, executor.make(due), executor.files)
         if stage is plan.first:

@@ -183,7 +183,7 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     Its completion is never judged. It is made where it can show something.
     """
     train = evidence.train
-    if "provoked" not in settings.needs or train is None or settings.tier == "simulate":
+    if "provoked" not in settings.needs or train is None:
         return []
     fill = any(trace.first("to_empty") is not None for trace in train.traces)
     if not fill and not (train.steps() and (evidence.gradients or changes_gradients(train))):
@@ -297,7 +297,9 @@ def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return []
 
 
-STAGES: tuple[Stage, ...] = (repeats, oracles, fallbacks, perturbed, crashes, damages)
+def stages(tier: str) -> tuple[Stage, ...]:
+    """The stages of a tier, in order."""
+    return (first,) if tier == "simulate" else (first, repeats, oracles, fallbacks, perturbed, crashes, damages)
 
 
 def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:

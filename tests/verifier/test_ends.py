@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.launch import processes
 
 pytestmark = pytest.mark.launch
@@ -137,6 +138,6 @@ def test_a_usage_error_of_the_script_is_told_in_its_own_words(verify_script, tmp
     script.write_text(
         'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--steps", required=True)\nparser.parse_args()\n'
     )
-    (found,) = verify_script(script, only=("run-completes",)).findings
-    assert "exit status 2" in found.evidence and "required: --steps" in found.evidence
-    assert "after `--`" in found.fix
+    with pytest.raises(UserError) as error:
+        verify_script(script, only=("run-completes",))
+    assert "required: --steps" in str(error.value) and "after `--`" in str(error.value)

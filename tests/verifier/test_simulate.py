@@ -49,9 +49,10 @@ for step in range(3):
 
 def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(COUNTED.replace("OUT", repr(str(tmp_path / "counts.json"))))
+    counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # what a run writes beside its script is taken away
+    script.write_text(COUNTED.replace("OUT", repr(str(counts))))
     verdict = verify_with(launcher, resolve(script, {"steps": 2}), tmp_path / "work", ["run-completes"])
-    torch_counts = json.loads((tmp_path / "counts.json").read_text())
+    torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
     assert sum(torch_counts.values()) > 0
     for kind, names in {

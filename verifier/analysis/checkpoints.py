@@ -76,7 +76,7 @@ def no_checkpoint(evidence: Evidence) -> str:
 def unseen_save(evidence: Evidence) -> str:
     """Why rules on checkpoints are open although nothing failed: the sources can save, and the train run did not."""
     train, saving = evidence.train, evidence.saving
-    if train is None or train.steps() == 0 or saving is None:
+    if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
     if any(r["op"] in SAVES for trace in train.traces for r in trace.of("checkpoint")):
         return ""

@@ -39,6 +39,7 @@ class Workspace:
         self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
         self._stashed: dict[Path, Path] = {}
         self._unread: list[tuple[Path, tuple[Path, ...]]] = []  # folders of runs whose entries nobody has read yet
+        self._stuck: dict[Path, str] = {}  # what could not be taken away or put back, and why
         self.written: list[Path] = []  # outside of `{checkpoint}`, by any run
 
     def __enter__(self) -> Workspace:
@@ -63,6 +64,7 @@ class Workspace:
             told.append(
                 f"too large to be copied before it was overwritten, and not restored: {', '.join(map(str, lost[:3]))}"
             )
+        told += [f"{path} could not be made as it was: {why}" for path, why in list(self._stuck.items())[:3]]
         return told
 
     @property
@@ -79,7 +81,7 @@ class Workspace:
         if state == "scratch":
             (folder / "scratch").mkdir()
             return folder / "scratch", ""
-        self.checkpoint.mkdir(exist_ok=True)
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         if state == "empty":
             remove(self.checkpoint)
             self.checkpoint.mkdir()
@@ -121,7 +123,7 @@ class Workspace:
         roots = next((roots for place, roots in self._unread if place == folder), ())
         wrote = self.read(folder, roots, [Path(path) for path in saves])
         if keeps:
-            remove(self._saved) if self._saved.exists() else None
+            remove(self._saved)
             self._state = "saved"
             self._keep(wrote)
         if not leaves:
@@ -136,16 +138,16 @@ class Workspace:
         for file in entries:
             try:
                 entry = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError:  # of a rank that was killed while it wrote
+                path, existed, copied = Path(entry["path"]), entry["existed"], entry["copied"]
+            except (OSError, ValueError, KeyError, TypeError):  # of a rank that was killed while it wrote
                 continue
-            path = Path(entry["path"])
             if not self._counts(path, roots, saves):
                 continue
             if any(path == ours or path.is_relative_to(ours) for ours in self._present):
                 wrote.append(path)
                 continue
-            if entry["existed"]:
-                self._originals[path] = file.with_suffix(".copy") if entry["copied"] else None
+            if existed:
+                self._originals[path] = file.with_suffix(".copy") if copied else None
             self._present.append(path)
             wrote.append(path)
         self.written += [path for path in wrote if path not in self.written]
@@ -164,9 +166,10 @@ class Workspace:
 
     def _keep(self, wrote: Sequence[Path]) -> None:
         """Set aside what a run left, for the runs that resume from it."""
-        remove(self._stash) if self._stash.exists() else None
-        self._stash.mkdir()
         self._stashed = {}
+        remove(self._stash)
+        if wrote:
+            self._stash.mkdir(parents=True)
         for number, path in enumerate(path for path in wrote if os.path.lexists(path)):
             kept = self._stash / str(number)
             if path in self._originals or not _moved(path, kept):
@@ -176,11 +179,15 @@ class Workspace:
     def _clean(self) -> None:
         """Take away what runs wrote, and put back what they overwrote."""
         for path in reversed(self._present):
-            if path not in self._originals:
-                remove(path)
-            elif (copy := self._originals[path]) is not None:
-                remove(path)
-                _copy(copy, path)
+            copy = self._originals.get(path)
+            try:
+                if path not in self._originals:
+                    remove(path)
+                elif copy is not None and os.path.lexists(copy):
+                    remove(path)
+                    _copy(copy, path)
+            except OSError as error:
+                self._stuck[path] = error.strerror or str(error)
         self._present = []
 
     def listing(self) -> tuple[str, ...]:

@@ -1,0 +1,313 @@
+"""What the verifier does to a run, and to the user's files, is never told as a fault of the script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from records import micro, model, run, step, stepped
+from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
+from verified_fsdp2.verifier.errors import UserError
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.pipeline import planned, select, verify_with
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.source.scan import read_sources
+from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.verdict import Verdict
+
+SCRIPT = """\
+import argparse, os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+parser.add_argument("--resume")
+args = parser.parse_args()
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def state(done):
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "done": done}
+
+
+def save(folder, done):
+    dcp.save(state(done), checkpoint_id=folder)
+
+
+def load(folder):
+    found = state(0)
+    dcp.load(found, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    return found["done"]
+
+
+begin = 0
+#begin
+for number in range(begin, 20):
+    data = torch.randn(8, 8, generator=torch.Generator().manual_seed(number)).chunk(world)[rank]
+    optimizer.zero_grad()
+    model(data).square().mean().backward()
+    #gradients
+    optimizer.step()
+    #stepped
+dist.destroy_process_group()
+"""
+SAVES = 'if args.out and (number + 1) % 2 == 0:\n        save(f"{args.out}/step_{number + 1}", number + 1)'
+RESUMES = "if args.resume:\n    begin = load(args.resume)"
+Write = Callable[..., Path]
+Check = Callable[..., Verdict]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """write(begin=, gradients=, stepped=) -> the script, in the current folder, which is a project of its own."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+
+    def made(**parts: str) -> Path:
+        text = SCRIPT
+        for name, part in parts.items():
+            text = text.replace(f"#{name}", part)
+        (project / "train.py").write_text(text)
+        return project / "train.py"
+
+    return made
+
+
+@pytest.fixture
+def check(launcher: Launcher, tmp_path: Path) -> Check:
+    """check(script, only, **flags) -> Verdict"""
+
+    def checked(script: Path, only: Sequence[str], **flags: str) -> Verdict:
+        return verify_with(launcher, resolve(script, flags), tmp_path / "work", select(only, ()))
+
+    return checked
+
+
+def statuses(verdict: Verdict) -> dict[str, str]:
+    return {f.rule: f.status for f in verdict.findings}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+CHECKS_ITS_NORM = "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    "
+    "if norm > 1e3: raise RuntimeError('it diverges')"
+
+
+@pytest.mark.launch
+def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, check: Check) -> None:
+    verdict = check(write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip"))
+    assert [(run["role"], run["completed"]) for run in verdict.runs] == [("train", True), ("provoked", False)]
+    assert statuses(verdict)["run-completes"] == "pass"
+    assert statuses(verdict)["manual-local-norm-clip"] != "fail"
+
+
+@pytest.mark.launch
+def test_memory_is_filled_only_where_it_is_looked_for(write: Write, check: Check) -> None:
+    """What is written by arithmetic on memory that nobody has written is wrong, and seen; the script's end is its own."""
+    begin = 'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
+    verdict = check(write(begin=begin), ("run-completes", "meta-params-not-reset"))
+    assert statuses(verdict) == {"run-completes": "pass", "meta-params-not-reset": "pass"}
+    assert [run["role"] for run in verdict.runs] == ["train", "provoked"]
+
+
+def test_what_touches_no_gradient_is_not_provoked(write: Write) -> None:
+    assert not read_sources(write()).gradients
+    assert read_sources(write(gradients=CHECKS_ITS_NORM)).gradients
+
+
+RESUMES_BY_ITSELF = 'if os.path.exists("ckpt/.metadata"):\n    begin = load("ckpt")'
+SAVES_ALWAYS = 'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open("log.txt", "a").write("a step\\n")'
+
+
+@pytest.mark.launch
+def test_runs_do_not_meet_in_a_fixed_folder(write: Write, check: Check, tmp_path: Path) -> None:
+    script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
+    (script.parent / "log.txt").write_text("mine\n")
+    before = tree(script.parent)
+    verdict = check(
+        script, ("run-completes", "matches-ddp", "matches-single-process", "checkpoint-holds-what-ranks-held")
+    )
+    assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
+    assert tree(script.parent) == before
+    assert not (script.parent / "ckpt").exists()
+    assert any("log.txt" in note or "ckpt" in note for note in verdict.environment["notes"])
+
+
+@pytest.mark.launch
+def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check, tmp_path: Path) -> None:
+    """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""
+    script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
+    launcher_folder = tmp_path / "by_hand"
+    launcher_folder.mkdir()
+    from verified_fsdp2.verifier.launch.request import Request
+
+    with Launcher() as own:
+        own.run(Request(str(launcher_folder), str(script), str(script.parent), world_size=2, steps=2))
+    before = tree(script.parent)
+    assert any(name.startswith("ckpt/") for name in before)
+    verdict = check(script, ("resume-is-exact",), resume_args="--resume ckpt")
+    (found,) = verdict.findings
+    assert found.status == "inconclusive" and str(script.parent / "ckpt") in found.evidence
+    assert tree(script.parent) == before
+
+
+def test_what_a_run_loads_of_its_own_is_not_there_before() -> None:
+    load = {"kind": "checkpoint", "op": "load", "to": "/x/ckpt", "after_step": 0, "keys": []}
+    assert "/x/ckpt" in loaded_before(run([load]), ())
+    assert loaded_before(run([load]), ("/x/ckpt",)) == ""
+    assert loaded_before(run([{**load, "op": "torch.load", "to": "/x/pretrained.pt"}]), ()) == ""
+
+
+@pytest.mark.launch
+def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> None:
+    export = SAVES + (
+        "\n    whole = {name: p.full_tensor() for name, p in model.named_parameters()}"
+        '\n    if rank == 0 and number == 2: torch.save(whole, "export.pt")'
+    )
+    script = write(begin=RESUMES, stepped=export)
+    (script.parent / "export.pt").write_bytes(b"of the user")
+    before = tree(script.parent)
+    only = ("checkpoint-holds-what-ranks-held", "resume-is-exact")
+    options = {"save_args": "--out {checkpoint}", "resume_args": "--resume {checkpoint}/step_4", "reshard_to": ""}
+    verdict = check(script, only, **options)
+    assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
+    assert tree(script.parent) == before
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("flags", "option"),
+    [
+        ({"args": ["--no-such"]}, "after `--`"),
+        ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
+        ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
+    ],
+)
+def test_arguments_that_the_script_refuses_are_a_usage_error(
+    write: Write, check: Check, flags: dict[str, str], option: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        check(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), reshard_to="", **flags)
+    assert option in str(error.value) and "unrecognized arguments" in str(error.value)
+
+
+@pytest.mark.launch
+def test_steps_are_chosen_so_that_the_checkpoint_is_written(write: Write, check: Check) -> None:
+    options = {"save_args": "--out {checkpoint}", "resume_args": "--resume {checkpoint}/step_6", "reshard_to": ""}
+    verdict = check(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), **options)
+    assert statuses(verdict) == {"resume-is-exact": "pass"}, verdict.findings
+
+
+@pytest.mark.launch
+def test_a_checkpoint_that_is_never_written_is_a_usage_error(write: Write, check: Check) -> None:
+    options = {"save_args": "--out {checkpoint}", "resume_args": "--resume {checkpoint}/step_500", "reshard_to": ""}
+    with pytest.raises(UserError) as error:
+        check(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), **options)
+    assert "{checkpoint}/step_500" in str(error.value) and "{checkpoint}/step_2" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        (("--resume", "{checkpoint}/step_4"), ""),
+        (("--resume={checkpoint}/step_6",), "step_6"),
+        (("--resume", "{checkpoint}"), ""),
+        (("--resume", "{checkpoint}/step_4", "--out", "{checkpoint}/again"), ""),
+        (("--resume", "{checkpoint}/step"), ""),
+    ],
+)
+def test_paths_that_resume_args_name(words: tuple[str, ...], lost: str) -> None:
+    assert unwritten(words, ["step_2", "step_4", "step_4/.metadata"]) == lost
+
+
+def test_an_exception_in_a_rule_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(evidence: Evidence) -> Finding:
+        raise KeyError("no such field")
+
+    monkeypatch.setattr(RULES["optim-before-shard"], "judge", broken)
+    rank = [model(), micro(), step(), stepped()]
+    first, second = judge(Evidence(train=run(rank, rank)), ["optim-before-shard", "root-not-wrapped"])
+    assert first.status == "error" and second.status != "error"
+    assert "KeyError" in first.evidence and "test_never_the_fault_runs.py:" in first.evidence
+    verdict = Verdict("error", {}, {}, (), (first, second))
+    assert verdict.exit_code == 3
+
+
+class TestCheckpointsThatAreNotThere:
+    RANK = (model(), micro(), step(), stepped())
+
+    def judged(self, **more: object) -> dict[str, str]:
+        train = run(list(self.RANK), list(self.RANK))
+        names = [name for name, rule in RULES.items() if rule.about_checkpoints]
+        return {f.rule: f.status for f in judge(Evidence(train=train, **more), names)}  # type: ignore[arg-type]
+
+    def test_a_script_that_saves_nothing(self) -> None:
+        assert set(self.judged().values()) == {"not_applicable"}
+        assert {"resume-is-exact", "reshard-keeps-trajectory"} <= set(self.judged())
+
+    def test_one_whose_sources_can_save(self, write: Write) -> None:
+        saving = read_sources(write(stepped=SAVES)).saving
+        assert saving is not None and saving["function"] == "save"
+        assert set(self.judged(saving=saving).values()) == {"inconclusive"}
+
+    @pytest.mark.parametrize(
+        ("line", "saves"),
+        [
+            ("torch.save(model, 'x')", True),
+            ("from torch import save as put\nput(1, 'x')", True),
+            ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
+            ("manager.save(step, model.state_dict())", True),
+            ("trainer.save_model('x')", True),
+            ("image.save('x.png')", False),
+            ("model.state_dict()", False),
+        ],
+    )
+    def test_what_counts_as_saving(self, tmp_path: Path, line: str, saves: bool) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(f"import torch\n{line}\n")
+        assert (read_sources(script).saving is not None) is saves
+
+    def test_skip_checkpoint_leaves_out_all_that_needs_a_resume(self, write: Write) -> None:
+        chosen = select((), ("checkpoint",))
+        assert not any(RULES[name].about_checkpoints for name in chosen)
+        assert "resume" not in planned(resolve(write(), {}), chosen).needs
+        assert "resume" in planned(resolve(write(), {}), select((), ())).needs
+
+
+@pytest.mark.launch
+def test_a_failure_of_the_first_run_is_told_before_later_runs_begin(launcher: Launcher, tmp_path: Path) -> None:
+    told: list[tuple[str, tuple[str, ...]]] = []
+
+    def progress(line: str, going: Sequence[str]) -> None:
+        told.append((line, tuple(going)))
+
+    script = Path(__file__).parents[1] / "faults" / "optim_before_shard.py"
+    chosen = select(("optim-before-shard", "matches-ddp"), ())
+    verify_with(launcher, resolve(script, {}), tmp_path / "work", chosen, progress)
+    first = next(n for n, (line, _) in enumerate(told) if "optim-before-shard" in line)
+    later = next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
+    assert first < later
+    assert os.fspath(script) in told[first][0]
