@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ def open_saves(runner: Runner, train: Run) -> Run | None:
 
 def resume_runs(target: Target, runner: Runner, evidence: Evidence, exact: bool, needs: Collection[str]) -> Evidence:
     """The resumed runs that are needed and possible; a missing one has its reason in `evidence.missing`."""
-    after, missing = evidence.saved_after(), evidence.missing
+    after, missing = evidence.saved_after(shlex.join(target.resume_args)), evidence.missing
     wanted = {"resume", "reshard", "crash", "damaged"} & set(needs)
     if not target.resume_args or after is None:
         last = target.steps - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -270,6 +271,13 @@ class Run:
         """The hashes of all samples of a step."""
         rows = self.rows(step)
         return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
+
+    def path_at_end(self, path: str, at: float) -> str:
+        """Where what was written to `path` at a time is at the end of the run, after the renames that any rank made."""
+        for record in sorted((r for trace in self.traces for r in trace.of("renamed")), key=lambda r: float(r["at"])):
+            if record["at"] >= at and (path == record["old"] or path.startswith(record["old"] + os.sep)):
+                path = record["new"] + path[len(record["old"]) :]
+        return path
 
     def places(self, kind: str) -> Iterator[Record]:
         """Records of a kind on rank 0, the ones that name a line."""
