@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -124,17 +125,19 @@ class Evidence:
                 found.append(run)
         return found
 
-    def saved_after(self) -> int | None:
-        """The last step of the train run after which it saved and after which it still made a step.
+    def saved_after(self, command: str = "") -> int | None:
+        """The step of the checkpoint that the resume starts from: the one that its command names, else the last usable one.
 
-        In a script that saves through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint.
+        Usable is what the train run saved before its last step. In a script that saves through torch.distributed.checkpoint, a
+        `torch.save` is an export and no checkpoint. `command`: that of the resume, as long as it has not been run.
         """
         if self.train is None:
             return None
-        saves = [(r["op"], r["after_step"]) for r in self.train.places("checkpoint") if r["op"] in SAVES]
-        usable = [(op, step) for op, step in saves if 0 < step < self.train.steps()]
+        usable = [(r["op"], r["after_step"]) for r in _saves(self.train) if 0 < r["after_step"] < self.train.steps()]
         whole = [step for op, step in usable if op != "torch.save"]
-        return max(whole or [step for _, step in usable], default=None)
+        found = whole or [step for _, step in usable]
+        named = named_checkpoint(self.train, command or (self.resume.command if self.resume is not None else ""))
+        return named[1] if named is not None and named[1] in found else max(found, default=None)
 
     def line_of(self, run: Run | None, kind: str, last: bool = False, **match: object) -> Record | None:
         """The user's line of the first (or last) record of a kind in a run, e.g. `line_of(train, "shard")`."""
@@ -145,5 +148,25 @@ class Evidence:
         return (found[-1] if last else found[0]) if found else None
 
 
+FOLDER = "{checkpoint}"
 SAVES = ("save", "async_save", "torch.save")
 LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict")
+
+
+def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
+    """(path below the folder of `{checkpoint}`, step) of the one checkpoint that a command names by hand; None if it names none.
+
+    A folder that holds the checkpoints of several steps, or one that is written anew at each, leaves the choice to the script.
+    """
+    saves = [(train.path_at_end(r["to"], r["at"]), r["after_step"]) for r in _saves(train) if r.get("to")]
+    for word in shlex.split(command):
+        path = word.partition(FOLDER + "/")[2].strip("/")
+        below = {step for place, step in saves if path and f"/{path}/" in f"{place}/"}
+        exact = any(place.endswith(f"/{path}") for place, _ in saves)
+        if len(below) == 1 and (exact or len({step for _, step in saves}) > 1):
+            return path, below.pop()
+    return None
+
+
+def _saves(run: Run) -> list[Record]:
+    return [r for r in run.places("checkpoint") if r["op"] in SAVES]

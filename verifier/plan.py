@@ -6,6 +6,7 @@ Who makes the runs knows only a `PlannedRun`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,6 +103,10 @@ class Settings:
         last = max(wanted, default=0)
         return last + 1 if target.steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else target.steps
 
+    def resumes_after(self, evidence: Evidence) -> int | None:
+        """The step of the checkpoint from which the script is to resume."""
+        return evidence.saved_after(shlex.join(self.target.resume_args))
+
     def run(self, role: str, world: int, *own: str, **fields: Any) -> PlannedRun:
         """A run of the target with arguments of its own after the common ones."""
         target = self.target
@@ -147,7 +152,7 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The train run once more, ended after the save that is resumed from, where a later save would hide it."""
-    train, after, target = evidence.train, evidence.saved_after(), settings.target
+    train, after, target = evidence.train, settings.resumes_after(evidence), settings.target
     if not _trained(evidence) or evidence.course.repeat is not None or train is None or after is None:
         return []
     if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after_the_last_step(train):
@@ -203,7 +208,7 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
-    target, train, after = settings.target, evidence.train, evidence.saved_after()
+    target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
     if train is None or after is None or not settings.needs & {*RESUMED} or _no_resume(settings, evidence):
         return []
     if path := unwritten(target.resume_args, evidence.course.left):
@@ -336,7 +341,7 @@ def _trained(evidence: Evidence) -> bool:
 
 def _no_resume(settings: Settings, evidence: Evidence) -> str:
     """Why the script cannot be resumed, or ""."""
-    target, train, after = settings.target, evidence.train, evidence.saved_after()
+    target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
     if told := unseen_save(evidence):
         return told
     if not target.resume_args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +55,7 @@ def events(run: Run) -> list[int]:
 
 def final_path(run: Run, save: Save) -> str:
     """Where what was saved is at the end of the run, after the renames that any rank made."""
-    path, at = save.to, save.record["at"]
-    for record in sorted((r for trace in run.traces for r in trace.of("renamed")), key=lambda r: float(r["at"])):
-        if record["at"] >= at and (path == record["old"] or path.startswith(record["old"] + os.sep)):
-            path = record["new"] + path[len(record["old"]) :]
-    return path
+    return run.path_at_end(save.to, save.record["at"])
 
 
 def kept(run: Run) -> dict[str, list[Save]]:

@@ -13,7 +13,7 @@ from verified_fsdp2.verifier.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace import Ended, Run
 
 DIRECTION = (1.0, -2.0, 0.5, 3.0)
 NAMES = ("a.weight", "b.weight")
@@ -194,3 +194,95 @@ def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
     rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
     verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)
     assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(rules, "pass")
+
+
+A, B, C = ([k, k, 0.0, 0.0, 0.0] for k in (1.0, 2.0, 3.0))
+
+
+def saving(after: int, to: str, weights: dict[str, Any], **entries: list[float]) -> dict[str, Any]:
+    given = {key: {"kind": "dtensor", "sketch": value, "sharded": True} for key, value in entries.items()}
+    base = {"kind": "saving", "op": "save", "call": after, "after_step": after, "to": to, "main": True, "alone": False}
+    return {**base, "entries": given, "random": [], "weights": weights, "state": {}}
+
+
+def refused(command: str) -> Run:
+    end = {"kind": "end", "how": "exception", "error": "OSError", "message": "no .metadata", "frames": []}
+    made = run([end], role="recovered", command=command)
+    for trace in made.traces:
+        object.__setattr__(trace, "records", trace.records[:1])
+    return replace(made, ended=(Ended(0, 1, False),))
+
+
+class TestNamedByHand:
+    """A command that names one checkpoint leaves the script nothing to choose."""
+
+    @staticmethod
+    def train(*places: tuple[int, str]) -> Run:
+        rows: list[dict[str, Any]] = [model()]
+        for k in range(1, 6):
+            rows += [micro(k), step(k, weights={"w": [k, k, 0.0, 0.0, 0.0]}), stepped(k)]
+            own = [place for after, place in places if after == k]
+            rows += [{"kind": "checkpoint", "op": "save", "after_step": k, "to": to, "keys": []} for to in own]
+        return run(rows)
+
+    @pytest.mark.parametrize(
+        ("command", "step_"),
+        [
+            ("--resume {checkpoint}/step2", 2),
+            ("--resume={checkpoint}/step4/", 4),
+            ("--resume {checkpoint}", 4),
+            ("--resume {checkpoint}/step6", 4),
+            ("--resume {checkpoint}/step", 4),
+        ],
+    )
+    def test_what_the_resume_is_compared_with(self, command: str, step_: int) -> None:
+        train = self.train((2, "/c/step2"), (4, "/c/step4"))
+        assert Evidence(train=train).saved_after(command) == step_
+        assert Evidence(train=train, resume=run([model()], command=command)).saved_after() == step_
+
+    def test_a_name_that_it_was_given_later(self) -> None:
+        train = self.train((2, "/c/step2.tmp"), (4, "/c/step4.tmp"))
+        renamed = {"kind": "renamed", "old": "/c/step2.tmp", "new": "/c/step2", "seq": 99, "at": 99.0}
+        object.__setattr__(train.traces[0], "records", (*train.traces[0].records, renamed))
+        assert Evidence(train=train).saved_after("--resume {checkpoint}/step2") == 2
+
+    @pytest.mark.parametrize(
+        ("command", "places", "status"),
+        [
+            ("--resume {checkpoint}/step4", ("/c/step2", "/c/step4"), "pass"),
+            ("--resume {checkpoint}", ("/c/step2", "/c/step4"), "fail"),
+            ("--resume {checkpoint}/run", ("/c/run/step2", "/c/run/step4"), "fail"),
+        ],
+    )
+    def test_a_save_that_was_cut(self, command: str, places: tuple[str, str], status: str) -> None:
+        train = self.train((2, places[0]), (4, places[1]))
+        rows = [model(), step(1), saving(2, places[0], {"w": A}), saving(4, places[1], {"w": B}), {"kind": "killed"}]
+        crash = run(rows, role="crash", note="killed")
+        evidence = Evidence(train=train, crashes=((crash, refused(command)),))
+        assert RULES["incomplete-checkpoint-chosen"].judge(evidence).status == status
+
+
+class TestAverageInTheCheckpoint:
+    """While it saves, the script has an average in the model; what the next step finds lies under another key."""
+
+    @pytest.mark.parametrize(("weights", "status"), [((A, A), "pass"), ((A, B), "fail")])
+    def test_a_resume_after_a_crash(self, weights: tuple[list[float], list[float]], status: str) -> None:
+        average = [0.5, 0.5, 0.0, 0.0, 0.0]
+        base = [model(), step(weights={"w": C}), stepped(), {"kind": "checkpoint", "op": "save", "after_step": 1}]
+        whole = run([*base, step(2, weights={"w": A}), stepped(2)])
+        crash = run(
+            [
+                model(),
+                step(1, weights={"w": C, "v": C}),
+                saving(1, "/c/1", {"w": average, "v": average}, **{"raw.w": A, "raw.v": A, "model.w": average}),
+                step(2, weights={"w": A, "v": A}),
+                saving(2, "/c/2", {"w": average, "v": average}, **{"raw.w": B, "raw.v": B, "model.w": average}),
+                {"kind": "killed"},
+            ],
+            role="crash",
+            note="killed",
+        )
+        again = run([model(), step(weights=dict(zip("wv", weights, strict=True))), stepped()], role="recovered")
+        resume = run([model(), step(weights={"w": A}), stepped()])
+        evidence = Evidence(train=whole, resume=resume, crashes=((crash, again),))
+        assert RULES["partial-overwrite-mixes-checkpoints"].judge(evidence).status == status

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..blame import blame
-from ..evidence import Evidence
+from ..evidence import Evidence, named_checkpoint
 from ..finding import Finding
 from ..saves import Save, all_saves
 from ..trace import Record, Run
@@ -72,8 +72,12 @@ class IncompleteCheckpointChosen(Rule):
                 return self.unknown("it is not known which save was interrupted")
             apart = [save for save in earlier if save.to != torn.to]
             outcome = outcome_of(crash, recovered)
+            named = named_checkpoint(evidence.train, recovered.command) if evidence.train is not None else None
             if outcome.steps == 0 and recovered.completed:
                 told.append(f"{crash.note}: the resume ended before a step")
+            elif named is not None and (outcome.steps == 0 or outcome.fresh):
+                how = "refuses it" if outcome.steps == 0 else "starts from the beginning"
+                told.append(f"{crash.note}: the command names {named[0]}, there is nothing to choose; the resume {how}")
             elif outcome.steps == 0 and apart:
                 cause = blame(recovered)
                 return self.failed(
@@ -182,14 +186,18 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
     found = resumed.at_step("step", 1)
     if not found:
         return Outcome(0, {}, 0)
-    held = _held(saved)
+    held, given = _held(saved), _given(saved)
     shares: dict[int, int] = {}
     telling: set[int] = set()  # a tensor that never changes is of every save: it speaks for none
     units: set[tuple[int, str]] = set()
     for rank, record in enumerate(found):
         for name, value in _flat(record).items():
             units.add((rank, name))
-            same = [k for k, ranks in held.items() if ranks.get(rank, {}).get(name) == value]
+            same = [
+                k
+                for k, ranks in held.items()
+                if value in ranks.get(rank, {}).get(name, []) or _key(value) in given.get((k, rank), ())
+            ]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
@@ -197,26 +205,40 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
     return Outcome(len(found), shares, len(units))
 
 
-def _held(run: Run) -> dict[int, dict[int, dict[str, Any]]]:
-    """{step: {rank: {tensor: value}}} of every save and, under 0, of the beginning."""
-    out: dict[int, dict[int, dict[str, Any]]] = {}
+def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
+    """{step: {rank: {tensor: its values}}} of every save and, under 0, of the beginning.
+
+    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the model
+    for the save, such as an average, or where it does not call the save function itself.
+    """
+    out: dict[int, dict[int, dict[str, list[Any]]]] = {0: {}}
     for save in all_saves(run):
-        out.setdefault(save.after, {}).setdefault(save.rank, _flat(save.record))
-    for rank, record in enumerate(run.at_step("step", 1)):
-        out.setdefault(0, {})[rank] = _flat(record)
-    return _with_ranks_that_did_not_save(out, run)
-
-
-def _with_ranks_that_did_not_save(
-    held: dict[int, dict[int, dict[str, Any]]], run: Run
-) -> dict[int, dict[int, dict[str, Any]]]:
-    """Ranks that do not call the save function themselves: what they held is what their next step found."""
-    for step, ranks in held.items():
-        for rank, trace in enumerate(run.traces):
+        _add(out.setdefault(save.after, {}).setdefault(save.rank, {}), save.record)
+    for step, ranks in out.items():
+        for trace in run.traces:
             after = next((r for r in trace.steps if r["step"] == step + 1), None)
-            if rank not in ranks and after is not None:
-                ranks[rank] = _flat(after)
-    return held
+            if after is not None:
+                _add(ranks.setdefault(trace.rank, {}), after)
+    return out
+
+
+def _add(values: dict[str, list[Any]], record: Record) -> None:
+    for name, value in _flat(record).items():
+        if value not in values.setdefault(name, []):
+            values[name].append(value)
+
+
+def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
+    """{(step, rank): the tensors that the rank gave to its saves after it}, under whatever keys."""
+    found: dict[tuple[int, int], set[tuple[float, ...]]] = {}
+    for save in all_saves(run):
+        sketches = (entry.get("sketch") for entry in save.entries.values())
+        found.setdefault((save.after, save.rank), set()).update(tuple(s) for s in sketches if s and s[0] > 0.0)
+    return found
+
+
+def _key(value: object) -> tuple[float, ...] | None:
+    return tuple(value) if isinstance(value, list) else None
 
 
 def _flat(record: Record) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from ._compat_dict import lenient
-from .events import Divide, End, Event, Micro, Model, Parameter, ProgressEvent, Step, Stepped, Wrap
+from .events import Divide, End, Event, Micro, Model, Parameter, ProgressEvent, Renamed, Step, Stepped, Wrap
 from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
@@ -296,6 +297,13 @@ class Run:
         """The hashes of all samples of a step."""
         rows = self.rows(step)
         return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
+
+    def path_at_end(self, path: str, at: float) -> str:
+        """Where what was written to `path` at a time is at the end of the run, after the renames that any rank made."""
+        for record in sorted((r for trace in self.traces for r in trace.of(Renamed)), key=lambda r: r.at):
+            if record.at >= at and (path == record.old or path.startswith(record.old + os.sep)):
+                path = record.new + path[len(record.old) :]
+        return path
 
     @overload
     def places(self, kind: type[E]) -> Iterator[E]: ...
