@@ -178,7 +178,7 @@ def gather(target: Target, runner: Runner, needs: Collection[str]) -> Evidence:
     missing: dict[str, str] = {}
     sources = sources_of(target)
     train = runner.run(
-        "train", target.nproc, target.save_args, stress=True, leave_starting_point=True, watch_saves=True
+        "train", target.nproc, target.save_args, fill=True, stress=True, leave_starting_point=True, watch_saves=True
     )
     evidence = Evidence(train=train, missing=missing, sources=sources)
     if not train.completed or train.steps() == 0:
@@ -252,7 +252,7 @@ def with_sources(evidence: Evidence, script: Path) -> Evidence:
 
 def simulate(target: Target, runner: Runner) -> Evidence:
     """One process that takes itself for rank 0 of `target.nproc`: structure and traffic without sockets."""
-    run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)
+    run = runner.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS, fill=True)
     return Evidence(train=run, sources=sources_of(target))
 
 

@@ -53,14 +53,16 @@ def _is_alone() -> bool:
 def _import_torch() -> dict[str, Any]:
     """Import what nearly every rank would import anew: torch._dynamo alone (any optimizer needs it) takes over a second."""
     import torch
-    import torch._dynamo
     import torch.distributed
     import torch.distributed.checkpoint.filesystem
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp
     import torch.utils.checkpoint
 
-    from ..probe import hooks, rank  # noqa: F401  (their imports must be made before the fork)
+    from ..probe import install, rank  # noqa: F401  (their imports must be made before the fork)
+    from ..probe.compat.names import DYNAMO, find
+
+    find(DYNAMO)
 
     if not torch.distributed.is_available():
         raise ImportError("this torch was built without torch.distributed")

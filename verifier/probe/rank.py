@@ -19,7 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .recorder import Recorder
+from ..trace.events import End, ProbeError, Start
+from ..trace.writer import Writer
+from .frames import Frames
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
@@ -38,7 +40,7 @@ def run(request: dict[str, Any], rank: int) -> int:
 
         from . import opener
 
-        return opener.open_all(request["open"], probe.recorder)
+        return opener.open_all(request["open"], probe.writer)
     if "torch" in sys.modules:
         _seed_as_a_new_process()
         probe.start()
@@ -48,32 +50,31 @@ def run(request: dict[str, Any], rank: int) -> int:
     sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
     sys.argv = [request["script"], *request["argv"]]
     code = _run_script(request, probe)
-    return _wind_down(code, probe.recorder)
+    return _wind_down(code, probe.writer)
 
 
 class _Probe:
-    """The recorder, and the hooks, which come with torch."""
+    """The writer of the trace, and what is subscribed, which comes with torch."""
 
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
-        path = Path(request["folder"], f"rank{rank}.jsonl")
-        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent), request["secret"])
+        self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
+        self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Record from now on. What fails here is an error of the probe, and the script runs all the same."""
         import torch
 
-        from . import hooks
-        from .session import Session
+        self.writer.write(Start(torch=torch.__version__))
+        try:
+            from .install import install
+            from .session import Session
 
-        request, rank = self._request, self._rank
-        self.recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
-        if request["backend"] == "gloo":
-            from . import gloo_for_nccl
-
-            gloo_for_nccl.install()
-        hooks.install(Session(request, rank, self.recorder))
+            install(Session(self._request, self._rank, self.writer, self.frames))
+        except Exception as error:
+            traceback.print_exc()
+            self.writer.write(ProbeError(symbol="install", text=f"{type(error).__name__}: {error}"))
 
 
 def _after_torch(call: Callable[[], None]) -> None:
@@ -111,25 +112,23 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""
-        frames = probe.recorder.stack(error)
-        probe.recorder.write("end", how="sys.exit", code=code, message=message, frames=frames)
+        frames = probe.frames.stack(error)
+        probe.writer.write(End(how="sys.exit", code=code, message=message, frames=frames))
         return code
     except BaseException as error:
         name = type(error).__name__
         if "torch" in sys.modules:
-            from . import hooks_raised
+            from .events import raised
 
-            hooks_raised.note(probe.recorder, error)
-        probe.recorder.write(
-            "end", how="exception", error=name, message=_said(error), frames=probe.recorder.stack(error)
-        )
+            raised.note(probe.writer, probe.frames, error)
+        probe.writer.write(End(how="exception", error=name, message=_said(error), frames=probe.frames.stack(error)))
         traceback.print_exception(error)
         return 1
     else:
-        probe.recorder.write("end", how="return", code=0)
+        probe.writer.write(End(how="return"))
         return 0
     finally:
-        probe.recorder.sync()
+        probe.writer.sync()
 
 
 def _said(error: BaseException) -> str:
@@ -140,16 +139,15 @@ def _said(error: BaseException) -> str:
         return f"(its text cannot be had: {type(failed).__name__})"
 
 
-def _wind_down(code: int, recorder: Recorder) -> int:
+def _wind_down(code: int, writer: Writer) -> int:
     """What an interpreter does at its end, up to finalisation, which some right gloo runs do not survive."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
-        recorder.write("end", how="exception", error=type(error).__name__, message=_said(error), frames=[])
+        writer.write(End(how="exception", error=type(error).__name__, message=_said(error)))
         code = code or 1
-    recorder.write("down", code=code)
-    recorder.sync()
+    writer.sync()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

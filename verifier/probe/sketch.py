@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from . import torchlib
+from .compat import tensors
 
 PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -22,8 +22,8 @@ _cache: dict[tuple[object, ...], torch.Tensor] = {}
 
 def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats)."""
-    shape, own, offset = torchlib.box(tensor)
-    part = torchlib.local(tensor)
+    shape, own, offset = tensors.box(tensor)
+    part = tensors.local(tensor)
     part = part.to_dense() if part.layout != torch.strided else part
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
@@ -36,7 +36,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out."""
-    batch = [torchlib.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
+    batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
     if not batch:
         return []

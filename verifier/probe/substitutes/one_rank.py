@@ -15,37 +15,45 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import torchlib
+from ..compat import tensors
+from ..dispatcher import Call
+from ..events.backward import finish_each
+from ..events.sharding import DIVIDE
+from ..session import Session
 
 _state: dict[str, Any] = {"mesh": None, "modules": []}
 
 
-def sharder(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of `fully_shard`."""
+def install(session: Session) -> None:
+    """From now on every rank shards over itself."""
 
-    def sharded(module: Any, **options: Any) -> Any:
-        options["mesh"] = _mesh()
-        if not isinstance(options.get("reshard_after_forward"), bool | None):
-            options["reshard_after_forward"] = True
-        result = real(module, **options)
+    def sharded(call: Call, proceed: Callable[[], Any]) -> Any:
+        call.kwargs["mesh"] = _mesh()
+        if not isinstance(call.kwargs.get("reshard_after_forward"), bool | None):
+            call.kwargs["reshard_after_forward"] = True
+        result = proceed()
+        module = call.given(0, "module")
         _state["modules"] += list(module) if isinstance(module, list | tuple) else [module]
         return result
 
-    return sharded
+    def divided(call: Call, proceed: Callable[[], Any]) -> Any:
+        factor = call.given(1, "factor") / (dist.get_world_size() if dist.is_initialized() else 1)
+        call.args, call.kwargs = (call.args[0], factor), {}
+        return proceed()
+
+    around = session.dispatcher.around
+    around("torch.distributed.fsdp:fully_shard", replace=sharded)
+    around(f"torch.distributed.fsdp:FSDPModule.{DIVIDE}", replace=divided)
+    finish_each(session, _average_all)
 
 
-def factor(value: float) -> float:
-    """What FSDP over one rank must divide by, so that the average over ranks is the sum divided by `value`."""
-    return value / (dist.get_world_size() if dist.is_initialized() else 1)
-
-
-def after_backward() -> None:
+def _average_all() -> None:
     """Average the gradients that FSDP has left in `.grad`. What was averaged before is equal everywhere and stays."""
     if not _state["modules"] or dist.get_world_size() == 1:
         return
     seen: set[int] = set()
     for module in _state["modules"]:
-        for _, group in torchlib.groups(module):
+        for _, group in tensors.groups(module):
             for item in group.fsdp_params:
                 param = item.sharded_param
                 if id(param) not in seen and param.requires_grad:
@@ -55,7 +63,7 @@ def after_backward() -> None:
 
 def _average(param: nn.Parameter) -> None:
     """The mean over ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
-    mine = torch.zeros_like(torchlib.local(param)) if param.grad is None else torchlib.local(param.grad)
+    mine = torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
     there = torch.tensor([float(param.grad is not None)], device=mine.device)
     dist.all_reduce(there)
     if there.item() == 0.0:
@@ -64,7 +72,7 @@ def _average(param: nn.Parameter) -> None:
     mine.div_(dist.get_world_size())
     if param.grad is None:
         param.grad = torch.empty_like(param)
-        torchlib.local(param.grad).copy_(mine)
+        tensors.local(param.grad).copy_(mine)
 
 
 def _mesh() -> DeviceMesh:

@@ -2,7 +2,7 @@
 
 | library | what it does on the CPU | what is done about it |
 |---|---|---|
-| accelerate | drops its FSDP plugin in silence, trains with DDP | it is told that there are accelerators; the device stays CPU |
+| accelerate | drops its FSDP plugin in silence, trains with DDP | its state says that there are accelerators; the device stays CPU |
 
 The library's own sharding code then runs as it does in production. What was done is recorded (`adapted`).
 """
@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .session import Session
+from ...trace.events import Adapted
+from ..session import Session
 
 
 def install(session: Session) -> None:
@@ -66,12 +67,8 @@ def _accelerate(session: Session, state: Any) -> None:
             partial(cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"), **own)
             if partial._shared_state.get("distributed_type") == kinds.MULTI_CPU:
                 partial._shared_state["distributed_type"] = kinds.MULTI_GPU
-                session.recorder.write(
-                    "adapted",
-                    library="accelerate",
-                    told="accelerate drops its FSDP plugin on the CPU; it was told that the ranks have accelerators",
-                    at_line=session.recorder.here(),
-                )
+                what = "accelerate drops its FSDP plugin on the CPU; it was told that the ranks have accelerators"
+                session.write(Adapted(told=what))
         initialise(self, mixed_precision, cpu, *args, **kwargs)
 
     whole.__init__ = initialised
