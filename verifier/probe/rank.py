@@ -157,8 +157,20 @@ def _wind_down(code: int, recorder: Recorder) -> int:
 
 
 def _seed_as_a_new_process() -> None:
-    """A forked rank must not share the launcher's random state: a real rank starts from fresh entropy."""
+    """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh entropy on every rank.
+
+    Only torch's default CPU generator has a state that the fork has copied: those of devices are made, from fresh entropy,
+    when the rank initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts
+    from the same constant in every process.
+
+    The salt of string hashes is fixed when an interpreter starts and cannot be matched: torchrun's ranks have one each (unless
+    PYTHONHASHSEED is set), forked ranks share that of the launcher. Only `--launcher torchrun` shows a script whose ranks
+    differ in the order of a set of strings, or in a seed made by `hash`.
+    """
+    import torch
+
     random.seed()
+    torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 
