@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Verify
 
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.probe.hooks_progress import Progress
+from verified_fsdp2.verifier.probe.recorder import Recorder
+from verified_fsdp2.verifier.trace import Run, read_run
 
 MINIMAL = Path(__file__).parents[1] / "zoo" / "minimal.py"
 
@@ -60,7 +67,7 @@ def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launch
 
 
 @pytest.mark.launch
-def test_a_script_without_a_seed(verify_script: Verify, tmp_path: Path) -> None:
+def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     script = edited(
         tmp_path,
         ("torch.manual_seed(SEED)", "pass"),
@@ -69,3 +76,113 @@ def test_a_script_without_a_seed(verify_script: Verify, tmp_path: Path) -> None:
     verdict = verify_script(script, only=("same-data-on-every-rank", "rank-dependent-init-no-broadcast"))
     found = {finding.rule: finding.status for finding in verdict.findings}
     assert found == {"same-data-on-every-rank": "pass", "rank-dependent-init-no-broadcast": "fail"}
+
+
+# -- threads and signals ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def read(folder: Path) -> Run:
+    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
+    return read_run(folder, "train", answer, 1, "train.py", secret="secret")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_trace_that_many_threads_write(hurried: None, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rank0.jsonl", str(tmp_path), "secret")
+
+    def write(thread: int) -> None:
+        for number in range(200):
+            recorder.write("saved", thread=thread, number=number, long="x" * (number % 7 * 500))
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    forked = []
+    for _ in range(5):  # while a thread holds the lock
+        if (pid := os.fork()) == 0:
+            recorder.write("from a fork")
+            os._exit(0)
+        forked.append(pid)
+    for thread in threads:
+        thread.join()
+    assert [os.waitpid(pid, 0)[1] for pid in forked] == [0] * 5
+    recorder.write("end", how="return", code=0)
+    run = read(tmp_path)
+    assert run.foreign == ""
+    records = run.traces[0].records
+    assert [r["seq"] for r in records] == list(range(1, 8 * 200 + 2))
+    for k in range(8):
+        assert [r["number"] for r in records if r.get("thread") == k] == list(range(200))
+
+
+def test_a_trace_that_a_signal_handler_writes_too(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rank0.jsonl", str(tmp_path), "secret")
+    handled = 0
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal handled
+        handled += 1
+        recorder.write("handled")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        for _ in range(3000):
+            recorder.write("written", long="x" * 2000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    run = read(tmp_path)
+    assert run.foreign == ""
+    assert handled > 10
+    assert len(run.traces[0].of("handled")) == handled
+
+
+def test_a_record_that_cannot_be_written_leaves_no_gap(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rank0.jsonl", str(tmp_path), "secret")
+    with pytest.raises(TypeError):
+        recorder.write("bad", value=object())
+    recorder.write("end", how="return", code=0)
+    assert read(tmp_path).completed
+
+
+def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_path: Path) -> None:
+    class Session:
+        recorder = Recorder(tmp_path / "rank0.jsonl", str(Path(__file__).parent), "secret")
+        depth, in_backward = 0, False
+
+    progress = Progress(Session())  # type: ignore[arg-type]
+
+    def event(name: str) -> None:
+        if progress.listens:
+            progress.log(name)
+
+    def handle(number: int, frame: object) -> None:
+        event(f"handler {number}")
+
+    threads = [threading.Thread(target=lambda: [event("thread") for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        for number in range(1000):
+            event(f"main {number}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    for thread in threads:
+        thread.join()
+    run = read(tmp_path)
+    assert run.foreign == ""
+    events = [e["op"] for e in run.progress[0] if not e["op"].startswith("handler")]
+    assert events == [f"main {number}" for number in range(1000)]

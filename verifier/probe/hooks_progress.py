@@ -58,9 +58,15 @@ class Progress:
         return not inside and threading.get_ident() == self._thread and os.getpid() == self._process
 
     def log(self, operation: str, value: int | None = None) -> None:
-        """Append one event."""
+        """Append one event. A signal handler that interrupts this logs nothing of its own: the numbers of keys are their order."""
+        before, self.busy = self.busy, True
+        try:
+            self._append(operation, value, sys._getframe(2))
+        finally:
+            self.busy = before
+
+    def _append(self, operation: str, value: int | None, frame: FrameType | None) -> None:
         frames: list[tuple[str, int, str]] = []
-        frame: FrameType | None = sys._getframe(2)
         while frame is not None and len(frames) < _DEPTH:
             code = frame.f_code
             if code.co_filename.startswith(self._project) and "site-packages" not in code.co_filename:

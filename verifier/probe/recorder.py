@@ -7,6 +7,7 @@ import json
 import linecache
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -22,36 +23,58 @@ _STDLIB = str(Path(os.__file__).parent)
 
 
 class Recorder:
-    """Writes records `{"kind": ..., "seq": ..., "at": seconds, ...}` of rank `rank` to `path`."""
+    """Writes records `{"kind": ..., "seq": ..., "at": seconds, ...}` of one rank to `path`, from any of its threads.
+
+    The mark of a line depends on its number, so records are numbered and appended one at a time. A signal handler may interrupt
+    a write of its own thread: what it records is appended when that write is done.
+    """
 
     def __init__(self, path: Path, project: str, secret: str = "") -> None:
-        self._file = path.open("a", encoding="utf-8")  # so that what others write stays, and is seen
+        self._file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )  # what others write stays, and is seen
         self.path = path
         self.project = project
         self._process = os.getpid()
         self._seq = 0
         self._secret = secret
+        self._lock = threading.RLock()
+        self._writing = False
+        self._deferred: list[dict[str, Any]] = []
 
-    def write(self, kind: str, /, **fields: Any) -> int:
-        """Append one record and return its sequence number (order within this rank).
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Append one record.
 
-        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing.
+        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing. So it does not
+        matter that the fork may have copied a lock that is held.
         """
         if os.getpid() != self._process:
-            return 0
-        self._seq += 1
-        record = {"kind": kind, "seq": self._seq, "at": time.monotonic(), **fields}
+            return
+        with self._lock:
+            record = {"kind": kind, "seq": 0, "at": time.monotonic(), **fields}
+            if self._writing:
+                self._deferred.append(record)
+                return
+            self._writing = True
+            try:
+                self._append(record)
+                while self._deferred:
+                    self._append(self._deferred.pop(0))
+            finally:
+                self._writing = False
+
+    def _append(self, record: dict[str, Any]) -> None:
+        number = record["seq"] = self._seq + 1
         text = json.dumps(record)
-        self._file.write(f"{text}\t{mark(self._secret, self._seq, text)}\n")
-        self._file.flush()
-        return self._seq
+        line = f"{text}\t{mark(self._secret, number, text)}\n".encode()
+        while line:
+            line = line[os.write(self._file, line) :]
+        self._seq = number
 
     def sync(self) -> None:
         """Make everything written so far survive this process."""
-        if os.getpid() != self._process:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if os.getpid() == self._process:
+            os.fsync(self._file)
 
     def here(self) -> dict[str, Any] | None:
         """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
