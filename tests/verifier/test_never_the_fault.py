@@ -186,3 +186,36 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     assert run.foreign == ""
     events = [e["op"] for e in run.progress[0] if not e["op"].startswith("handler")]
     assert events == [f"main {number}" for number in range(1000)]
+
+
+# -- paths of fully_shard ---------------------------------------------------------------------------------------------
+
+IMPORT = "from torch.distributed.fsdp import fully_shard"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "words",
+    [
+        "from torch.distributed._composable.fsdp import fully_shard",
+        "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+        "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
+        "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
+    ],
+    ids=["composable", "composable module", "composable module imported", "private"],
+)
+def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: str) -> None:
+    script = edited(tmp_path, (IMPORT, words))
+    answer = launch(launcher, tmp_path / "run", script, steps=1)
+    run = read_run(tmp_path / "run", "train", answer, 2, "train.py")
+    assert run.completed
+    assert [[len(trace.of(kind)) for kind in ("shard", "wrap")] for trace in run.traces] == [[3, 3], [3, 3]]
+
+
+@pytest.mark.launch
+def test_ddp_stands_in_for_fully_shard_by_an_old_path(launcher: Launcher, tmp_path: Path) -> None:
+    script = edited(tmp_path, (IMPORT, "from torch.distributed._composable.fsdp.fully_shard import fully_shard"))
+    answer = launch(launcher, tmp_path / "run", script, steps=1, mode="ddp")
+    run = read_run(tmp_path / "run", "reference", answer, 2, "train.py")
+    assert run.completed
+    assert not any(entry["sharded"] for entries in run.parameters.values() for entry in entries)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed._composable.fsdp as composable
 import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from torch import nn
@@ -109,8 +108,7 @@ def _listen_to_sharding(session: Session) -> None:
             options["mp_policy"] = MixedPrecisionPolicy()
         return shard(module, **options)
 
-    for place in (fsdp, fsdp._fully_shard, composable):
-        place.fully_shard = sharded  # type: ignore[attr-defined]
+    torchlib.replace_everywhere(real, sharded)
 
     register = fsdp.register_fsdp_forward_method
 
@@ -133,8 +131,7 @@ def _listen_to_sharding(session: Session) -> None:
 
         setattr(module, method_name, called)
 
-    for place in (fsdp, fsdp._fully_shard, composable):
-        place.register_fsdp_forward_method = registered  # type: ignore[attr-defined]
+    torchlib.replace_everywhere(register, registered)
 
     set_sync = FSDPModule.set_requires_gradient_sync
 

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import torch
-import torch.distributed._composable.fsdp as composable
 import torch.distributed.fsdp as fsdp
 from torch import nn
 
@@ -41,8 +40,7 @@ def _listen_to_casts(session: Session) -> None:
                 _watch(session, item, low)
         return result
 
-    for place in (fsdp, fsdp._fully_shard, composable):
-        place.fully_shard = sharded  # type: ignore[attr-defined]
+    torchlib.replace_everywhere(real, sharded)
 
 
 def _watch(session: Session, module: nn.Module, low: torch.dtype) -> None:

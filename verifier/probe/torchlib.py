@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,18 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-__all__ = ["DIVIDE", "LoaderIterator", "Slot", "box", "groups", "layout", "leaves", "local", "slots"]
+__all__ = [
+    "DIVIDE",
+    "LoaderIterator",
+    "Slot",
+    "box",
+    "groups",
+    "layout",
+    "leaves",
+    "local",
+    "replace_everywhere",
+    "slots",
+]
 
 DIVIDE = "set_gradient_divide_factor"  # its name since some version after 2.7.1
 if not hasattr(FSDPModule, DIVIDE):
@@ -182,6 +194,19 @@ def listen_to_writing_processes(heard: Callable[[object], None]) -> None:
         return real(self, *args, **kwargs)
 
     process.save = given  # type: ignore[method-assign]
+
+
+def replace_everywhere(real: object, ours: object) -> None:
+    """Put `ours` in the place of a function in every module of torch that holds it, under whatever name.
+
+    Public functions have more paths than one: torch 2.13.0 holds `fully_shard` in `torch.distributed.fsdp`, in `._fully_shard` and
+    `._fully_shard._fully_shard` below it, and in `torch.distributed._composable.fsdp` and `.fully_shard` below that.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torch":
+            for key, value in list(getattr(module, "__dict__", {}).items()):
+                if value is real:
+                    setattr(module, key, ours)
 
 
 def leaves(value: Any) -> list[Any]:
