@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..origin import within_torch
 from .session import Session
-
-_TORCH = str(Path(torch.__file__).parent)
 
 
 def install(session: Session) -> None:
@@ -27,7 +25,7 @@ def install(session: Session) -> None:
         nonlocal heard
         if torch.compiler.is_compiling() or heard or not session.in_step:
             return to_local(self, *args, **kwargs)
-        by_torch = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+        by_torch = within_torch(sys._getframe(1).f_code.co_filename)
         if not by_torch:
             heard = True
             place = session.recorder.here()

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from ..origin import is_user
 from . import torchlib
 from .session import Session
 
@@ -69,7 +70,7 @@ class Progress:
         frames: list[tuple[str, int, str]] = []
         while frame is not None and len(frames) < _DEPTH:
             code = frame.f_code
-            if code.co_filename.startswith(self._project) and "site-packages" not in code.co_filename:
+            if code.co_filename.startswith(self._project) and is_user(code.co_filename):
                 frames.append((code.co_filename, frame.f_lineno, code.co_name))
             frame = frame.f_back
         key = (operation, *frames)

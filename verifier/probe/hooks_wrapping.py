@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ..origin import within_torch
 from . import grouplib, torchlib
 from .measures import class_name, shard_digest
-from .recorder import in_torch
 from .session import Session
 
 _REDUCTIONS = 256  # reductions that lack a gradient which are recorded
@@ -337,7 +337,7 @@ def _listen_to_from_local(session: Session) -> None:
     def joined(*args: Any, **kwargs: Any) -> DTensor:
         nonlocal calls
         made = real(*args, **kwargs)
-        if calls < _JOINED and not in_torch(sys._getframe(1).f_code.co_filename):
+        if calls < _JOINED and not within_torch(sys._getframe(1).f_code.co_filename):
             calls += 1
             session.recorder.write(
                 "from_local",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import linecache
 import os
@@ -14,12 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..origin import is_machinery, is_user
 from ..seal import mark
-
-_SPEC = importlib.util.find_spec("torch")  # torch itself is not imported here: the script may want to do it
-_TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "no torch"
-_OURS = str(Path(__file__).resolve().parents[2])
-_STDLIB = str(Path(os.__file__).parent)
 
 
 class Recorder:
@@ -94,20 +89,9 @@ class Recorder:
             while frame is not None:
                 places.append(_place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
                 frame = frame.f_back
-        own = [p for p in places if p["file"].startswith(self.project + os.sep) and "site-packages" not in p["file"]]
-        return own or [p for p in places if not _internal(p["file"])]
-
-
-def in_torch(file: str) -> bool:
-    """Whether a file is part of torch."""
-    return file.startswith(_TORCH)
+        own = [p for p in places if p["file"].startswith(self.project + os.sep) and is_user(p["file"])]
+        return own or [p for p in places if not is_machinery(p["file"])]
 
 
 def _place(file: str, line: int, function: str) -> dict[str, Any]:
     return {"file": file, "line": line, "function": function, "code": linecache.getline(file, line).strip()}
-
-
-def _internal(file: str) -> bool:
-    inside_ours = file.startswith((_OURS + os.sep + "verifier", _OURS + os.sep + "skill"))
-    standard = file.startswith(_STDLIB) and "site-packages" not in file
-    return file.startswith(("<", _TORCH)) or inside_ours or standard
