@@ -23,6 +23,7 @@ _NATIVE = "A signal is no Python error: look at that line, and at native code."
 _ELSEWHERE = (
     "Let the script, and what it starts, write into folders of its own; nothing that this run recorded is believed."
 )
+_REPORT = "This is a fault of fsdp2, not of your code: please report it with the folder of the run."
 _ARGUMENTS = "Call it with the arguments that it wants: they stand after `--`, or in verify.yaml under `args`."
 _TOGETHER = "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
 _MISMATCH = (
@@ -48,6 +49,8 @@ def blame(run: Run) -> Blame:
     ended = {e.rank: e for e in run.ended}
     if run.foreign:
         return Blame(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
+    if run.probe_failed:
+        return Blame(0, f"the verifier itself failed on {run.probe_failed}", None, _REPORT)
     if run.timed_out:
         return _hang(run)
     suspects = []

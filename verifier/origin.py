@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import sysconfig
+import traceback
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,12 @@ def within_torch(file: str) -> str:
         if found:
             return rest
     return ""
+
+
+def place_in_ours(error: BaseException) -> str:
+    """The innermost line of the verifier that an error passed through: `verifier/probe/session.py:91`."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if origin(f.filename) == "verifier"]
+    return f"{os.path.relpath(frames[-1].filename, OURS)}:{frames[-1].lineno}" if frames else ""
 
 
 def _below(file: str, folders: tuple[str, ...]) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .errors import PROBE_FAILED
 from .seal import mark
 
 Record = dict[str, Any]
@@ -106,6 +107,25 @@ class Run:
         """Whether every rank came to the end that the verifier or the script had set, without an error."""
         good = all((t.end or {}).get("how") in ("stopped", "return") or _clean_exit(t.end) for t in self.traces)
         return bool(self.traces) and good and not self.timed_out
+
+    @property
+    def probe_failed(self) -> str:
+        """Why a rank was ended by an error of the verifier itself, so that the run says nothing of the script; "" if none was."""
+        for item in self.ended:
+            trace = next((t for t in self.traces if t.rank == item.rank), None)
+            if item.code == PROBE_FAILED and (trace is None or trace.end is None):
+                record = trace.first("probe_error") if trace is not None else None
+                last = self.stderr.get(item.rank, "").strip().rpartition("\n")[2]
+                return f"rank {item.rank}: {_probe_error(record) if record else last}"
+        return ""
+
+    @property
+    def probe_errors(self) -> list[str]:
+        """The errors of the verifier itself in this run, each once."""
+        found = [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of("probe_error")]
+        if self.probe_failed:
+            found.insert(0, self.probe_failed)
+        return list({text.partition(": ")[2]: text for text in reversed(found)}.values())[::-1]
 
     @cached_property
     def parameters(self) -> dict[str, list[Record]]:
@@ -275,6 +295,10 @@ def read_run(
         foreign,
         timeout=timeout,
     )
+
+
+def _probe_error(record: Record) -> str:
+    return f"{record['what']}: {record['error']}{f' in {place}' if (place := record.get('where')) else ''}"
 
 
 class Foreign(Exception):

@@ -106,7 +106,7 @@ def test_late_parameters_are_looked_for_below_the_outermost_sharded_module() -> 
 def test_an_error_of_its_own_does_not_reach_the_script() -> None:
     heard, session = listener()
     heard.wrapped([nn.Linear(2, 2)], {"mesh": "no mesh"})
-    assert [r["kind"] for r in session.records] == ["unheard"]
+    assert [r["kind"] for r in session.records] == ["probe_error"]
 
 
 def test_what_is_recomputed_in_backward_is_not_looked_at() -> None:

@@ -10,13 +10,14 @@ from verified_fsdp2.verifier.flow import adapted, judge
 from verified_fsdp2.verifier.probe.hooks_raised import note
 
 RIGHT = [model(), micro(), step(), stepped()]
-DEAF = {"kind": "unheard", "what": "ties", "error": "KeyError: 'x'"}
+DEAF = {"kind": "probe_error", "what": "ties", "error": "KeyError: 'x'"}
 
 
 @pytest.mark.parametrize(("records", "status"), [([], "pass"), ([DEAF], "inconclusive")])
 def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, object]], status: str) -> None:
     evidence = Evidence(train=run(*[[*records, *RIGHT]] * 2))
-    (found,) = judge(evidence, ["tied-weights-split-groups"])
+    found, *others = judge(evidence, ["tied-weights-split-groups"])
+    assert [(f.rule, f.status) for f in others] == [("verifier", "error")] * bool(records)
     assert found.status == status
     assert ("ties: KeyError" in found.evidence) is (status == "inconclusive")
 
@@ -32,7 +33,7 @@ def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
             written.append((kind, record["error"]))
 
     note(Deaf(), ValueError("the script's"))  # type: ignore[arg-type]
-    assert written == [("unheard", "RuntimeError: no stack")]
+    assert written == [("probe_error", "RuntimeError: no stack")]
 
 
 def test_what_a_library_was_told_is_a_note() -> None:

@@ -37,7 +37,23 @@ from . import (
     standin,
     torchlib,
 )
+from .guard import guard_methods, guarded
 from .session import Session
+
+_GUARDED = (
+    *(
+        "on_call",
+        "adopt",
+        "fill",
+        "on_shard",
+        "on_sync_flag",
+        "on_divide_factor",
+        "on_checkpoint",
+        "on_criterion",
+        "on_local",
+    ),
+    *("on_inexact", "on_backward", "on_optimizer", "on_step", "on_closed", "on_stepped", "_record_step"),
+)
 
 
 def install(session: Session) -> None:
@@ -63,7 +79,8 @@ def install(session: Session) -> None:
         hooks_memory,
         hooks_progress,  # last: it listens around the others
     ):
-        topic.install(session)
+        guarded(session.recorder, f"{topic.__name__.rpartition('.')[2]}.install", topic.install)(session)
+    guard_methods(session.recorder, session, _GUARDED)
     if session.stand_in:
         standin.install(session)
     if session.request["mode"] == "simulate":

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from . import crash, torchlib
+from .guard import guard_methods
 from .saving import entries, held, place_of
 from .session import Session
 
@@ -146,6 +147,7 @@ def _by_pickle(args: tuple[Any, ...]) -> bool:
 def install(session: Session) -> None:
     """Listen to saves, loads and the state-dict helpers."""
     listener = Listener(session)
+    guard_methods(session.recorder, listener, ("saving", "let_training_go_on", "started", "collective", "renamed"))
     for name, homes in (
         ("save", (dcp, state_dict_saver)),
         ("async_save", (dcp, state_dict_saver)),

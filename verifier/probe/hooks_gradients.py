@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
 from . import torchlib
+from .guard import guarded
 from .session import Session
 
 _READS = ("item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "numpy", "__array__")
@@ -74,11 +75,20 @@ def _listen_to_reads(session: Session) -> None:
 def _listen_to_zero_grad(session: Session) -> None:
     zero_optimizer, zero_module = Optimizer.zero_grad, nn.Module.zero_grad
 
+    @functools.partial(guarded, session.recorder, "zero_grad")
     def left(params: set[int]) -> None:
         names = [slot.name for slot in session.all_slots() if slot.unsynced and id(slot.param) in params]
         if names:
             step = session.step_number()
             session.recorder.write("zeroed", step=step, unsynced=names, at_line=session.recorder.here())
+
+    @functools.partial(guarded, session.recorder, "zero_grad")
+    def cleared(module: nn.Module) -> None:
+        slots = torchlib.slots(module)
+        left({id(slot.param) for slot in slots})
+        kept = [s.name for s in slots if s.param.grad is not None and torchlib.local(s.param.grad).count_nonzero()]
+        if kept:
+            session.recorder.write("not_cleared", names=kept, at_line=session.recorder.here())
 
     @functools.wraps(zero_optimizer)
     def of_optimizer(self: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -90,11 +100,7 @@ def _listen_to_zero_grad(session: Session) -> None:
     def of_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         zero_module(self, *args, **kwargs)
         if session.roots:
-            slots = torchlib.slots(self)
-            left({id(slot.param) for slot in slots})
-            kept = [s.name for s in slots if s.param.grad is not None and torchlib.local(s.param.grad).count_nonzero()]
-            if kept:
-                session.recorder.write("not_cleared", names=kept, at_line=session.recorder.here())
+            cleared(self)
 
     Optimizer.zero_grad = of_optimizer  # type: ignore[method-assign]
     nn.Module.zero_grad = of_module  # type: ignore[method-assign]

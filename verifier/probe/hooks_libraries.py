@@ -18,12 +18,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from .guard import guarded
 from .session import Session
 
 
 def install(session: Session) -> None:
     """Adapt each library when the script imports it."""
-    adapters: dict[str, Callable[[Any], None]] = {"accelerate.state": functools.partial(_accelerate, session)}
+    adapters: dict[str, Callable[[Any], None]] = {
+        "accelerate.state": guarded(session.recorder, "accelerate", functools.partial(_accelerate, session))
+    }
     sys.meta_path.insert(0, _AfterImport(adapters))
 
 

@@ -10,6 +10,7 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 
 from . import torchlib
+from .guard import guarded
 from .measures import class_name
 from .session import Session
 
@@ -68,7 +69,7 @@ def _watch(session: Session, module: nn.Module, low: torch.dtype) -> None:
                 )
                 return
 
-    module.register_forward_pre_hook(look, prepend=True, with_kwargs=True)
+    module.register_forward_pre_hook(guarded(session.recorder, "cast", look), prepend=True, with_kwargs=True)
 
 
 def lost_whole_numbers(value: torch.Tensor, low: torch.dtype) -> tuple[int, float, float] | None:

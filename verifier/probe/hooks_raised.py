@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from .guard import record_error
 from .recorder import Recorder
 
 _FRAMES = 80
@@ -31,7 +32,7 @@ def note(recorder: Recorder, error: BaseException) -> None:
             trace = trace.tb_next
         recorder.write("raised", error=type(error).__name__, frames=frames[::-1][:_FRAMES])
     except Exception as own_error:
-        recorder.write("unheard", what="note", error=f"{type(own_error).__name__}: {own_error}")
+        record_error(recorder, "note", own_error)
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:

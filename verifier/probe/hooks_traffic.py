@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
 
 from . import grouplib, torchlib
+from .guard import guard_methods
 from .session import Session
 
 KINDS = {
@@ -98,6 +99,7 @@ class Traffic:
 def install(session: Session) -> None:
     """Count every collective from now on."""
     traffic = Traffic(session)
+    guard_methods(session.recorder, traffic, ("add", "call", "backward"))
     _count_collectives(traffic)
     _count_calls(traffic)
     if not session.stand_in:

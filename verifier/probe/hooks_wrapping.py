@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..origin import within_torch
 from . import grouplib, torchlib
+from .guard import record_error
 from .measures import class_name, shard_digest
 from .session import Session
 
@@ -38,7 +39,7 @@ def _quiet(heard: Callable[..., None]) -> Callable[..., None]:
             with torch.no_grad():
                 heard(self, *args)
         except Exception as error:
-            self.session.recorder.write("unheard", what=heard.__name__, error=f"{type(error).__name__}: {error}")
+            record_error(self.session.recorder, heard.__name__, error)
 
     return tried
 

@@ -19,6 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..errors import PROBE_FAILED
+from ..launch import processes
+from .guard import record_error
 from .recorder import Recorder
 from .stop import StopRun
 
@@ -61,7 +64,17 @@ class _Probe:
         self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent), request["secret"])
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Listen from now on. An error of ours ends this rank here: in the midst of `import torch` it would look like the script's."""
+        try:
+            self._install()
+        except Exception as error:
+            record_error(self.recorder, "start", error)
+            self.recorder.sync()
+            traceback.print_exc()
+            sys.stderr.flush()
+            processes.leave(PROBE_FAILED)
+
+    def _install(self) -> None:
         import torch
 
         from . import hooks
