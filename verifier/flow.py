@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from .blame import blame
-from .errors import INTERRUPTED, Interrupted, MachineRefuses
+from .errors import INTERRUPTED, Interrupted, MachineRefuses, text_of
 from .evidence import Evidence
 from .facts import facts, summary
 from .finding import Finding, Verdict
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .modules import root
+from .origin import place_in_ours
 from .policy import decided, widened
 from .resume_runs import open_saves, resume_runs
 from .rules import RULES
+from .rules.base import Rule
 from .rules.naming import left
 from .rules.precision import LOW, low_precision
 from .runner import Pending, Progress, Runner
@@ -300,24 +302,47 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Collection[str] =
     A rule of the families that only compare (hang, parity) tells a consequence if a rule that names a cause has failed.
     """
     findings: list[Finding] = []
+    broken = {run.role for run in evidence.runs if run.probe_failed}
     for name in chosen:
         started = time.monotonic()
         rule = RULES[name]
         if name == UNUSED:
             decided = {f.rule for f in findings if f.status in ("pass", "fail")}
             evidence = replace(evidence, hits={UNUSED: tuple(problems(evidence.suppressions, RULES, decided))})
-        found = rule.unknown(reason) if name in beyond else rule.judge(evidence)
+        found = rule.unknown(reason) if name in beyond else _judged(rule, evidence, broken)
         if found.status == "inconclusive" and (hits := evidence.hits.get(name)):
             found = rule.failed(hits[0].told, hits[0].location, tier="static")
         if found.status == "pass" and rule.family in LISTENED and (deaf := _unheard(evidence)):
             found = rule.unknown(deaf)
         found = settled(found, evidence.suppressions)
         findings.append(replace(widened(found, evidence.tolerances), seconds=time.monotonic() - started))
+    findings += _faults_of_ours(evidence)
     causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
     return [
         replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
         for f in findings
     ]
+
+
+def _judged(rule: Rule, evidence: Evidence, broken: Collection[str]) -> Finding:
+    """The finding of a rule. An error in it, or a failure in a run that the verifier itself has `broken`, is none of the script's."""
+    try:
+        found = rule.judge(evidence)
+    except Exception as error:
+        where = place_in_ours(error)
+        return Finding(rule.name, "error", f"{text_of(error)}{f' in {where}' if where else ''}")
+    if found.status == "fail" and not rule.needs.isdisjoint(broken):
+        return Finding(rule.name, "error", "the verifier itself failed in a run that this rule needs: see `verifier`")
+    return found
+
+
+def _faults_of_ours(evidence: Evidence) -> list[Finding]:
+    """An error finding if the probe failed in a run, with the symbol; the rules are judged on what was recorded all the same."""
+    told = [f"{run.role} run, {text}" for run in evidence.runs for text in run.probe_errors]
+    if not told:
+        return []
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return [Finding("verifier", "error", f"the verifier itself failed: {told[0]}{more}")]
 
 
 def adapted(evidence: Evidence) -> list[str]:

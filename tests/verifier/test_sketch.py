@@ -20,7 +20,7 @@ def shards_of(tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.Mo
         offset[dim] = start
         start += part.shape[dim]
         box = (tuple(tensor.shape), tuple(part.shape), tuple(offset))
-        monkeypatch.setattr(module.torchlib, "box", lambda _, box=box: box)
+        monkeypatch.setattr(module.tensors, "box", lambda _, box=box: box)
         out.append(sketch(part))
     monkeypatch.undo()
     return out

@@ -72,7 +72,7 @@ class Point:
                     if (leave := before(call)) is not None:
                         leaving.append(leave)
                 except Exception as error:
-                    self._report(_name(before), error)
+                    self._report(name_of(before), error)
             call.result = self._run(call, 0) if self.replacing else self.real(*call.args, **call.kwargs)
         except BaseException as error:
             call.failed = type(error)  # not the error: it would hold the frames, and they the call
@@ -84,7 +84,7 @@ class Point:
             try:
                 after(call)
             except Exception as error:
-                self._report(_name(after), error)
+                self._report(name_of(after), error)
         return call.result
 
     def _run(self, call: Call, depth: int) -> Any:
@@ -96,7 +96,7 @@ class Point:
         try:
             leave()
         except Exception as error:
-            self._report(_name(leave), error)
+            self._report(name_of(leave), error)
 
 
 class Dispatcher:
@@ -169,7 +169,8 @@ class Dispatcher:
         return known
 
 
-def _name(subscriber: Any) -> str:
+def name_of(subscriber: Any) -> str:
+    """`topic.function`, for reports."""
     subscriber = getattr(subscriber, "func", subscriber)  # of a partial
     return (
         f"{getattr(subscriber, '__module__', '').rpartition('.')[2]}.{getattr(subscriber, '__qualname__', subscriber)}"

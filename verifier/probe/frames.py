@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import linecache
 import os
 import sys
@@ -10,13 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from ..origin import is_machinery, is_user
 from ..trace.events import Place
 
-_SPEC = importlib.util.find_spec("torch")  # torch itself is not imported here: the script may want to do it
-_TORCH = str(Path(_SPEC.origin).parent) if _SPEC is not None and _SPEC.origin else "no torch"
-_OURS = str(Path(__file__).resolve().parents[2])
 _PROBE = str(Path(__file__).resolve().parent) + os.sep
-_STDLIB = str(Path(os.__file__).parent)
 
 _Line = tuple[str, int, str]  # file, line, function
 
@@ -30,12 +26,12 @@ class Frames:
 
     def owns(self, file: str) -> bool:
         """Whether a file is part of the project."""
-        return file.startswith(self._inside) and "site-packages" not in file
+        return file.startswith(self._inside) and is_user(file)
 
     def here(self) -> Place | None:
         """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
         line = next((line for line in _running() if self.owns(line[0])), None)
-        line = line or next((line for line in _running() if not _internal(line[0])), None)
+        line = line or next((line for line in _running() if not is_machinery(line[0])), None)
         return None if line is None else _place(line)
 
     def stack(self, error: BaseException | None = None) -> list[Place]:
@@ -45,7 +41,7 @@ class Frames:
         """
         lines = list(_running()) if error is None else list(_raised(error.__traceback__))[::-1]
         own = [line for line in lines if self.owns(line[0])]
-        return [_place(line) for line in own or [line for line in lines if not _internal(line[0])]]
+        return [_place(line) for line in own or [line for line in lines if not is_machinery(line[0])]]
 
 
 def caller() -> FrameType:
@@ -54,11 +50,6 @@ def caller() -> FrameType:
     while frame.f_code.co_filename.startswith(_PROBE) and frame.f_back is not None:
         frame = frame.f_back
     return frame
-
-
-def in_torch(file: str) -> bool:
-    """Whether a file is part of torch."""
-    return file.startswith(_TORCH)
 
 
 def _running() -> Iterator[_Line]:
@@ -77,9 +68,3 @@ def _raised(trace: TracebackType | None) -> Iterator[_Line]:
 def _place(line: _Line) -> Place:
     file, number, function = line
     return Place(file=file, line=number, function=function, code=linecache.getline(file, number).strip())
-
-
-def _internal(file: str) -> bool:
-    inside_ours = file.startswith((_OURS + os.sep + "verifier", _OURS + os.sep + "skill"))
-    standard = file.startswith(_STDLIB) and "site-packages" not in file
-    return file.startswith(("<", _TORCH)) or inside_ours or standard

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from .dispatcher import name_of
 from .events import (
     backward,
     calls,
@@ -30,20 +33,27 @@ from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank
 
 
 def install(session: Session) -> None:
-    """Record what happens in this process from now on."""
+    """Record what happens in this process from now on. What of it cannot be installed is reported, and the rest is recorded."""
     models = Models(session)
-    progress.install(session)  # first: it logs what the script calls before anything else looks at it
-    traffic.install(session)
-    checkpoints.install(session, flight.install(session))
-    templates.install(session)
-    sharding.install(session)
-    optimizers.install(session, models)
-    groups.install(session)
-    wrapping.install(session)
-    calls.install(session, models)  # after what asks how deep in calls we are
-    backward.install(session)
-    for topic in (criterion, data, empty, exit, gradients, precision, recompute, stress, memory):
-        topic.install(session)
+    saves = flight.Flight(session)
+    for subscribe in (
+        progress.install,  # first: it logs what the script calls before anything else looks at it
+        traffic.install,
+        functools.partial(flight.install, flight=saves),
+        functools.partial(checkpoints.install, flight=saves),
+        templates.install,
+        sharding.install,
+        functools.partial(optimizers.install, models=models),
+        groups.install,
+        wrapping.install,
+        functools.partial(calls.install, models=models),  # after what asks how deep in calls we are
+        *(topic.install for topic in (backward, criterion, data, empty, exit, gradients, precision, recompute)),
+        *(topic.install for topic in (stress, memory)),
+    ):
+        try:
+            subscribe(session)
+        except Exception as error:
+            session.report(name_of(subscribe), error)
     _substitute(session)
     session.dispatcher.install()
 

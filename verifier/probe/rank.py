@@ -19,9 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..trace.events import End, ProbeError, Start
+from ..errors import PROBE_FAILED
+from ..launch import processes
+from ..trace.events import End, Start
 from ..trace.writer import Writer
 from .frames import Frames
+from .guard import Guard
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
@@ -63,18 +66,24 @@ class _Probe:
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
 
     def start(self) -> None:
-        """Record from now on. What fails here is an error of the probe, and the script runs all the same."""
+        """Record from now on. An error of ours ends this rank here: in the midst of `import torch` it would look like the script's."""
+        try:
+            self._install()
+        except Exception as error:
+            Guard(self.writer).report("start", error)
+            self.writer.sync()
+            traceback.print_exc()
+            sys.stderr.flush()
+            processes.leave(PROBE_FAILED)
+
+    def _install(self) -> None:
         import torch
 
-        self.writer.write(Start(torch=torch.__version__))
-        try:
-            from .install import install
-            from .session import Session
+        from .install import install
+        from .session import Session
 
-            install(Session(self._request, self._rank, self.writer, self.frames))
-        except Exception as error:
-            traceback.print_exc()
-            self.writer.write(ProbeError(symbol="install", text=f"{type(error).__name__}: {error}"))
+        self.writer.write(Start(torch=torch.__version__))
+        install(Session(self._request, self._rank, self.writer, self.frames))
 
 
 def _after_torch(call: Callable[[], None]) -> None:
@@ -155,8 +164,20 @@ def _wind_down(code: int, writer: Writer) -> int:
 
 
 def _seed_as_a_new_process() -> None:
-    """A forked rank must not share the launcher's random state: a real rank starts from fresh entropy."""
+    """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh entropy on every rank.
+
+    Only torch's default CPU generator has a state that the fork has copied: those of devices are made, from fresh entropy,
+    when the rank initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts
+    from the same constant in every process.
+
+    The salt of string hashes is fixed when an interpreter starts and cannot be matched: torchrun's ranks have one each (unless
+    PYTHONHASHSEED is set), forked ranks share that of the launcher. Only `--launcher torchrun` shows a script whose ranks
+    differ in the order of a set of strings, or in a seed made by `hash`.
+    """
+    import torch
+
     random.seed()
+    torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 

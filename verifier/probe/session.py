@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..trace.events import Criterion, End, Event, Place, ProbeError
+from ..trace.events import Criterion, End, Event, Place
 from ..trace.writer import Writer
-from .compat.names import MissingName
 from .compat.tensors import Slot, slots
-from .dispatcher import Call, Dispatcher
+from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
+from .guard import Guard
 from .stop import StopRun
 
 
@@ -43,6 +43,7 @@ class Session:
         self.rank = rank
         self.writer = writer
         self.frames = frames
+        self.report = Guard(writer).report
         self.dispatcher = Dispatcher(self.report)
         self.steps: int = request["steps"]
         self.stand_in: bool = request["mode"] == "ddp"
@@ -61,7 +62,6 @@ class Session:
         self.living: list[weakref.ref[torch.optim.Optimizer]] = []
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
-        self._reported: set[tuple[str, str]] = set()
         self._stopped = False
 
     # -- events and notices -------------------------------------------------------------------------------------------
@@ -85,15 +85,7 @@ class Session:
             try:
                 subscriber(*arguments)
             except Exception as error:
-                self.report(f"{subscriber.__module__.rpartition('.')[2]}.{subscriber.__qualname__}", error)
-
-    def report(self, symbol: str, error: BaseException) -> None:
-        """Record an error of the probe, once for each text."""
-        symbol = error.symbol if isinstance(error, MissingName) else symbol
-        text = f"{type(error).__name__}: {error}"[:2000]
-        if (symbol, text) not in self._reported:
-            self._reported.add((symbol, text))
-            self.write(ProbeError(symbol=symbol, text=text))
+                self.report(name_of(subscriber), error)
 
     # -- steps and parameters -----------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
     with torch.no_grad():
         for slot in slots:
             parts = [item["parts"][slot.name] for item in saved if slot.name in item["parts"]]
-            if not parts:
+            if not parts or _shape(parts) != tuple(slot.param.shape):
                 return f"no {slot.name} to load"
             target = local(slot.param)
             full = torch.empty(tuple(slot.param.shape), dtype=parts[0][0].dtype)
@@ -44,6 +44,12 @@ def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int
             start_values = full[tuple(slice(o, o + n) for o, n in zip(start, own, strict=True))]
             target.copy_(_rounded(_nudged(start_values, request["nudge"]), request["round_to"]))
     return "loaded"
+
+
+def _shape(parts: list[tuple[torch.Tensor, list[int]]]) -> tuple[int, ...]:
+    """The shape of the tensor that these parts, each with its offset, are of."""
+    ends = [[o + n for o, n in zip(offset, part.shape, strict=True)] for part, offset in parts]
+    return tuple(max(along) for along in zip(*ends, strict=False))
 
 
 def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:

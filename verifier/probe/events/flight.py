@@ -53,9 +53,8 @@ class Flight:
             self.session.write(Renamed(old=old, new=new))
 
 
-def install(session: Session) -> Flight:
+def install(session: Session, flight: Flight) -> None:
     """Subscribe to collectives of the main thread and to renames, where saves are watched."""
-    flight = Flight(session)
 
     def called(call: Call) -> None:
         if flight.pending and session.depth == 0:
@@ -72,7 +71,6 @@ def install(session: Session) -> Flight:
             session.dispatcher.around(f"torch.distributed:{name}", before=functools.partial(used, name=name))
         for name in ("rename", "replace"):
             session.dispatcher.around(f"os:{name}", after=flight.renamed)
-    return flight
 
 
 def _backends(group: Any) -> list[str]:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.tensor import DTensor
 
+from ...origin import within_torch
 from ...trace.events import ClipOfNothing, Discarded, NotCleared, PartialRead, ShardInStep, Zeroed
 from ..compat.tensors import local, partial_over, slots
 from ..dispatcher import Call
-from ..frames import caller, in_torch
+from ..frames import caller
 from ..session import Session
 
 _READS = ("item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "numpy", "__array__")
@@ -98,7 +99,7 @@ def _watch_steps(session: Session) -> None:
 
     def asked(call: Call) -> None:
         nonlocal seen
-        if session.in_step and not seen and not in_torch(caller().f_code.co_filename):
+        if session.in_step and not seen and not within_torch(caller().f_code.co_filename):
             seen = True
             session.write(ShardInStep(at_line=session.here()))
 

@@ -11,10 +11,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ...trace.events import ProbeError, Raised, RaisedFrame
+from ...trace.events import Raised, RaisedFrame
 from ...trace.writer import Writer
 from ..compat.tensors import own_buffers, own_parameters
 from ..frames import Frames
+from ..guard import Guard
 
 _FRAMES = 80
 _NAMES = 12
@@ -36,7 +37,7 @@ def note(writer: Writer, frames: Frames, error: BaseException) -> None:
             trace = trace.tb_next
         writer.write(Raised(frames=found[::-1][:_FRAMES]))
     except Exception as own_error:
-        writer.write(ProbeError(symbol="raised.note", text=f"{type(own_error).__name__}: {own_error}"))
+        Guard(writer).report("raised.note", own_error)
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from ...origin import within_torch
 from ...trace.events import FromLocal, Late, Place, ShardedInput, Shards, Tie, Ties, Wrap
 from ..compat.groups import managed
 from ..compat.tensors import data_mesh, layout, local, mesh_of, own_parameters, slots
 from ..dispatcher import Call
-from ..frames import caller, in_torch
+from ..frames import caller
 from ..measures import shard_digest
 from ..session import Session
 
@@ -130,7 +131,7 @@ class Wrapping:
 
     def joined(self, call: Call) -> None:
         """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls are left out."""
-        if self.joined_calls < _JOINED and not in_torch(caller().f_code.co_filename):
+        if self.joined_calls < _JOINED and not within_torch(caller().f_code.co_filename):
             self.joined_calls += 1
             made = call.result
             self.session.write(

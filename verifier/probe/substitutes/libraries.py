@@ -19,20 +19,22 @@ from types import ModuleType
 from typing import Any
 
 from ...trace.events import Adapted
+from ..dispatcher import Report
 from ..session import Session
 
 
 def install(session: Session) -> None:
     """Adapt each library when the script imports it."""
     adapters: dict[str, Callable[[Any], None]] = {"accelerate.state": functools.partial(_accelerate, session)}
-    sys.meta_path.insert(0, _AfterImport(adapters))
+    sys.meta_path.insert(0, _AfterImport(adapters, session.report))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls an adapter on a module as soon as it has been executed."""
 
-    def __init__(self, adapters: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, adapters: dict[str, Callable[[Any], None]], report: Report) -> None:
         self._adapters = adapters
+        self._report = report
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,7 +47,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def executed(module: ModuleType) -> None:
             execute(module)
-            adapt(module)
+            try:
+                adapt(module)
+            except Exception as error:
+                self._report(module.__name__, error)
 
         spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec

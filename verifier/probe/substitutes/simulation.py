@@ -20,9 +20,11 @@ from ..session import Session
 def install(session: Session) -> None:
     """From now on this process is rank 0 of `request["world_size"]` ranks that do not exist."""
 
+    fake = need(FAKE_STORE)
+
     def started(call: Call, proceed: Callable[[], Any]) -> Any:
         world = session.request["world_size"]
-        call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": need(FAKE_STORE)()}
+        call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": fake()}
         return proceed()
 
     def grouped(call: Call, proceed: Callable[[], Any]) -> Any:

@@ -64,3 +64,4 @@ class ProbeError(Event):
 
     symbol: str
     text: str
+    where: str = ""  # the innermost line of the verifier
