@@ -1,4 +1,4 @@
-"""Whose code a frame is: the one answer for the recorder in a rank, which must not import torch, and for those who judge.
+"""Whose code a frame is: the one answer for the probe in a rank, which must not import torch, and for those who judge.
 
 It goes by the places where this interpreter has torch, its standard library and its packages, and by whole path components; never by a
 part of a name, since a user's project may lie in `/home/me/torch/` or `/home/me/verifier/`.
