@@ -242,7 +242,7 @@ def _original(target: Target, runner: Runner, exact: bool) -> Run | None:
     script, *args = target.reference
     old = replace(target, script=Path(script), module="", args=tuple(args))
     distributed = any("distributed" in file.read_text(errors="replace") for file in sources_of(old))
-    other = Runner(runner.launcher, old, runner.work, runner.progress, runner.ended)
+    other = Runner(runner.launcher, old, runner.work, runner.progress, runner.ended, runner.sharing)
     return other.run("original", target.nproc if distributed else 1, exact=exact)
 
 

@@ -33,7 +33,13 @@ class Runner:
     """Makes the runs of one target, each in a folder of its own."""
 
     def __init__(
-        self, launcher: Launcher, target: Target, work: Path, progress: Progress, ended: list[Run] | None = None
+        self,
+        launcher: Launcher,
+        target: Target,
+        work: Path,
+        progress: Progress,
+        ended: list[Run] | None = None,
+        sharing: str | None = None,  # how ranks share GPUs, where that has been tried already
     ) -> None:
         self.ended: list[Run] = [] if ended is None else ended
         self.launcher = launcher
@@ -46,7 +52,7 @@ class Runner:
         self.secret = os.urandom(16).hex()
         self.checkpoint = work / "checkpoint"
         self.saved = work / "checkpoint.saved"
-        self.sharing = self._sharing()
+        self.sharing = self._sharing() if sharing is None else sharing
 
     def _sharing(self) -> str:
         ranks, devices = max(self.target.nproc, *self.target.reshard_to, 1), self.launcher.versions["devices"]

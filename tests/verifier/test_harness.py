@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from verified_fsdp2.skill import cli
-from verified_fsdp2.verifier import settings
+from verified_fsdp2.verifier import flow, settings
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.flow import select, verify_with
 from verified_fsdp2.verifier.launch import sharing
@@ -256,6 +256,36 @@ def test_ranks_that_share_a_gpu_are_nodes_of_their_own() -> None:
     assert len({env["NCCL_HOSTID"] for env in given}) == 3
     assert {env["LOCAL_RANK"] for env in given} == {"0"}
     assert sharing.told("gloo", 3, 1) == "gloo with CUDA tensors in the place of nccl: 3 ranks on 1 CUDA device"
+
+
+class WithGPUs:
+    """A launcher on a machine with `devices` GPUs, where every launch succeeds."""
+
+    def __init__(self, devices: int) -> None:
+        self.versions = {"devices": devices}
+        self.requests: list[Request] = []
+
+    def run(self, request: Request) -> dict[str, Any]:
+        return self.finish(self.start(request))
+
+    def start(self, request: Request) -> int:
+        self.requests.append(request)
+        return len(self.requests) - 1
+
+    def finish(self, number: int) -> dict[str, Any]:
+        ranks = [{"rank": r, "code": 0, "killed": False, "at": 1.0} for r in range(self.requests[number].world_size)]
+        return {"ranks": ranks, "timed_out": False, "seconds": 1.0}
+
+
+def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
+    for name in ("train.py", "old.py"):
+        (tmp_path / name).write_text("")
+    launcher: Any = WithGPUs(1)
+    flags = {"oversubscribe": True, "device": "cuda", "nproc": 2, "reference": [str(tmp_path / "old.py")]}
+    target = resolve(tmp_path / "train.py", flags)
+    runner = Runner(launcher, target, tmp_path / "work", lambda line, going: None)
+    assert flow._original(target, runner, exact=False) is not None
+    assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
 
 
 @pytest.mark.launch
