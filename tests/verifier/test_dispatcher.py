@@ -55,9 +55,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "backend"), [("fsdp", ""), ("fsdp", "gloo"), ("ddp", ""), ("alone", ""), ("simulate", "")]
-)
+@pytest.mark.parametrize(("mode", "backend"), [("fsdp", "gloo"), ("ddp", ""), ("simulate", "")])
 def test_no_function_of_torch_is_wrapped_twice(tmp_path: Path, mode: str, backend: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(tmp_path), mode, backend], capture_output=True, text=True, check=True

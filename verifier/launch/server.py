@@ -38,9 +38,9 @@ def serve(device: str, ranks: int) -> int:
         return 1
     try:
         from ..probe import install, rank  # noqa: F401  (their imports must be made before the fork)
-        from ..probe.compat.names import DYNAMO, find
+        from ..probe.compat import names
 
-        find(DYNAMO)
+        names.missing()
     except Exception as error:  # of ours: a name of torch that this version does not have
         traceback.print_exc()
         _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})

@@ -51,52 +51,51 @@ class Point:
         self._report = report
 
     def patched(self) -> Callable[..., Any]:
-        """What stands in the place of the function."""
-        real, dispatch = self.real, self._dispatch
+        """What stands in the place of the function. One frame for all subscribers, since modules are called often."""
+        real, report, guarded = self.real, self._report, self._guarded
+        befores, afters = tuple(self.befores), tuple(self.afters)
+        run = self._run if self.replacing else None
 
         @functools.wraps(real)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return real(*args, **kwargs)
-            return dispatch(args, kwargs)
+            call = Call(args, kwargs)
+            leaving: list[Leave] | None = None
+            try:
+                for before in befores:
+                    try:
+                        leave = before(call)
+                    except Exception as error:
+                        report(name_of(before), error)
+                    else:
+                        if leave is not None:
+                            leaving = [leave] if leaving is None else [leave, *leaving]
+                call.result = real(*call.args, **call.kwargs) if run is None else run(call, 0)
+            except BaseException as error:
+                call.failed = type(error)  # not the error: it would hold the frames, and they the call
+                raise
+            finally:
+                if leaving is not None:
+                    for leave in leaving:
+                        guarded(leave)
+            for after in afters:
+                guarded(after, call)
+            return call.result
 
         watched.__fsdp2_point__ = self  # type: ignore[attr-defined]
         return watched
-
-    def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(args, kwargs)
-        leaving: list[Leave] = []
-        try:
-            for before in self.befores:
-                try:
-                    if (leave := before(call)) is not None:
-                        leaving.append(leave)
-                except Exception as error:
-                    self._report(name_of(before), error)
-            call.result = self._run(call, 0) if self.replacing else self.real(*call.args, **call.kwargs)
-        except BaseException as error:
-            call.failed = type(error)  # not the error: it would hold the frames, and they the call
-            raise
-        finally:
-            for leave in reversed(leaving):
-                self._guarded(leave)
-        for after in self.afters:
-            try:
-                after(call)
-            except Exception as error:
-                self._report(name_of(after), error)
-        return call.result
 
     def _run(self, call: Call, depth: int) -> Any:
         if depth == len(self.replacing):
             return self.real(*call.args, **call.kwargs)
         return self.replacing[depth](call, lambda: self._run(call, depth + 1))
 
-    def _guarded(self, leave: Leave) -> None:
+    def _guarded(self, subscriber: Callable[..., None], *arguments: Any) -> None:
         try:
-            leave()
+            subscriber(*arguments)
         except Exception as error:
-            self._report(name_of(leave), error)
+            self._report(name_of(subscriber), error)
 
 
 class Dispatcher:
