@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from .origin import is_user, within_torch
 from .trace import Record, Run, Trace
 
 # What a rank says when another one has gone: it is a victim.
@@ -14,13 +15,14 @@ _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|recvBytes failed|Timed out waiting|"
     r"Socket Timeout|failed to recv|NCCL.*(remote process exited|unhandled system error)",
 )
-_WAITS = re.compile(r"torch/(distributed|autograd|_functorch)/|torch/_C|torch/utils/_contextlib")
+_WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")  # paths below torch
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 _NATIVE = "A signal is no Python error: look at that line, and at native code."
 _ELSEWHERE = (
     "Let the script, and what it starts, write into folders of its own; nothing that this run recorded is believed."
 )
+_REPORT = "This is a fault of fsdp2, not of your code: please report it with the folder of the run."
 _ARGUMENTS = "Call it with the arguments that it wants: they stand after `--`, or in verify.yaml under `args`."
 _TOGETHER = "Let all ranks take the decision to stop together (all-reduce it), and leave by returning."
 _MISMATCH = (
@@ -46,6 +48,8 @@ def blame(run: Run) -> Blame:
     ended = {e.rank: e for e in run.ended}
     if run.foreign:
         return Blame(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
+    if run.probe_failed:
+        return Blame(0, f"the verifier itself failed on {run.probe_failed}", None, _REPORT)
     if run.timed_out:
         return _hang(run)
     suspects = []
@@ -130,14 +134,14 @@ def is_victim(trace: Trace) -> bool:
 def own_frames(text: str) -> tuple[list[dict[str, Any]], bool]:
     """The user's frames in a stack dump, innermost first, and whether the rank was waiting in torch."""
     frames = _frames(text)
-    return [f for f in frames if _is_own(f["file"])], bool(frames) and bool(_WAITS.search(frames[0]["file"]))
+    return [f for f in frames if is_user(f["file"])], bool(frames) and _waits(frames[0])
 
 
 def _hang(run: Run) -> Blame:
     """A time-out: the rank that is not waiting in a collective, else the one that has done least."""
     gone = [e.rank for e in run.ended if not e.killed]
     stacks = {rank: _frames(text) for rank, text in run.stacks.items() if text}
-    busy = [rank for rank, frames in stacks.items() if frames and not _WAITS.search(frames[0]["file"])]
+    busy = [rank for rank, frames in stacks.items() if frames and not _waits(frames[0])]
     progress = {t.rank: len(t.records) for t in run.traces}
     if gone:
         rank, what = gone[0], f"rank {gone[0]} had left, and the others waited for it"
@@ -160,7 +164,7 @@ def _frames(text: str) -> list[dict[str, Any]]:
     """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
     stacks = [[_frame(match) for match in _FRAME.finditer(block)] for block in blocks]
-    own = [frames for frames in stacks if any(_is_own(f["file"]) for f in frames)]
+    own = [frames for frames in stacks if any(is_user(f["file"]) for f in frames)]
     return (own or [frames for frames in stacks if frames] or [[]])[-1]
 
 
@@ -170,17 +174,17 @@ def _frame(match: re.Match[str]) -> dict[str, Any]:
 
 def _own(frames: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The innermost frame that is in no library."""
-    return next((f for f in frames if _is_own(f["file"])), None)
+    return next((f for f in frames if is_user(f["file"])), None)
 
 
-def _is_own(file: str) -> bool:
-    library = ("/torch/", "/verifier/", "/site-packages/", "/lib/python", "<frozen")
-    return not any(part in file for part in library)
+def _waits(frame: dict[str, Any]) -> bool:
+    """Whether a rank whose innermost frame this is waits in a collective or a backward."""
+    return _WAITS.match(within_torch(frame["file"])) is not None
 
 
 def _stack_text(frames: list[dict[str, Any]], limit: int = 3) -> str:
     """` in train.py:12 main <- ...`: the user's frames, innermost first."""
-    shown = [f for f in frames if _is_own(f["file"])] or frames
+    shown = [f for f in frames if is_user(f["file"])] or frames
     if not shown:
         return ""
     return " in " + " <- ".join(f"{f['file'].rpartition('/')[2]}:{f['line']} {f['function']}" for f in shown[:limit])

@@ -13,6 +13,8 @@ USAGE = 2
 OUR_FAULT = 3
 INCONCLUSIVE = 4
 INTERRUPTED = 130
+PROBE_FAILED = 70  # of a rank, not of a command: the verifier itself failed in it
+LONGEST = 1000  # characters of an error's text that are kept
 
 
 class UserError(Exception):
@@ -29,3 +31,11 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, code: int = INTERRUPTED, verdict: Verdict | None = None) -> None:
         super().__init__(code)
         self.code, self.verdict = code, verdict
+
+
+def text_of(error: BaseException) -> str:
+    """`ErrorName: message`; an ImportError or AttributeError names the symbol that is missing."""
+    try:
+        return f"{type(error).__name__}: {error}"[:LONGEST]
+    except Exception:
+        return type(error).__name__

@@ -6,19 +6,20 @@ Pure functions: no run is made, and nothing is changed. An exception in a rule i
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from .errors import text_of
 from .evidence import Evidence, Sources
 from .finding import Finding
+from .origin import place_in_ours
 from .policy import BY_HAND, Policy, Skip, Widening
 from .rules import RULES
 from .rules.base import Rule
 from .rules.naming import is_named, is_skipped
 from .static.suppress import RULE as UNUSED
 from .static.suppress import Suppression, Use, covering, problems, uses
+from .trace.events import ProbeError
 from .verdict import Verdict
 
 LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves
@@ -43,7 +44,7 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         found = apply_suppressions(found, evidence.suppressions)
         found = apply_tolerance(found, evidence.tolerances)
         findings.append(replace(found, seconds=time.monotonic() - started))
-    return _with_consequences(findings)
+    return _with_consequences(findings) + faults_of_ours(evidence)
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
@@ -63,6 +64,8 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
     if reason := rule.unjudgeable(evidence):
         return rule.unknown(reason)
     found = rule.judge(evidence)
+    if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
+        return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
     if found.status == "pass" and rule.family in LISTENED and (reason := _probe_error(evidence)):
         return rule.unknown(reason)
     return found
@@ -70,17 +73,24 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
 
 def fault(rule: str, error: Exception) -> Finding:
     """An exception in a rule: an error of ours, never of the script."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
-    what = f"fsdp2 itself failed in this rule: {type(error).__name__}: {error} ({place})"
+    what = f"fsdp2 itself failed in this rule: {text_of(error)} ({place_in_ours(error)})"
     return Finding(rule, "error", what, fix=f"Report it with this line; `--skip {rule}` leaves the rule out.")
 
 
 def _probe_error(evidence: Evidence) -> str:
     """Why the probe did not see all that the rules of LISTENED read; "" if it did."""
     traces = evidence.train.traces if evidence.train is not None else ()
-    record = next((r for trace in traces for r in trace.of("unheard")), None)
-    return f"the probe failed while it listened ({record['what']}: {record['error']})" if record else ""
+    record = next((r for trace in traces for r in trace.of(ProbeError)), None)
+    return f"the probe failed ({record.symbol}: {record.text})" if record else ""
+
+
+def faults_of_ours(evidence: Evidence) -> list[Finding]:
+    """An error finding if the probe failed in a run, with the symbol; the rules are judged on what was recorded all the same."""
+    texts = [f"{run.role} run, {text}" for run in evidence.runs for text in run.probe_errors]
+    if not texts:
+        return []
+    more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+    return [Finding("verifier", "error", f"fsdp2 itself failed: {texts[0]}{more}")]
 
 
 def with_code(finding: Finding, sources: Sources) -> Finding:

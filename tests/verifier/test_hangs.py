@@ -287,7 +287,7 @@ def main():
 """
     script = Script(tmp_path, source)
     dump = f"""Current thread 0x1 (most recent call first):
-  File "/x/torch/distributed/_functional_collectives.py", line 9 in wait
+  File "/x/site-packages/torch/distributed/_functional_collectives.py", line 9 in wait
   File "{script.path}", line {line(source, "# N")} in main
 """
     found = script.named("forward@F", "forward@F backward@B", stacks={0: dump, 1: ""})

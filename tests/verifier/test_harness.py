@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from verified_fsdp2.skill import cli
-from verified_fsdp2.verifier import settings
+from verified_fsdp2.verifier import plan, settings
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.execute import Executor
+from verified_fsdp2.verifier.execute import Executor, backend_for
 from verified_fsdp2.verifier.launch import sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
@@ -21,7 +21,7 @@ from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.modules import find, root
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.plan import PlannedRun
-from verified_fsdp2.verifier.static import project_files
+from verified_fsdp2.verifier.static.sources import project_files
 from verified_fsdp2.verifier.target import resolve
 
 TRAIN = """\
@@ -258,6 +258,39 @@ def test_ranks_that_share_a_gpu_are_nodes_of_their_own() -> None:
     assert len({env["NCCL_HOSTID"] for env in given}) == 3
     assert {env["LOCAL_RANK"] for env in given} == {"0"}
     assert sharing.told("gloo", 3, 1) == "gloo with CUDA tensors in the place of nccl: 3 ranks on 1 CUDA device"
+
+
+class WithGPUs:
+    """A launcher on a machine with `devices` GPUs, where every launch succeeds."""
+
+    def __init__(self, devices: int) -> None:
+        self.versions = {"devices": devices}
+        self.requests: list[Request] = []
+
+    def run(self, request: Request) -> dict[str, Any]:
+        return self.finish(self.start(request))
+
+    def start(self, request: Request) -> int:
+        self.requests.append(request)
+        return len(self.requests) - 1
+
+    def finish(self, number: int) -> dict[str, Any]:
+        ranks = [{"rank": r, "code": 0, "killed": False, "at": 1.0} for r in range(self.requests[number].world_size)]
+        return {"ranks": ranks, "timed_out": False, "seconds": 1.0}
+
+
+def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
+    for name in ("train.py", "old.py"):
+        (tmp_path / name).write_text("")
+    launcher: Any = WithGPUs(1)
+    flags = {"oversubscribe": True, "device": "cuda", "nproc": 2, "reference": [str(tmp_path / "old.py")]}
+    target = resolve(tmp_path / "train.py", flags)
+    work = tmp_path / "work"
+    backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
+    original = plan._original(planned(target, ["matches-original"]), exact=False)
+    assert original is not None
+    Executor(launcher, work, Workspace(work), backend=backend).make([original])
+    assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
 
 
 @pytest.mark.launch

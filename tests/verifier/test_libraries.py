@@ -13,7 +13,7 @@ import yaml
 
 from records import micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.probe import hooks_libraries
+from verified_fsdp2.verifier.probe.substitutes import libraries
 from verified_fsdp2.verifier.rules.gradients import RecomputeDrawsAnew
 from verified_fsdp2.verifier.rules.parity import MatchesDdp
 from verified_fsdp2.verifier.trace import Run
@@ -43,10 +43,12 @@ class Heard:
 
     def __init__(self) -> None:
         self.records: list[str] = []
-        self.recorder = self
 
-    def write(self, kind: str, **fields: Any) -> None:
-        self.records.append(kind)
+    def write(self, event: Any) -> None:
+        self.records.append(event.kind)
+
+    def report(self, symbol: str, error: BaseException) -> None:
+        raise error
 
     def here(self) -> None:
         return None
@@ -61,7 +63,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     heard = Heard()
-    hooks_libraries.install(heard)  # type: ignore[arg-type]
+    libraries.install(heard)  # type: ignore[arg-type]
     module = importlib.import_module("accelerate.state")
     yield module, heard
     for name in ("accelerate", "accelerate.state"):

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from verified_fsdp2.verifier.probe.opener import open_all
 from verified_fsdp2.verifier.probe.saving import entries
+from verified_fsdp2.verifier.trace.events import Event
 
 STATE = {
     "model": {"w": torch.arange(12.0).reshape(3, 4)},
@@ -26,14 +27,13 @@ class Memory:
     """A recorder that keeps its records."""
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Any] = []
 
-    def write(self, kind: str, /, **fields: Any) -> int:
-        self.records.append({"kind": kind, **fields})
-        return len(self.records)
+    def write(self, event: Event) -> None:
+        self.records.append(event)
 
 
-def opened(path: Path) -> dict[str, Any]:
+def opened(path: Path) -> Any:
     memory = Memory()
     assert open_all([str(path)], memory) == 0  # type: ignore[arg-type]
     assert [r["kind"] for r in memory.records] == ["opened", "end"]

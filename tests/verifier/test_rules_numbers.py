@@ -11,7 +11,7 @@ import torch
 from records import LINE, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding, Hit
-from verified_fsdp2.verifier.probe.hooks_precision import lost_whole_numbers
+from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.static.sources import find_shard_use, read_sources
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verified_fsdp2.verifier.probe import sketch as module
 from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
@@ -20,7 +22,7 @@ def shards_of(tensor: torch.Tensor, dim: int, parts: int, monkeypatch: pytest.Mo
         offset[dim] = start
         start += part.shape[dim]
         box = (tuple(tensor.shape), tuple(part.shape), tuple(offset))
-        monkeypatch.setattr(module.torchlib, "box", lambda _, box=box: box)
+        monkeypatch.setattr(module.tensors, "box", lambda _, box=box: box)
         out.append(sketch(part))
     monkeypatch.undo()
     return out
@@ -47,6 +49,42 @@ def test_the_estimate_of_a_difference_is_near_the_truth() -> None:
 def test_a_permutation_shows() -> None:
     tensor = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
     assert difference(sketch(tensor), sketch(tensor.flip(0))) > 0.1 * float(tensor.norm())
+
+
+SHAPES = [(7, 5), (64,), (1, 1, 97), (3, 40, 5), (200, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_blocks_add_up_to_the_whole(shape: tuple[int, ...], strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = torch.Generator().manual_seed(4)
+    tensor = torch.randn(shape[::-1], generator=stream).permute(*range(len(shape))[::-1]) if strided else None
+    tensor = torch.randn(shape, generator=stream) if tensor is None else tensor
+    whole = sketch(tensor)
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    monkeypatch.setattr(module, "_cache", {})
+    assert sketch(tensor) == pytest.approx(whole, rel=1e-12, abs=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes, views left out."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.most = max(self.most, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_large_tensor_needs_little_memory(strided: bool) -> None:
+    tensor = torch.ones(1024, 1500).t() if strided else torch.ones(1500, 1024)
+    with Largest() as seen:
+        sketch(tensor)
+    assert seen.most <= module._BLOCK * module.PROBES
+    assert sum(kept.shape[1] for kept in module._cache.values()) <= module._CACHE_LIMIT
 
 
 def test_no_elements() -> None:

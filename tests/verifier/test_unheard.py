@@ -11,8 +11,9 @@ from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import notes
-from verified_fsdp2.verifier.probe.hooks_raised import note
+from verified_fsdp2.verifier.probe.events.raised import note
 from verified_fsdp2.verifier.target import Target
+from verified_fsdp2.verifier.trace.events import ProbeError
 
 RIGHT = [model(), micro(), step(), stepped()]
 DEAF = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
@@ -21,7 +22,8 @@ DEAF = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
 @pytest.mark.parametrize(("records", "status"), [([], "pass"), ([DEAF], "inconclusive")])
 def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, object]], status: str) -> None:
     evidence = Evidence(train=run(*[[*records, *RIGHT]] * 2))
-    (found,) = judge(evidence, ["tied-weights-split-groups"])
+    found, *others = judge(evidence, ["tied-weights-split-groups"])
+    assert [(f.rule, f.status) for f in others] == [("verifier", "error")] * bool(records)
     assert found.status == status
     assert ("ties: KeyError" in found.evidence) is (status == "inconclusive")
 
@@ -29,15 +31,16 @@ def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, ob
 def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
     written: list[tuple[str, str]] = []
 
-    class Deaf:
+    class Broken:
         def stack(self, error: BaseException) -> list[object]:
             raise RuntimeError("no stack")
 
-        def write(self, kind: str, **record: str) -> None:
-            written.append((kind, record["error"]))
+    class Written:
+        def write(self, event: ProbeError) -> None:
+            written.append((event.kind, event.text))
 
-    note(Deaf(), ValueError("the script's"))  # type: ignore[arg-type]
-    assert written == [("unheard", "RuntimeError: no stack")]
+    note(Written(), Broken(), ValueError("the script's"))  # type: ignore[arg-type]
+    assert written == [("probe_error", "RuntimeError: no stack")]
 
 
 def test_what_a_library_was_told_is_a_note(tmp_path: Path) -> None:

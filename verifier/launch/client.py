@@ -52,8 +52,10 @@ class Launcher:
     def __enter__(self) -> Launcher:
         try:
             self.versions = self._read(_START_SECONDS)
-            if self.versions.get("fault"):
+            if self.versions.get("fault") == "torch":
                 raise UserError(f"this Python cannot import torch: {self.versions['message']}")
+            if self.versions.get("fault"):
+                raise RuntimeError(f"the probe does not fit this torch: {self.versions['message']}")
             if self.versions["devices"] < self._wanted:
                 devices = f"{self.versions['devices']} of the {self._wanted} CUDA devices that --device cuda needs here"
                 raise MachineRefuses(f"there are {devices}, one for each rank of the largest run")

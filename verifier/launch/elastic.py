@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..errors import PROBE_FAILED
 from . import processes
 from .capture import Captures
 
@@ -63,7 +64,7 @@ def _be_torchrun(request: dict[str, Any], captures: Captures, own: Any) -> NoRet
         command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]
         os.execv(sys.executable, [*command, str(Path(request["folder"], _REQUEST))])
     finally:
-        processes.leave(70)
+        processes.leave(PROBE_FAILED)
 
 
 def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]) -> bool:
@@ -147,7 +148,7 @@ def guard(path: str) -> NoReturn:
 
 
 def _be_rank(request: dict[str, Any], rank: int, captures: Captures, own: Any) -> NoReturn:
-    code = 70
+    code = PROBE_FAILED
     try:
         processes.die_with_parent()
         captures.leave_to_parent(own)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..errors import PROBE_FAILED
 from . import elastic, processes, sharing
 from .capture import Captures
 
@@ -105,7 +106,7 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:
-    code = 70
+    code = PROBE_FAILED
     try:
         processes.die_with_parent()
         os.setsid()

@@ -25,8 +25,8 @@ class Request:
         "fsdp"  # "ddp": DDP stands in for fully_shard; "alone": each rank shards over itself; "simulate": a fake group
     )
     steps: int = 1
-    stress: bool = False  # huge gradients in the step after the last
     fill: bool = False  # NaN in the memory that `to_empty` allocates
+    stress: bool = False  # huge gradients in the step after the last
     exact: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is
     round_to: str = ""  # load the weights rounded to this dtype

@@ -11,11 +11,14 @@ import os
 import select
 import socket
 import sys
+import traceback
 from typing import Any
 
+from ..errors import text_of
 from . import manager, processes
 
 _CHUNK = 65536
+OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
 
 
 def serve(device: str, ranks: int) -> int:
@@ -30,8 +33,17 @@ def serve(device: str, ranks: int) -> int:
     os.dup2(2, 1)
     try:
         versions = _import_torch()
-    except ImportError as error:
-        _answer(answers, {"fault": "no torch", "message": str(error)})
+    except Exception as error:
+        _answer(answers, {"fault": "torch", "message": text_of(error)})
+        return 1
+    try:
+        from ..probe import install, rank  # noqa: F401  (their imports must be made before the fork)
+        from ..probe.compat import names
+
+        names.missing()
+    except Exception as error:  # of ours: a name of torch that this version does not have
+        traceback.print_exc()
+        _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
         os.dup2(answers.fileno(), 1)
@@ -53,17 +65,17 @@ def _is_alone() -> bool:
 def _import_torch() -> dict[str, Any]:
     """Import what nearly every rank would import anew: torch._dynamo alone (any optimizer needs it) takes over a second."""
     import torch
-    import torch._dynamo
     import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise ImportError("this torch was built without torch.distributed")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+        raise ImportError(f"torch {torch.__version__} is too old: {'.'.join(map(str, OLDEST))} or later is needed")
     import torch.distributed.checkpoint.filesystem
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp
     import torch.utils.checkpoint
 
-    from ..probe import hooks, rank  # noqa: F401  (their imports must be made before the fork)
-
-    if not torch.distributed.is_available():
-        raise ImportError("this torch was built without torch.distributed")
     return {
         "torch": torch.__version__,
         "python": ".".join(str(part) for part in sys.version_info[:3]),

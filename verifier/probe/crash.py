@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import signal
@@ -14,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.checkpoint import filesystem
+from torch import save  # before it is patched
 
-from . import torchlib
+from ..trace.events import Killed
+from .compat.names import WRITING_PROCESS
+from .dispatcher import Call
 from .saving import place_of
 from .session import Session
 
@@ -27,30 +27,26 @@ _armed: list[str] = []
 
 
 def install(session: Session, before_write: Callable[[], None]) -> None:
-    """Listen to the file writer of DCP. `before_write` is called in the thread that is about to write."""
-    writer = filesystem.FileSystemWriter
-    write, finish = writer.write_data, writer.finish
+    """Subscribe to the file writer of DCP. `before_write` is called in the thread that is about to write."""
     moment = session.request["crash"].get("moment")
 
-    @functools.wraps(write)
-    def written(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if moment == "before-data" and place_of(self) in _armed:
+    def writing(call: Call) -> None:
+        if moment == "before-data" and place_of(call.args[0]) in _armed:
             _die(session)
         before_write()
-        return write(self, *args, **kwargs)
 
-    @functools.wraps(finish)
-    def finished(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if moment == "before-metadata" and place_of(self) in _armed:
-            _die(session)
-        return finish(self, *args, **kwargs)
-
-    def given_away(target: object) -> None:
-        if moment == "before-data" and place_of(target) in _armed:
+    def finishing(call: Call) -> None:
+        if moment == "before-metadata" and place_of(call.args[0]) in _armed:
             _die(session)
 
-    writer.write_data, writer.finish = written, finished  # type: ignore[method-assign]
-    torchlib.listen_to_writing_processes(given_away)
+    def given_away(call: Call) -> None:
+        if moment == "before-data" and place_of(call.kwargs.get("checkpoint_id")) in _armed:
+            _die(session)
+
+    writer = "torch.distributed.checkpoint.filesystem:FileSystemWriter"
+    session.dispatcher.around(f"{writer}.write_data", before=writing)
+    session.dispatcher.around(f"{writer}.finish", before=finishing)
+    session.dispatcher.around(WRITING_PROCESS, before=given_away)
 
 
 def arm(session: Session, call: int, target: str) -> None:
@@ -60,7 +56,7 @@ def arm(session: Session, call: int, target: str) -> None:
         _armed.append(target)
 
 
-def in_file(session: Session, call: int, save: Callable[..., Any], value: object, target: str) -> None:
+def in_file(session: Session, call: int, value: object, target: str) -> None:
     """If this `torch.save` is the deadly one: write half of the file and die."""
     if target not in _armed or session.request["crash"].get("moment") != "half-file":
         return
@@ -72,8 +68,8 @@ def in_file(session: Session, call: int, save: Callable[..., Any], value: object
 
 
 def _die(session: Session) -> None:
-    session.recorder.write("killed", moment=session.request["crash"]["moment"], step=session.step_number())
-    session.recorder.sync()
+    session.write(Killed())
+    session.writer.sync()
     if threading.current_thread() is not threading.main_thread():
         time.sleep(_OTHERS_SECONDS)  # an asynchronous save: the script goes on meanwhile
     time.sleep(_OTHERS_SECONDS)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 from torch import nn
 
-from . import torchlib
+from ..trace.events import Block
+from .compat.tensors import local
 from .sketch import sketch
 
 
 def class_name(value: object) -> str:
+    """`module.Class` of an object."""
     cls = type(value)
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -30,10 +31,10 @@ def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
 
 def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
     """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 goes downhill."""
-    change = (torchlib.local(param) - before).to(torch.float64).flatten()
+    change = (local(param) - before).to(torch.float64).flatten()
     along = 0.0
     if param.grad is not None:
-        along = float(change @ torchlib.local(param.grad).to(torch.float64).flatten())
+        along = float(change @ local(param.grad).to(torch.float64).flatten())
     return [float(change @ change), along, float(change.count_nonzero())]
 
 
@@ -62,9 +63,11 @@ def random_state() -> str:
     return digest.hexdigest()[:16]
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, dict[str, Any]]:
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, names: dict[int, str]
+) -> dict[str, dict[str, list[float] | float]]:
     """{parameter name: {state key: sketch, or the number itself}} before the step."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, dict[str, list[float] | float]] = {}
     for param, state in optimizer.state.items():
         if (name := names.get(id(param))) is None or not state:
             continue
@@ -78,7 +81,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> 
     return out
 
 
-def repeated_blocks(root: nn.Module) -> list[dict[str, Any]]:
+def repeated_blocks(root: nn.Module) -> list[Block]:
     """Sibling modules of one class that each hold further modules with parameters: what a wrapping plan would name."""
     out = []
     for name, parent in root.named_modules():
@@ -90,5 +93,5 @@ def repeated_blocks(root: nn.Module) -> list[dict[str, Any]]:
         for cls, members in kinds.items():
             if len(members) >= 2:
                 numel = sum(p.numel() for m in members for p in m.parameters())
-                out.append({"parent": name, "cls": cls, "count": len(members), "numel": numel})
+                out.append(Block(parent=name, cls=cls, count=len(members), numel=numel))
     return out

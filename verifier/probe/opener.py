@@ -21,57 +21,56 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from .recorder import Recorder
+from ..trace.events import End, Opened, SavedEntry
+from ..trace.writer import Writer
 from .saving import entries, entry
 
 LIMIT = 8 << 30  # bytes of one checkpoint that are opened
 
 
-def open_all(paths: list[str], recorder: Recorder) -> int:
+def open_all(paths: list[str], writer: Writer) -> int:
     """Record what is in every checkpoint; returns the exit code 0."""
     for path in paths:
-        told: dict[str, Any] = {"path": path, "format": "missing", "error": None, "entries": {}, "missing_files": []}
         try:
-            told |= _opened(Path(path))
+            writer.write(_opened(path))
         except Exception as error:
-            told |= {"error": f"{type(error).__name__}: {error}"[:300]}
-        recorder.write("opened", **told)
-    recorder.write("end", how="return", code=0)
+            writer.write(Opened(path=path, error=f"{type(error).__name__}: {error}"[:300]))
+    writer.write(End(how="return"))
     return 0
 
 
-def _opened(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        if not (path / ".metadata").is_file():
-            return {"format": "dcp", "error": "the folder holds no .metadata"}
-        return {"format": "dcp", **_dcp(path)}
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > LIMIT:
-        return {"format": "torch", "error": f"larger than {LIMIT} bytes"}
+def _opened(path: str) -> Opened:
+    file = Path(path)
+    if file.is_dir():
+        if not (file / ".metadata").is_file():
+            return Opened(path=path, format="dcp", error="the folder holds no .metadata")
+        return _dcp(path)
+    if not file.is_file():
+        return Opened(path=path)
+    if file.stat().st_size > LIMIT:
+        return Opened(path=path, format="torch", error=f"larger than {LIMIT} bytes")
     with torch.serialization.safe_globals(_plain_types()):
-        return {"format": "torch", "entries": entries(torch.load(path, map_location="cpu", weights_only=True))}
+        found = entries(torch.load(file, map_location="cpu", weights_only=True))
+    return Opened(path=path, format="torch", entries=found)
 
 
-def _dcp(path: Path) -> dict[str, Any]:
-    metadata = FileSystemReader(path).read_metadata()
+def _dcp(path: str) -> Opened:
+    folder = Path(path)
+    metadata = FileSystemReader(folder).read_metadata()
     stored = {getattr(info, "relative_path", "") for info in (metadata.storage_data or {}).values()}
-    lost = sorted(name for name in stored if name and not (path / name).is_file())
+    lost = sorted(name for name in stored if name and not (folder / name).is_file())
     if lost:
-        return {"missing_files": lost, "error": f"{len(lost)} of {len(stored)} files of the metadata are not there"}
-    whole: dict[str, Any] = {}
-    size = 0
-    for key, item in metadata.state_dict_metadata.items():
-        if isinstance(item, TensorStorageMetadata):
-            size += item.size.numel() * item.properties.dtype.itemsize
-            whole[key] = item
-    if size > LIMIT:
-        return {"error": f"larger than {LIMIT} bytes"}
+        told = f"{len(lost)} of {len(stored)} files of the metadata are not there"
+        return Opened(path=path, format="dcp", missing_files=lost, error=told)
+    whole = {k: i for k, i in metadata.state_dict_metadata.items() if isinstance(i, TensorStorageMetadata)}
+    if sum(i.size.numel() * i.properties.dtype.itemsize for i in whole.values()) > LIMIT:
+        return Opened(path=path, format="dcp", error=f"larger than {LIMIT} bytes")
     state: dict[str, Any] = {k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()}
     state |= dict.fromkeys((key for key in metadata.state_dict_metadata if key not in whole), None)
     planner = _Reader()
-    load(state, storage_reader=FileSystemReader(path), planner=planner, no_dist=True)
-    return {"entries": {**{key: entry(state[key]) for key in whole}, **planner.objects}}
+    load(state, storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
+    found = {key: entry(state[key]) for key in whole}
+    return Opened(path=path, format="dcp", entries={**found, **planner.objects})
 
 
 def _plain_types() -> list[Any]:
@@ -89,12 +88,12 @@ class _Reader(DefaultLoadPlanner):
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.objects: dict[str, dict[str, Any]] = {}
+        self.objects: dict[str, SavedEntry] = {}
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         try:
             found = torch.load(value, weights_only=True)
         except Exception:
-            self.objects[read_item.dest_index.fqn] = {"kind": "object", "value": "not plain data"}
+            self.objects[read_item.dest_index.fqn] = SavedEntry(kind="object", value="not plain data")
         else:
             self.objects[read_item.dest_index.fqn] = entry(found)

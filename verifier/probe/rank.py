@@ -19,8 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..errors import PROBE_FAILED
+from ..launch import processes
+from ..trace.events import End, Start
+from ..trace.writer import Writer
 from . import outputs
-from .recorder import Recorder
+from .frames import Frames
+from .guard import Guard
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
@@ -39,7 +44,7 @@ def run(request: dict[str, Any], rank: int) -> int:
 
         from . import opener
 
-        return opener.open_all(request["open"], probe.recorder)
+        return opener.open_all(request["open"], probe.writer)
     outputs.install(request["folder"])
     if "torch" in sys.modules:
         _seed_as_a_new_process()
@@ -50,32 +55,37 @@ def run(request: dict[str, Any], rank: int) -> int:
     sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
     sys.argv = [request["script"], *request["argv"]]
     code = _run_script(request, probe)
-    return _wind_down(code, probe.recorder)
+    return _wind_down(code, probe.writer)
 
 
 class _Probe:
-    """The recorder, and the hooks, which come with torch."""
+    """The writer of the trace, and what is subscribed, which comes with torch."""
 
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
-        path = Path(request["folder"], f"rank{rank}.jsonl")
-        self.recorder = Recorder(path, request["project"] or str(Path(request["script"]).parent), request["secret"])
+        self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
+        self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Record from now on. An error of ours ends this rank here: in the midst of `import torch` it would look like the script's."""
+        try:
+            self._install()
+        except Exception as error:
+            Guard(self.writer).report("start", error)
+            self.writer.sync()
+            traceback.print_exc()
+            sys.stderr.flush()
+            processes.leave(PROBE_FAILED)
+
+    def _install(self) -> None:
         import torch
 
-        from . import hooks
+        from .install import install
         from .session import Session
 
-        request, rank = self._request, self._rank
-        self.recorder.write("start", rank=rank, world_size=request["world_size"], torch=torch.__version__)
-        if request["backend"] == "gloo":
-            from . import gloo_for_nccl
-
-            gloo_for_nccl.install()
-        hooks.install(Session(request, rank, self.recorder))
+        self.writer.write(Start(torch=torch.__version__))
+        install(Session(self._request, self._rank, self.writer, self.frames))
 
 
 def _after_torch(call: Callable[[], None]) -> None:
@@ -113,25 +123,23 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""
-        frames = probe.recorder.stack(error)
-        probe.recorder.write("end", how="sys.exit", code=code, message=message, frames=frames)
+        frames = probe.frames.stack(error)
+        probe.writer.write(End(how="sys.exit", code=code, message=message, frames=frames))
         return code
     except BaseException as error:
         name = type(error).__name__
         if "torch" in sys.modules:
-            from . import hooks_raised
+            from .events import raised
 
-            hooks_raised.note(probe.recorder, error)
-        probe.recorder.write(
-            "end", how="exception", error=name, message=_said(error), frames=probe.recorder.stack(error)
-        )
+            raised.note(probe.writer, probe.frames, error)
+        probe.writer.write(End(how="exception", error=name, message=_said(error), frames=probe.frames.stack(error)))
         traceback.print_exception(error)
         return 1
     else:
-        probe.recorder.write("end", how="return", code=0)
+        probe.writer.write(End(how="return"))
         return 0
     finally:
-        probe.recorder.sync()
+        probe.writer.sync()
 
 
 def _said(error: BaseException) -> str:
@@ -142,16 +150,15 @@ def _said(error: BaseException) -> str:
         return f"(its text cannot be had: {type(failed).__name__})"
 
 
-def _wind_down(code: int, recorder: Recorder) -> int:
+def _wind_down(code: int, writer: Writer) -> int:
     """What an interpreter does at its end, up to finalisation, which some right gloo runs do not survive."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
-        recorder.write("end", how="exception", error=type(error).__name__, message=_said(error), frames=[])
+        writer.write(End(how="exception", error=type(error).__name__, message=_said(error)))
         code = code or 1
-    recorder.write("down", code=code)
-    recorder.sync()
+    writer.sync()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -159,8 +166,20 @@ def _wind_down(code: int, recorder: Recorder) -> int:
 
 
 def _seed_as_a_new_process() -> None:
-    """A forked rank must not share the launcher's random state: a real rank starts from fresh entropy."""
+    """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh entropy on every rank.
+
+    Only torch's default CPU generator has a state that the fork has copied: those of devices are made, from fresh entropy,
+    when the rank initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts
+    from the same constant in every process.
+
+    The salt of string hashes is fixed when an interpreter starts and cannot be matched: torchrun's ranks have one each (unless
+    PYTHONHASHSEED is set), forked ranks share that of the launcher. Only `--launcher torchrun` shows a script whose ranks
+    differ in the order of a set of strings, or in a seed made by `hash`.
+    """
+    import torch
+
     random.seed()
+    torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from . import torchlib
+from ..trace.events import SavedEntry
+from .compat.tensors import box, layout
 from .measures import optimizer_state
 from .session import Session
 from .sketch import sketch
@@ -28,9 +28,9 @@ def place_of(target: object) -> str:
     return ""
 
 
-def entries(state: object) -> dict[str, dict[str, Any]]:
+def entries(state: object) -> dict[str, SavedEntry]:
     """{dotted key: what it holds on this rank} of a state dict, however nested."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, SavedEntry] = {}
     for key, value in _leaves(state, ()):
         if len(found) >= _MOST:
             break
@@ -38,46 +38,43 @@ def entries(state: object) -> dict[str, dict[str, Any]]:
     return found
 
 
-def entry(value: object) -> dict[str, Any]:
+def entry(value: object) -> SavedEntry:
     """One value: a number or text itself, a tensor's shape, dtype and sketch, the type of anything else."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, bool | int | float | str) or value is None:
-        return {"kind": "value", "value": repr(value)[:80]}
-    return {"kind": "object", "value": type(value).__qualname__}
+        return SavedEntry(kind="value", value=repr(value)[:80])
+    return SavedEntry(kind="object", value=type(value).__qualname__)
 
 
-def _tensor(value: torch.Tensor) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "kind": "tensor",
-        "shape": list(value.shape),
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "sketch": None,
-        "copy": 0,
-        "sharded": False,
-    }
+def _tensor(value: torch.Tensor) -> SavedEntry:
+    shape, dtype = list(value.shape), str(value.dtype).removeprefix("torch.")
     if value.device.type == "meta" or value.layout != torch.strided or value.is_complex():
-        return told
-    layout = torchlib.layout(value, 0)
-    if layout["sharded"]:
-        shape, own, offset = torchlib.box(value)
-        split = own != shape or any(not str(p).startswith("R") for p in layout["placements"])
-        told |= {"kind": "dtensor", "copy": layout["copy"], "own": list(own), "offset": list(offset), "sharded": split}
-        if any(str(p).startswith("P") for p in layout["placements"]):
-            return told
-    told["sketch"] = sketch(value.detach())
-    return told
+        return SavedEntry(kind="tensor", shape=shape, dtype=dtype)
+    placed = layout(value, 0)
+    if not placed.sharded:
+        return SavedEntry(kind="tensor", shape=shape, dtype=dtype, sketch=sketch(value.detach()))
+    whole, own, offset = box(value)
+    return SavedEntry(
+        kind="dtensor",
+        shape=shape,
+        dtype=dtype,
+        copy=placed.copy,
+        own=list(own),
+        offset=list(offset),
+        sharded=own != whole or any(not p.startswith("R") for p in placed.placements),
+        sketch=None if any(p.startswith("P") for p in placed.placements) else sketch(value.detach()),
+    )
 
 
-def held(session: Session) -> dict[str, Any]:
+def held(session: Session) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float] | float]]]:
     """The weights and the optimizer state that this rank holds now."""
     slots = session.all_slots()
     names = {id(s.param): s.name for s in slots}
-    state: dict[str, dict[str, Any]] = {}
-    for reference in session.living:
-        if (optimizer := reference()) is not None:
-            state |= optimizer_state(optimizer, names)
-    return {"weights": {s.name: sketch(s.param) for s in slots}, "state": state}
+    state: dict[str, dict[str, list[float] | float]] = {}
+    for optimizer in session.optimizers_alive():
+        state |= optimizer_state(optimizer, names)
+    return {s.name: sketch(s.param) for s in slots}, state
 
 
 def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]:

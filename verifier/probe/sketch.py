@@ -8,35 +8,65 @@ collective and without keeping the tensor.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from . import torchlib
+from .compat import tensors
 
 PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SALT = 0x632BE59BD9B4E019
-_CACHE_LIMIT = 1 << 20
+_BLOCK = 1 << 16  # elements that are sketched at a time, at about 80 bytes each
+_CACHE_LIMIT = 1 << 20  # elements whose vectors are kept, at 32 bytes each
 _cache: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:
-    """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats)."""
-    shape, own, offset = torchlib.box(tensor)
-    part = torchlib.local(tensor)
+    """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats), made block by block: a large one needs little memory."""
+    shape, own, offset = tensors.box(tensor)
+    part = tensors.local(tensor)
     part = part.to_dense() if part.layout != torch.strided else part
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
-    values = part.to(torch.float64).reshape(-1)
-    if part.is_complex() or values.numel() != _numel(own):
-        return [float(values.square().sum()), *[float("nan")] * PROBES]
-    weights = _weights(shape, own, offset, values.device)
-    return [float(values.square().sum()), *(weights @ values).tolist()]
+    if part.is_complex() or part.numel() != _numel(own):
+        squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(part, (0,) * part.dim()))
+        return [squares, *[float("nan")] * PROBES]
+    if part.numel() <= _BLOCK:
+        squared, products = _of_block(part, shape, own, offset)
+        return [float(squared), *products.tolist()]
+    total = torch.zeros(1 + PROBES, dtype=torch.float64, device=part.device)
+    for block, corner in _blocks(part.reshape(own), offset):  # small tensors that stay would lie between freed blocks
+        squared, products = _of_block(block, shape, tuple(block.shape), corner)
+        total[0] += squared
+        total[1:] += products
+    sums: list[float] = total.tolist()
+    return sums
+
+
+def _of_block(
+    block: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], corner: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = block.to(torch.float64).reshape(-1)
+    return values.square().sum(), _weights(shape, own, corner, values.device) @ values
+
+
+def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Views of at most `_BLOCK` elements that make up `part`, each with its corner in the whole tensor."""
+    if part.numel() <= _BLOCK:
+        yield part, corner
+        return
+    dim = next(d for d, size in enumerate(part.shape) if size > 1)
+    rows = max(1, _BLOCK // (part.numel() // part.shape[dim]))
+    for start in range(0, part.shape[dim], rows):
+        below = part.narrow(dim, start, min(rows, part.shape[dim] - start))
+        yield from _blocks(below, (*corner[:dim], corner[dim] + start, *corner[dim + 1 :]))
 
 
 def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out."""
-    batch = [torchlib.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
+    batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
     if not batch:
         return []
@@ -76,17 +106,22 @@ def _weights(
         index = index + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
         stride *= shape[dim]
     flat = index.expand(own).reshape(-1)
-    rows = [(_hash(flat, k) >> 11).to(torch.float64) / float(1 << 52) for k in range(PROBES)]
-    weights = torch.stack(rows)
-    if flat.numel() <= _CACHE_LIMIT:
+    weights = torch.empty(PROBES, flat.numel(), dtype=torch.float64, device=device)
+    for k in range(PROBES):
+        weights[k] = _hash(flat, k).bitwise_right_shift_(11)
+    weights /= float(1 << 52)
+    if flat.numel() + sum(kept.shape[1] for kept in _cache.values()) <= _CACHE_LIMIT:
         _cache[key] = weights
     return weights
 
 
 def _hash(index: torch.Tensor, salt: int) -> torch.Tensor:
-    mixed = (index + (salt + 1) * 0x5851F42D) * _MULTIPLY
-    mixed = (mixed ^ (mixed >> 29)) * _MIX
-    return mixed ^ (mixed >> 32)
+    mixed = index + (salt + 1) * 0x5851F42D  # from here on in place: a large tensor must not need many of its size
+    mixed *= _MULTIPLY
+    mixed ^= mixed >> 29
+    mixed *= _MIX
+    mixed ^= mixed >> 32
+    return mixed
 
 
 def _signed(number: int) -> int:

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import load, nn, save  # before the probe listens to torch.save and torch.load
 
-from . import torchlib
+from .compat.tensors import Slot, box, local
 
 
-def share(root: nn.Module, slots: list[torchlib.Slot], request: dict[str, Any], rank: int, number: int) -> str:
+def share(root: nn.Module, slots: list[Slot], request: dict[str, Any], rank: int, number: int) -> str:
     """Leave or load the starting point of root `number`, as the request says. Returns what was done, for the trace."""
     folder = Path(request["starting_point"]) if request["starting_point"] else None
     if folder is None:
         return "own"
     if request["leave_starting_point"]:
         folder.mkdir(parents=True, exist_ok=True)
-        mine = {s.name: (torchlib.local(s.param).cpu().clone(), list(torchlib.box(s.param)[2])) for s in slots}
+        mine = {s.name: (local(s.param).cpu().clone(), list(box(s.param)[2])) for s in slots}
         buffers = {name: value.detach().cpu().clone() for name, value in root.named_buffers()}
         save({"parts": mine, "buffers": buffers}, folder / f"root{number}.rank{rank}.pt")
         return "left"
@@ -34,16 +34,22 @@ def share(root: nn.Module, slots: list[torchlib.Slot], request: dict[str, Any], 
     with torch.no_grad():
         for slot in slots:
             parts = [item["parts"][slot.name] for item in saved if slot.name in item["parts"]]
-            if not parts:
+            if not parts or _shape(parts) != tuple(slot.param.shape):
                 return f"no {slot.name} to load"
-            target = torchlib.local(slot.param)
+            target = local(slot.param)
             full = torch.empty(tuple(slot.param.shape), dtype=parts[0][0].dtype)
             for part, offset in reversed(parts):
                 full[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
-            _, own, start = torchlib.box(slot.param)
+            _, own, start = box(slot.param)
             start_values = full[tuple(slice(o, o + n) for o, n in zip(start, own, strict=True))]
             target.copy_(_rounded(_nudged(start_values, request["nudge"]), request["round_to"]))
     return "loaded"
+
+
+def _shape(parts: list[tuple[torch.Tensor, list[int]]]) -> tuple[int, ...]:
+    """The shape of the tensor that these parts, each with its offset, are of."""
+    ends = [[o + n for o, n in zip(offset, part.shape, strict=True)] for part, offset in parts]
+    return tuple(max(along) for along in zip(*ends, strict=False))
 
 
 def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:

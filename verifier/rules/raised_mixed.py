@@ -38,7 +38,7 @@ def wrapped_in_ddp(run: Run, cause: Blame) -> bool:
 
 
 def stack(run: Run, cause: Blame) -> list[Record]:
-    """The frames of the error, innermost first, with what their `self` is (see probe/hooks_raised.py)."""
+    """The frames of the error, innermost first, with what their `self` is (see probe/events/raised.py)."""
     record = next((t.first("raised") for t in run.traces if t.rank == cause.rank), None)
     return record["frames"] if record is not None else []
 

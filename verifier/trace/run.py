@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
+from ..errors import PROBE_FAILED
 from ._compat_dict import lenient
-from .events import Divide, End, Event, Micro, Model, Parameter, ProgressEvent, Renamed, Step, Stepped, Wrap
+from .events import Divide, End, Event, Micro, Model, Parameter, ProbeError, ProgressEvent, Renamed, Step, Stepped, Wrap
 from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
@@ -146,6 +147,25 @@ class Run:
         """Whether every rank came to the end that the verifier or the script had set, without an error."""
         good = all(t.end is not None and _clean(t.end) for t in self.traces)
         return bool(self.traces) and good and not self.timed_out
+
+    @property
+    def probe_failed(self) -> str:
+        """Why a rank was ended by an error of the verifier itself, so that the run says nothing of the script; "" if none was."""
+        for item in self.ended:
+            trace = next((t for t in self.traces if t.rank == item.rank), None)
+            if item.code == PROBE_FAILED and (trace is None or trace.end is None):
+                record = trace.first(ProbeError) if trace is not None else None
+                last = self.stderr.get(item.rank, "").strip().rpartition("\n")[2]
+                return f"rank {item.rank}: {_probe_error(record) if record else last}"
+        return ""
+
+    @property
+    def probe_errors(self) -> list[str]:
+        """The errors of the verifier itself in this run, each once."""
+        found = [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(ProbeError)]
+        if self.probe_failed:
+            found.insert(0, self.probe_failed)
+        return list({text.partition(": ")[2]: text for text in reversed(found)}.values())[::-1]
 
     @cached_property
     def parameters(self) -> dict[str, list[Parameter]]:
@@ -318,6 +338,10 @@ class Run:
 def _latest_models(trace: Trace) -> list[Model]:
     """One record for each root name; a root that took in an earlier one has replaced it."""
     return list({r.root: r for r in trace.of(Model)}.values())
+
+
+def _probe_error(record: ProbeError) -> str:
+    return f"{record.symbol}: {record.text}{f' in {record.where}' if record.where else ''}"
 
 
 def _clean(end: End) -> bool:

@@ -13,34 +13,54 @@ from .seal import mark
 
 
 class Writer:
-    """Appends events of this process to `path`; any thread may write."""
+    """Appends events of this process to `path`, from any of its threads.
+
+    The mark of a line depends on its number, so events are numbered and appended one at a time. A signal handler may interrupt
+    a write of its own thread: what it writes is appended when that write is done.
+    """
 
     def __init__(self, path: Path, secret: str = "") -> None:
-        self._file = path.open("a", encoding="utf-8")  # so that what others write stays, and is seen
+        self._file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )  # what others write stays, and is seen
         self.path = path
         self._process = os.getpid()
         self._seq = 0
         self._secret = secret
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._writing = False
+        self._deferred: list[tuple[Event, float]] = []
 
     def write(self, event: Event) -> None:
         """Append one event, with its number and time.
 
-        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing.
+        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing. So it does not
+        matter that the fork may have copied a lock that is held.
         """
         if os.getpid() != self._process:
             return
-        fields = event.to_json()
         with self._lock:
-            self._seq += 1
-            text = json.dumps({"kind": event.kind, **fields, "seq": self._seq, "at": time.monotonic()})
-            self._file.write(f"{text}\t{mark(self._secret, self._seq, text)}\n")
-            self._file.flush()
+            now = time.monotonic()
+            if self._writing:
+                self._deferred.append((event, now))
+                return
+            self._writing = True
+            try:
+                self._append(event, now)
+                while self._deferred:
+                    self._append(*self._deferred.pop(0))
+            finally:
+                self._writing = False
+
+    def _append(self, event: Event, at: float) -> None:
+        number = self._seq + 1
+        text = json.dumps({"kind": event.kind, **event.to_json(), "seq": number, "at": at})
+        line = f"{text}\t{mark(self._secret, number, text)}\n".encode()
+        while line:
+            line = line[os.write(self._file, line) :]
+        self._seq = number
 
     def sync(self) -> None:
         """Make everything written so far survive this process."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        if os.getpid() == self._process:
+            os.fsync(self._file)

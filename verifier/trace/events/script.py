@@ -46,7 +46,7 @@ class RaisedFrame(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised(Event):
-    """The frames of the script's error, innermost first (raised.py)."""
+    """The frames of the script's error, innermost first (events/raised.py)."""
 
     frames: list[RaisedFrame]
 
@@ -64,3 +64,4 @@ class ProbeError(Event):
 
     symbol: str
     text: str
+    where: str = ""  # the innermost line of the verifier

@@ -119,6 +119,11 @@ class Discarded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clips(Event):
+    """The first call of `clip_grad_norm_` (events/gradients.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClipOfNothing(Event):
     """A clip was given no tensor at a line where it was given some before (events/gradients.py)."""
 

@@ -1,8 +1,8 @@
 """`fully_shard` over one rank each: the reference for scripts that ask DTensors what DDP's plain tensors cannot answer.
 
 Every rank shards over a mesh of its own, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no
-collective of FSDP moves data between ranks. Gradients are averaged by hand after each backward, over the mesh that the script
-gives to `fully_shard`; beside tensor parallelism the other dims stay as they are. So FSDP's own sharding, gathering and reducing
+collective of FSDP moves data between ranks. Gradients are averaged after each backward, with a manual all-reduce over the mesh that the
+script gives to `fully_shard`; beside tensor parallelism the other dims stay as they are. So FSDP's own sharding, gathering and reducing
 is still judged by something that has none of them.
 """
 
@@ -16,38 +16,46 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import torchlib
+from ..compat import tensors
+from ..dispatcher import Call
+from ..events.backward import finish_each
+from ..events.sharding import DIVIDE
+from ..session import Session
 
 _state: dict[str, Any] = {"mesh": None, "modules": []}  # modules: (sharded module, the mesh that the script gave)
 
 
-def sharder(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of `fully_shard`."""
+def install(session: Session) -> None:
+    """From now on every rank shards over itself."""
 
-    def sharded(module: Any, **options: Any) -> Any:
-        given = torchlib.data_mesh(options)
-        options["mesh"] = _mesh()
-        if not isinstance(options.get("reshard_after_forward"), bool | None):
-            options["reshard_after_forward"] = True
-        result = real(module, **options)
+    def sharded(call: Call, proceed: Callable[[], Any]) -> Any:
+        given = tensors.data_mesh(call.kwargs)
+        call.kwargs["mesh"] = _mesh()
+        if not isinstance(call.kwargs.get("reshard_after_forward"), bool | None):
+            call.kwargs["reshard_after_forward"] = True
+        result = proceed()
+        module = call.given(0, "module")
         _state["modules"] += [(item, given) for item in (module if isinstance(module, list | tuple) else [module])]
         return result
 
-    return sharded
+    def divided(call: Call, proceed: Callable[[], Any]) -> Any:
+        factor = call.given(1, "factor") / max((_ranks(mesh) for _, mesh in _state["modules"]), default=1)
+        call.args, call.kwargs = (call.args[0], factor), {}
+        return proceed()
+
+    around = session.dispatcher.around
+    around("torch.distributed.fsdp:fully_shard", replace=sharded)
+    around(f"torch.distributed.fsdp:FSDPModule.{DIVIDE}", replace=divided)
+    finish_each(session, _average_all)
 
 
-def factor(value: float) -> float:
-    """What FSDP over one rank must divide by, so that the average over ranks is the sum divided by `value`."""
-    return value / max((_ranks(mesh) for _, mesh in _state["modules"]), default=1)
-
-
-def after_backward() -> None:
+def _average_all() -> None:
     """Average the gradients that FSDP has left in `.grad`. What was averaged before is equal everywhere and stays."""
     if not _state["modules"] or dist.get_world_size() == 1:
         return
     seen: set[int] = set()
     for module, mesh in _state["modules"]:
-        for _, group in torchlib.groups(module):
+        for _, group in tensors.groups(module):
             for item in group.fsdp_params:
                 param = item.sharded_param
                 if id(param) not in seen and param.requires_grad:
@@ -57,9 +65,9 @@ def after_backward() -> None:
 
 def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
     """The mean over the data ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
-    mine = torch.zeros_like(torchlib.local(param)) if param.grad is None else torchlib.local(param.grad)
+    mine = torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
     there = torch.tensor([float(param.grad is not None)], device=mine.device)
-    groups = torchlib.groups_of(mesh)
+    groups = tensors.groups_of(mesh)
     for group in groups:
         dist.all_reduce(there, group=group)
     if there.item() == 0.0:
@@ -69,7 +77,7 @@ def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
     mine.div_(_ranks(mesh))
     if param.grad is None:
         param.grad = torch.empty_like(param)
-        torchlib.local(param.grad).copy_(mine)
+        tensors.local(param.grad).copy_(mine)
 
 
 def _ranks(mesh: DeviceMesh | None) -> int:

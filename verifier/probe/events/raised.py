@@ -11,27 +11,33 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from .recorder import Recorder
+from ...trace.events import Raised, RaisedFrame
+from ...trace.writer import Writer
+from ..compat.tensors import own_buffers, own_parameters
+from ..frames import Frames
+from ..guard import Guard
 
 _FRAMES = 80
 _NAMES = 12
 
 
-def note(recorder: Recorder, error: BaseException) -> None:
+def note(writer: Writer, frames: Frames, error: BaseException) -> None:
     """Record the frames of `error`, innermost first, with what their `self` is. Never raises."""
     try:
-        own = {(place["file"], place["line"], place["function"]) for place in recorder.stack(error)}
-        frames: list[dict[str, Any]] = []
+        own = {(place.file, place.line, place.function) for place in frames.stack(error)}
+        found: list[RaisedFrame] = []
         objects: list[Any] = []
         trace = error.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
-            at = {"file": code.co_filename, "line": trace.tb_lineno, "function": code.co_name}
-            frames.append({**at, "own": tuple(at.values()) in own, **_owner(trace.tb_frame, objects)})
+            at = (code.co_filename, trace.tb_lineno, code.co_name)
+            found.append(
+                RaisedFrame(file=at[0], line=at[1], function=at[2], own=at in own, **_owner(trace.tb_frame, objects))
+            )
             trace = trace.tb_next
-        recorder.write("raised", error=type(error).__name__, frames=frames[::-1][:_FRAMES])
+        writer.write(Raised(frames=found[::-1][:_FRAMES]))
     except Exception as own_error:
-        recorder.write("unheard", what="note", error=f"{type(own_error).__name__}: {own_error}")
+        Guard(writer).report("raised.note", own_error)
 
 
 def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:
@@ -44,12 +50,12 @@ def _owner(frame: FrameType, objects: list[Any]) -> dict[str, Any]:
     if all(me is not seen for seen in objects):
         objects.append(me)
     local = _dtypes(frame.f_locals)
-    buffers = _dtypes(me._buffers)
+    buffers = _dtypes(own_buffers(me))
     return {
         "module": type(me).__name__.removeprefix("FSDP"),
         "number": next(k for k, seen in enumerate(objects) if seen is me),
         "fsdp": isinstance(me, FSDPModule),
-        "shards": sum(isinstance(p, DTensor) for p in me._parameters.values()),
+        "shards": sum(isinstance(p, DTensor) for p in own_parameters(me).values()),
         "shards_below": sum(isinstance(p, DTensor) for p in me.parameters()),
         "tensors": dict(list(local.items())[:_NAMES]),
         "buffers": dict(list(buffers.items())[:_NAMES]),

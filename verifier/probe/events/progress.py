@@ -1,4 +1,4 @@
-"""Which collective calls, steps and batches a rank has come to, in order, so that a hang can be told by comparing the ranks.
+"""Which collective calls, steps and batches a rank has come to, in order, so that ranks can be compared after a hang.
 
 `rank{r}.progress` is appended to at each event, with one small write, because a rank that hangs or is killed can say nothing
 later. A line `+{...}` defines the next key: operation and the user's frames, innermost first; a line `K` or `K VALUE` is an
@@ -7,26 +7,20 @@ event of key K. Only what the script itself calls counts: what runs inside a for
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.state_dict as dsd
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader
 
-from . import torchlib
-from .session import Session
+from ..compat.names import LOADER_NEXT
+from ..dispatcher import Call, Leave
+from ..session import Session
 
 _DEPTH = 8
 _KEYS = 2000
@@ -42,9 +36,9 @@ class Progress:
     """The log of one rank."""
 
     def __init__(self, session: Session) -> None:
-        path = session.recorder.path.with_suffix(".progress")
+        path = session.writer.path.with_suffix(".progress")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._project = session.recorder.project + os.sep
+        self._owns = session.frames.owns
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
         self._keys: dict[tuple[Any, ...], int] = {}
@@ -58,12 +52,18 @@ class Progress:
         return not inside and threading.get_ident() == self._thread and os.getpid() == self._process
 
     def log(self, operation: str, value: int | None = None) -> None:
-        """Append one event."""
+        """Append one event. A signal handler that interrupts this logs nothing of its own: the numbers of keys are their order."""
+        before, self.busy = self.busy, True
+        try:
+            self._append(operation, value, sys._getframe(1))
+        finally:
+            self.busy = before
+
+    def _append(self, operation: str, value: int | None, frame: FrameType | None) -> None:
         frames: list[tuple[str, int, str]] = []
-        frame: FrameType | None = sys._getframe(2)
         while frame is not None and len(frames) < _DEPTH:
             code = frame.f_code
-            if code.co_filename.startswith(self._project) and "site-packages" not in code.co_filename:
+            if self._owns(code.co_filename):
                 frames.append((code.co_filename, frame.f_lineno, code.co_name))
             frame = frame.f_back
         key = (operation, *frames)
@@ -82,84 +82,75 @@ def install(session: Session) -> None:
     if session.request["mode"] != "fsdp":
         return
     progress = Progress(session)
-    for place in (dist, dist.distributed_c10d):
-        for name in _COLLECTIVES:
-            setattr(place, name, _heard(progress, name, getattr(place, name)))
+
+    def leave() -> None:
+        progress.busy = False
+
+    def watch(target: str, name: str) -> None:
+        def before(call: Call) -> Leave | None:
+            if not progress.listens:
+                return None
+            progress.log(name)
+            progress.busy = True
+            return leave
+
+        session.dispatcher.around(target, before=before, optional=True)
+
+    for name in _COLLECTIVES:
+        watch(f"torch.distributed:{name}", name)
     for name in _STATES:
-        setattr(dsd, name, _heard(progress, name, getattr(dsd, name)))
+        watch(f"torch.distributed.checkpoint.state_dict:{name}", name)
     for name in ("save", "async_save", "load"):
-        setattr(dcp, name, _heard(progress, f"dcp.{name}", getattr(dcp, name)))
-    clip = _heard(progress, "clip_grad_norm_", nn.utils.clip_grad_norm_)
-    for holder in ("torch.nn.utils", "torch.nn.utils.clip_grad"):
-        sys.modules[holder].clip_grad_norm_ = clip  # type: ignore[attr-defined]
+        watch(f"torch.distributed.checkpoint:{name}", f"dcp.{name}")
+    watch("torch.nn.utils:clip_grad_norm_", "clip_grad_norm_")
     for name in ("full_tensor", "redistribute"):
-        setattr(DTensor, name, _heard(progress, name, getattr(DTensor, name)))
-    torch.autograd.backward = _heard(progress, "backward", torch.autograd.backward)
-    _listen_to_models(session, progress)
-    _listen_to_loaders(progress)
+        watch(f"torch.distributed.tensor:DTensor.{name}", name)
+    watch("torch.autograd:backward", "backward")
+    _watch_models(session, progress)
+    _watch_loaders(session, progress)
 
 
-def _heard(progress: Progress, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not progress.listens:
-            return real(*args, **kwargs)
-        progress.log(name)
-        progress.busy = True
-        try:
-            return real(*args, **kwargs)
-        finally:
-            progress.busy = False
-
-    return called
-
-
-def _listen_to_models(session: Session, progress: Progress) -> None:
-    on_call, on_step = session.on_call, session.on_step
+def _watch_models(session: Session, progress: Progress) -> None:
     sharded: dict[int, bool] = {}
 
-    def called(module: nn.Module, arguments: Callable[[], list[Any]]) -> None:
+    def called(module: nn.Module, given: Any) -> None:
         if progress.listens:
             if not sharded.get(id(module)):
                 sharded[id(module)] = any(isinstance(m, FSDPModule) for m in module.modules())
             if sharded[id(module)]:
                 progress.log("forward")
-        on_call(module, arguments)
 
-    def stepped(optimizer: torch.optim.Optimizer, closure: bool) -> None:
+    def stepping(optimizer: torch.optim.Optimizer, closure: bool) -> None:
         if progress.listens:
             progress.log("step")
-        on_step(optimizer, closure)
 
-    session.on_call = called  # type: ignore[method-assign]
-    session.on_step = stepped  # type: ignore[method-assign]
+    session.subscribe("call", called)
+    session.subscribe("stepping", stepping)
 
 
-def _listen_to_loaders(progress: Progress) -> None:
-    begin, following = DataLoader.__iter__, torchlib.LoaderIterator.__next__
+def _watch_loaders(session: Session, progress: Progress) -> None:
     taken: dict[int, int] = {}
 
-    @functools.wraps(begin)
-    def begun(loader: Any) -> Any:
+    def begins(call: Call) -> None:
         if progress.listens:
             try:
-                progress.log("data", len(loader))
+                progress.log("data", len(call.args[0]))
             except TypeError:
                 progress.log("data")
-        iterator = begin(loader)
-        taken[id(iterator)] = 0
-        return iterator
 
-    @functools.wraps(following)
-    def next_batch(iterator: Any) -> Any:
-        try:
-            batch = following(iterator)
-        except StopIteration:
-            if progress.listens:
+    def begun(call: Call) -> None:
+        taken[id(call.result)] = 0
+
+    def following(call: Call) -> Leave:
+        iterator = call.args[0]
+
+        def leave() -> None:
+            if call.failed is None:
+                taken[id(iterator)] = taken.get(id(iterator), 0) + 1
+            elif issubclass(call.failed, StopIteration) and progress.listens:
                 progress.log("end of data", taken.pop(id(iterator), 0))
-            raise
-        taken[id(iterator)] = taken.get(id(iterator), 0) + 1
-        return batch
 
-    DataLoader.__iter__ = begun  # type: ignore[method-assign]
-    torchlib.LoaderIterator.__next__ = next_batch  # type: ignore[method-assign, assignment]
+        return leave
+
+    session.dispatcher.around("torch.utils.data:DataLoader.__iter__", before=begins, after=begun)
+    session.dispatcher.around(LOADER_NEXT, before=following)

@@ -6,41 +6,39 @@ size and the numbers are not. No socket is opened. What reads or writes checkpoi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import torch.distributed.device_mesh as device_mesh
 from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .session import Session
+from ..compat.names import FAKE_STORE, need
+from ..dispatcher import Call
+from ..session import Session
 
 
 def install(session: Session) -> None:
     """From now on this process is rank 0 of `request["world_size"]` ranks that do not exist."""
-    start, group = dist.init_process_group, dist.new_group
 
-    @functools.wraps(start)
-    def started(*args: Any, **kwargs: Any) -> None:
+    fake = need(FAKE_STORE)
+
+    def started(call: Call, proceed: Callable[[], Any]) -> Any:
         world = session.request["world_size"]
-        start("fake", rank=0, world_size=world, store=FakeStore())
+        call.args, call.kwargs = ("fake",), {"rank": 0, "world_size": world, "store": fake()}
+        return proceed()
 
-    @functools.wraps(group)
-    def grouped(*args: Any, **kwargs: Any) -> Any:
-        kwargs["backend"] = "fake"
-        return group(*args[:2], **kwargs)
+    def grouped(call: Call, proceed: Callable[[], Any]) -> Any:
+        call.args, call.kwargs = call.args[:2], {**call.kwargs, "backend": "fake"}
+        return proceed()
 
-    for place in (dist, distributed_c10d, device_mesh):
-        place.init_process_group = started  # type: ignore[attr-defined]
-    for place in (dist, distributed_c10d):
-        place.new_group = grouped  # type: ignore[attr-defined]
-        place.TCPStore = _OwnStore  # type: ignore[attr-defined]
-    dist.monitored_barrier = _nothing
+    around = session.dispatcher.around
+    around("torch.distributed:init_process_group", replace=started)
+    around("torch.distributed:new_group", replace=grouped)
+    around("torch.distributed:monitored_barrier", replace=_nothing)
     for name in ("save", "async_save", "load"):
-        setattr(dcp, name, _nothing)
+        around(f"torch.distributed.checkpoint:{name}", replace=_nothing)
+    for place in (dist, distributed_c10d):
+        place.TCPStore = _OwnStore  # type: ignore[attr-defined]
 
 
 class _OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
@@ -50,4 +48,5 @@ class _OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
         super().__init__()
 
 
-_nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
+def _nothing(call: Call, proceed: Callable[[], Any]) -> None:
+    """What moves objects between ranks has none to move them to."""

@@ -2,7 +2,7 @@
 
 | library | what it does on the CPU | what is done about it |
 |---|---|---|
-| accelerate | drops its FSDP plugin in silence, trains with DDP | it is told that there are accelerators; the device stays CPU |
+| accelerate | drops its FSDP plugin in silence, trains with DDP | its state says that there are accelerators; the device stays CPU |
 
 The library's own sharding code then runs as it does in production. What was done is recorded (`adapted`).
 """
@@ -18,20 +18,23 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .session import Session
+from ...trace.events import Adapted
+from ..dispatcher import Report
+from ..session import Session
 
 
 def install(session: Session) -> None:
     """Adapt each library when the script imports it."""
     adapters: dict[str, Callable[[Any], None]] = {"accelerate.state": functools.partial(_accelerate, session)}
-    sys.meta_path.insert(0, _AfterImport(adapters))
+    sys.meta_path.insert(0, _AfterImport(adapters, session.report))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls an adapter on a module as soon as it has been executed."""
 
-    def __init__(self, adapters: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, adapters: dict[str, Callable[[Any], None]], report: Report) -> None:
         self._adapters = adapters
+        self._report = report
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -44,7 +47,10 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def executed(module: ModuleType) -> None:
             execute(module)
-            adapt(module)
+            try:
+                adapt(module)
+            except Exception as error:
+                self._report(module.__name__, error)
 
         spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
@@ -66,12 +72,8 @@ def _accelerate(session: Session, state: Any) -> None:
             partial(cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"), **own)
             if partial._shared_state.get("distributed_type") == kinds.MULTI_CPU:
                 partial._shared_state["distributed_type"] = kinds.MULTI_GPU
-                session.recorder.write(
-                    "adapted",
-                    library="accelerate",
-                    told="accelerate drops its FSDP plugin on the CPU; it was told that the ranks have accelerators",
-                    at_line=session.recorder.here(),
-                )
+                what = "accelerate drops its FSDP plugin on the CPU; it was told that the ranks have accelerators"
+                session.write(Adapted(told=what))
         initialise(self, mixed_precision, cpu, *args, **kwargs)
 
     whole.__init__ = initialised

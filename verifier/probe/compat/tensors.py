@@ -1,44 +1,19 @@
-"""Every private torch name that the probe needs, and the versions on which it was run.
-
-| name | where | run on |
-|---|---|---|
-| `FSDPModule._get_fsdp_state()._fsdp_param_groups[].fsdp_params[]` | managed parameters | 2.13.0 |
-| `FSDPParam.sharded_param`, `._module_info` | their shards and owners | 2.13.0 |
-| `FSDPParam._unsharded_param`, `.unsharded_accumulated_grad` | unsynced gradients | 2.13.0 |
-| `FSDPState._fsdp_param_group` (one group) | as above | the fallback for versions without the list |
-| `DTensor._local_tensor` | the shard, without a graph node | 2.13.0 |
-| all of these | in two scripts (`tests/zoo/minimal.py`, `tests/libraries/torch/train.py`) | 2.7.1 |
-| `FSDPModule.set_reduce_scatter_divide_factor` | what `set_gradient_divide_factor` is called there | 2.7.1 |
-| `utils._pytree.tree_leaves` | the tensors among a forward's arguments | 2.13.0 |
-| `utils.data.dataloader._BaseDataLoaderIter` | the batches that a loader has given | 2.13.0 |
-| `distributed.tensor._utils.compute_local_shape_and_global_offset` | where a shard lies | 2.13.0 |
-| `distributed.checkpoint.state_dict_saver._stateful_to_state_dict` | what a DCP save is about to take | 2.13.0 |
-| `distributed.checkpoint._async_process_executor._AsyncCheckpointProcess.save` | a rank gives a save to its writing process | 2.13.0 |
-"""
+"""Parameters and tensors: what FSDP manages, the shard of a DTensor and where it lies, what changed in place."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 from torch import nn
-from torch.distributed.checkpoint import _async_process_executor, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-__all__ = ["DIVIDE", "LoaderIterator", "Slot", "box", "groups", "layout", "leaves", "local", "slots"]
-
-DIVIDE = "set_gradient_divide_factor"  # its name since some version after 2.7.1
-if not hasattr(FSDPModule, DIVIDE):
-    DIVIDE = "set_reduce_scatter_divide_factor"
+from ...trace.events import Mesh
+from .names import GET_STATE, LEAVES, SHARD_POSITION, MissingName, need
 
 
 @dataclass
@@ -62,13 +37,24 @@ def groups(root: nn.Module) -> list[tuple[str, Any]]:
     """(module name, FSDP parameter group) of every group with parameters below `root`."""
     found: list[tuple[str, Any]] = []
     for name, module in root.named_modules():
-        if isinstance(module, FSDPModule) and (state := getattr(module, "_get_fsdp_state", lambda: None)()) is not None:
-            many = getattr(state, "_fsdp_param_groups", None)
-            if many is None:
-                single = getattr(state, "_fsdp_param_group", None)
-                many = [single] if single is not None else []
-            found += [(name, group) for group in many if all(group is not seen for _, seen in found)]
+        if isinstance(module, FSDPModule) and (state := _state(module)) is not None:
+            found += [(name, group) for group in _groups_of(state) if all(group is not seen for _, seen in found)]
     return found
+
+
+def _state(module: FSDPModule) -> Any:
+    """What FSDP keeps of a module; None of one that DDP stands in for."""
+    ask = getattr(module, GET_STATE.rpartition(".")[2], None)
+    if ask is None:
+        raise MissingName(GET_STATE.replace(":", "."))
+    return ask()
+
+
+def _groups_of(state: Any) -> list[Any]:
+    if (many := getattr(state, "_fsdp_param_groups", None)) is not None:
+        return list(many)
+    single = state._fsdp_param_group  # of versions that know one group
+    return [single] if single is not None else []
 
 
 def slots(root: nn.Module) -> list[Slot]:
@@ -103,17 +89,29 @@ def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[i
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return shape, shape, (0,) * len(shape)
-    own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    own, offset = need(SHARD_POSITION)(tensor.shape, tensor.device_mesh, tensor.placements)
     return shape, tuple(own), tuple(offset)
 
 
-def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
-    """Placements and mesh of a tensor, and `copy`: which of its replicas this rank holds.
+@dataclass
+class Layout:
+    """Placements and mesh of a tensor, and `copy`: which of its replicas this rank holds."""
+
+    sharded: bool
+    placements: list[str]
+    mesh: list[int]
+    mesh_names: list[str]
+    ranks: list[int]
+    copy: int
+
+
+def layout(tensor: torch.Tensor, rank: int) -> Layout:
+    """How a tensor lies over the ranks.
 
     Ranks whose meshes are other slices of one larger mesh (the data-parallel meshes beside tensor parallelism) hold other copies.
     """
     if not isinstance(tensor, DTensor):
-        return {"sharded": False, "placements": [], "mesh": [], "mesh_names": [], "ranks": [], "copy": rank}
+        return Layout(False, [], [], [], [], rank)
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate() or [0] * mesh.ndim
     copy = 0
@@ -121,14 +119,14 @@ def layout(tensor: torch.Tensor, rank: int) -> dict[str, Any]:
         if placement.is_replicate():
             copy = copy * size + at
     ranks = mesh.mesh.flatten().tolist()
-    return {
-        "sharded": True,
-        "placements": [str(p) for p in tensor.placements],
-        "mesh": list(mesh.shape),
-        "mesh_names": list(mesh.mesh_dim_names or []),
-        "ranks": ranks,
-        "copy": copy + min(ranks, default=0) * mesh.size(),
-    }
+    return Layout(
+        sharded=True,
+        placements=[str(p) for p in tensor.placements],
+        mesh=list(mesh.shape),
+        mesh_names=list(mesh.mesh_dim_names or []),
+        ranks=ranks,
+        copy=copy + min(ranks, default=0) * mesh.size(),
+    )
 
 
 def partial_over(tensor: DTensor) -> int:
@@ -164,34 +162,49 @@ def mesh_groups(root: nn.Module) -> list[Any]:
     return [group for mesh in meshes for group in mesh.get_all_groups()]
 
 
-def listen_to_saved_dicts(heard: Callable[[dict[str, Any]], None]) -> None:
-    """Call `heard` with every dict that `dcp.save` or `dcp.async_save` takes, its Stateful values already asked for theirs."""
-    real = getattr(state_dict_saver, "_stateful_to_state_dict", None)
-    if real is None:
-        return
-
-    @functools.wraps(real)
-    def expanded(state_dict: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = real(state_dict)
-        heard(result)
-        return result
-
-    state_dict_saver._stateful_to_state_dict = expanded
-
-
-def listen_to_writing_processes(heard: Callable[[object], None]) -> None:
-    """Call `heard` with the checkpoint id of every save that is about to go to a process of DCP's own."""
-    process = _async_process_executor._AsyncCheckpointProcess
-    real = process.save
-
-    @functools.wraps(real)
-    def given(self: Any, *args: Any, **kwargs: Any) -> Any:
-        heard(kwargs.get("checkpoint_id"))
-        return real(self, *args, **kwargs)
-
-    process.save = given  # type: ignore[method-assign]
+def mesh_of(mesh: DeviceMesh | None) -> Mesh | None:
+    """A mesh as data."""
+    if mesh is None:
+        return None
+    return Mesh(shape=list(mesh.shape), names=list(mesh.mesh_dim_names or []), ranks=mesh.mesh.flatten().tolist())
 
 
 def leaves(value: Any) -> list[Any]:
     """What is left when tuples, lists, dicts and registered dataclasses are opened."""
-    return pytree.tree_leaves(value)
+    found: list[Any] = need(LEAVES)(value)
+    return found
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters that a module holds itself, under their names."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers that a module holds itself, under their names."""
+    return module._buffers
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view with a gradient."""
+    return tensor.requires_grad and tensor._base is not None
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
+def autocast_is_on(context: torch.autocast) -> bool:
+    """Whether this autocast casts."""
+    return bool(context._enabled)
+
+
+def turn_off(context: torch.autocast) -> None:
+    """Let this autocast cast nothing."""
+    context._enabled = False

@@ -1,7 +1,7 @@
 """What a rank holds after each optimizer step, and the most that its process has had so far, in bytes.
 
 The peaks are measured, and hold the probe's own copies too (of the weights before a step, of gradients). A forked rank begins with
-pages that it shares with the launcher: `before` says how many were there when the probe began to listen.
+pages that it shares with the launcher: `before` says how many were there when the probe was installed.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ from pathlib import Path
 
 import torch
 
-from . import torchlib
-from .session import Session
+from ...trace.events import Memory
+from ..compat.tensors import local
+from ..session import Session
 
 _STATUS = Path("/proc/self/status")
 
 
 def install(session: Session) -> None:
-    """Listen; everything here only records."""
-    before, stepped = resident("VmRSS"), session.on_stepped
+    """Subscribe to steps."""
+    before = resident("VmRSS")
 
-    def done(optimizer: torch.optim.Optimizer) -> None:
-        stepped(optimizer)
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
         slots = session.all_slots()
-        living = [found for reference in session.living if (found := reference()) is not None]
-        states = [value for one in living for state in one.state.values() for value in state.values()]
+        states = [
+            value for one in session.optimizers_alive() for state in one.state.values() for value in state.values()
+        ]
         tensors = {id(value): value for value in states if isinstance(value, torch.Tensor)}
         cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        session.recorder.write(
-            "memory",
-            parameters=_bytes(slot.param for slot in slots),
-            gradients=_bytes(slot.param.grad for slot in slots if slot.param.grad is not None),
-            optimizer=_bytes(tensors.values()),
-            before=before,
-            peak=resident("VmHWM"),
-            cuda=cuda,
+        session.write(
+            Memory(
+                parameters=_bytes(slot.param for slot in slots),
+                gradients=_bytes(slot.param.grad for slot in slots if slot.param.grad is not None),
+                optimizer=_bytes(tensors.values()),
+                before=before,
+                peak=resident("VmHWM"),
+                cuda=cuda,
+            )
         )
 
-    session.on_stepped = done  # type: ignore[method-assign]
+    session.subscribe("stepped", stepped)
 
 
 def resident(field: str) -> int | None:
@@ -52,4 +54,4 @@ def resident(field: str) -> int | None:
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Of the parts on this rank."""
-    return sum((part := torchlib.local(tensor)).numel() * part.element_size() for tensor in tensors)
+    return sum((part := local(tensor)).numel() * part.element_size() for tensor in tensors)

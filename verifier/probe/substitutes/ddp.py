@@ -11,10 +11,10 @@ gradients are averaged by hand over the mesh that the script gives to `fully_sha
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +25,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import torchlib
-from .session import Session
+from ...trace.events import Divide, Local, Sync
+from ..compat import tensors
+from ..compat.names import DTENSOR_PART
+from ..dispatcher import Call
+from ..events.backward import finish_each
+from ..session import Session
 
 _state: dict[str, Any] = {}
 _classes: dict[type, type] = {}
+_FLAGS = 32  # calls of `set_requires_gradient_sync` that are recorded
 
 
 class StandIn(FSDPModule):
@@ -42,7 +47,7 @@ class StandIn(FSDPModule):
         if _state["inside"]:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if session.depth == 0:
-            session.on_call(_module(self), lambda: torchlib.leaves((args, kwargs)))
+            session.publish("call", _module(self), lambda: tensors.tensors((args, kwargs)))
         _state["inside"] = True
         session.depth += 1
         try:
@@ -54,14 +59,18 @@ class StandIn(FSDPModule):
             session.depth -= 1
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        _state["session"].on_sync_flag(requires_gradient_sync)
+        session: Session = _state["session"]
+        _state["flags"] += 1
+        if _state["flags"] <= _FLAGS:
+            session.write(Sync(at_line=session.here()))
         _state["sync"] = requires_gradient_sync
         for wrapper in _state["wrappers"].values():
             wrapper.require_backward_grad_sync = requires_gradient_sync
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """FSDP divides the sum over ranks by `factor`, for the parameters of this module's own group; DDP by their number."""
-        _state["session"].on_divide_factor(factor)
+        session: Session = _state["session"]
+        session.write(Divide(factor=float(factor), at_line=session.here()))
         own = _module(self)
         nested = {id(p) for m in own.modules() if m is not own and isinstance(m, StandIn) for p in m.parameters()}
         for param in own.parameters():
@@ -83,9 +92,6 @@ class StandIn(FSDPModule):
             return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
-
-    def _get_fsdp_state(self) -> Any:
-        return None
 
 
 def _scaled(key: int, ranks: int) -> Any:
@@ -111,19 +117,33 @@ for _name, _value in vars(FSDPModule).items():
 
 
 def install(session: Session) -> None:
-    """Let plain tensors answer the two questions that scripts put to DTensors; what asks for shards is recorded."""
-    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True)
+    """From now on `fully_shard` gives what DDP stands in for; plain tensors answer the questions that scripts put to DTensors."""
+    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True, flags=0)
+    asked = False
+
+    def sharded(call: Call, proceed: Callable[[], Any]) -> Any:
+        return mark(*call.args, **call.kwargs)
+
+    def registered(call: Call, proceed: Callable[[], Any]) -> Any:
+        module, name = call.given(0, "module"), call.given(1, "method_name")
+        setattr(module, name, _reduced_by_hand(module, getattr(module, name)))
 
     def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return tensor
 
     def whole(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        session.on_local()
+        nonlocal asked
+        if not asked:
+            asked = True
+            session.write(Local(at_line=session.here()))
         return tensor
 
+    session.dispatcher.around("torch.distributed.fsdp:fully_shard", replace=sharded)
+    session.dispatcher.around("torch.distributed.fsdp:register_fsdp_forward_method", replace=registered)
+    finish_each(session, _average_the_rest)
     torch.Tensor.full_tensor = itself  # type: ignore[attr-defined]
     torch.Tensor.to_local = whole  # type: ignore[attr-defined]
-    torch.Tensor._local_tensor = property(whole)  # type: ignore[attr-defined]  # a DTensor has its own
+    setattr(torch.Tensor, DTENSOR_PART, property(whole))  # a DTensor has its own
 
 
 def mark(module: Any, **options: Any) -> Any:
@@ -136,30 +156,32 @@ def mark(module: Any, **options: Any) -> Any:
             _classes[cls] = made
             item.__class__ = made
         item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
-        item.__dict__["_mesh_of_fsdp"] = torchlib.data_mesh(options)
+        item.__dict__["_mesh_of_fsdp"] = tensors.data_mesh(options)
         _move(item)
     return module
 
 
-@contextlib.contextmanager
-def forward_method(module: nn.Module) -> Iterator[None]:
-    """Around a method registered with `register_fsdp_forward_method`: DDP knows only `forward`, so averaging is by hand."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        _state["wrappers"].setdefault(id(module), _ByHand(module))
-    outer, _state["inside"] = _state["inside"], True
-    try:
-        yield
-    finally:
-        _state["inside"] = outer
+def _reduced_by_hand(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method registered with `register_fsdp_forward_method`: DDP knows only `forward`, so averaging is by hand."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            _state["wrappers"].setdefault(id(module), _ByHand(module))
+        outer, _state["inside"] = _state["inside"], True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _state["inside"] = outer
+
+    return called
 
 
-def after_backward(session: Session) -> None:
+def _average_the_rest() -> None:
     """Average by hand what DDP's reducer did not: it works once for each forward, with the sync flag that it met there.
 
     What is averaged is the gradient accumulated so far; the part that was averaged before is equal on all ranks and stays.
     """
-    if not session.stand_in:
-        return
     for wrapper in _state["wrappers"].values():
         if _state["sync"] and not wrapper.armed:
             _average(wrapper.module)
@@ -171,7 +193,7 @@ def _average(module: nn.Module) -> None:
     params = [p for p in module.parameters() if p.requires_grad]
     groups = _groups(module)
     present = torch.tensor([float(p.grad is not None) for p in params])
-    present = present.to(torchlib.local(params[0]).device) if params else present
+    present = present.to(tensors.local(params[0]).device) if params else present
     for group in groups:
         dist.all_reduce(present, group=group)
     for param, count in zip(params, present.tolist(), strict=True):
@@ -181,7 +203,7 @@ def _average(module: nn.Module) -> None:
             param.grad = torch.zeros_like(param)
         if isinstance(param.grad, DTensor) and isinstance(param, DTensor):
             param.grad = param.grad.redistribute(param.device_mesh, param.placements)
-        part = torchlib.local(param.grad)
+        part = tensors.local(param.grad)
         for group in groups:
             dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
         part.div_(_ranks(module))
@@ -189,7 +211,7 @@ def _average(module: nn.Module) -> None:
 
 def _groups(module: nn.Module) -> list[Any]:
     """The process groups over which the gradients of a marked module are reduced, one after the other."""
-    return torchlib.groups_of(module.__dict__.get("_mesh_of_fsdp"))
+    return tensors.groups_of(module.__dict__.get("_mesh_of_fsdp"))
 
 
 def _ranks(module: nn.Module) -> int:

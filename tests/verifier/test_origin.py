@@ -1,0 +1,100 @@
+"""Whose code a frame is: by where libraries really are, never by a part of a name."""
+
+from __future__ import annotations
+
+import json.decoder
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed.fsdp
+
+from records import run
+from verified_fsdp2.verifier import flow, origin
+from verified_fsdp2.verifier.blame import blame, own_frames
+from verified_fsdp2.verifier.probe.frames import Frames
+from verified_fsdp2.verifier.trace import Ended
+
+TORCH = torch.distributed.fsdp.__file__
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/home/me/verifier/train.py",
+        "/home/me/torch/distributed/train.py",
+        "/home/me/skill/train.py",
+        "/home/me/lib/python/train.py",
+        "/home/me/site-packages-of-mine/train.py",
+        "/srv/torch",
+        "train.py",
+        str(Path(__file__).parents[1] / "zoo" / "minimal.py"),
+    ],
+)
+def test_users_code(file: str) -> None:
+    assert origin.origin(file) == "user"
+    assert origin.is_user(file) and not origin.is_machinery(file)
+
+
+@pytest.mark.parametrize(
+    ("file", "whose"),
+    [
+        (TORCH, "torch"),
+        ("/opt/other/lib/python3.12/site-packages/torch/optim/adamw.py", "torch"),
+        ("/usr/lib/python3/dist-packages/torch/optim/adamw.py", "torch"),
+        (pytest.__file__, "library"),
+        (f"{Path(torch.__file__).parent}_extras/train.py", "library"),
+        ("/home/me/project/.venv/lib/python3.11/site-packages/peft/model.py", "library"),
+        (json.decoder.__file__, "python"),
+        ("<frozen importlib._bootstrap>", "python"),
+        ("<string>", "python"),
+        (flow.__file__, "verifier"),
+    ],
+)
+def test_code_of_others(file: str, whose: str) -> None:
+    assert origin.origin(file) == whose
+    assert not origin.is_user(file)
+    assert origin.is_machinery(file) is (whose != "library")
+
+
+def test_a_path_below_torch() -> None:
+    assert origin.within_torch(TORCH) == "distributed/fsdp/__init__.py"
+    assert origin.within_torch("/home/me/torch/distributed/fsdp/__init__.py") == ""
+
+
+def test_torch_is_not_imported() -> None:
+    words = "import sys; from verified_fsdp2.verifier.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+
+
+DUMP = """Current thread 0x1 (most recent call first):
+  File "{torch}", line 1 in all_reduce
+  File "{own}", line 7 in main
+"""
+
+
+def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
+    for own in ("/home/me/torch/distributed/train.py", "/home/me/verifier/train.py"):
+        frames, waits = own_frames(DUMP.format(torch=TORCH, own=own))
+        assert ([f["file"] for f in frames], waits) == ([own], True)
+        busy = f'Current thread 0x1 (most recent call first):\n  File "{own}", line 9 in load\n'
+        killed = (Ended(0, -9, True), Ended(1, -9, True))
+        hung = replace(
+            run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy}
+        )
+        found = blame(hung)
+        assert found.location is not None
+        assert (found.rank, found.location["file"], found.location["line"]) == (1, own, 9)
+
+
+def test_frames_of_a_project_in_a_folder_called_verifier(tmp_path: Path) -> None:
+    folder = tmp_path / "verifier" / "site-packages-of-mine"
+    folder.mkdir(parents=True)
+    script = folder / "train.py"
+    script.write_text("def main(frames):\n    return frames.here()\n")
+    space: dict[str, object] = {}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    place = space["main"](Frames(str(folder)))  # type: ignore[operator]
+    assert (place["file"], place["line"], place["function"]) == (str(script), 2, "main")

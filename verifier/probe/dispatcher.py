@@ -1,0 +1,176 @@
+"""Each function of torch is patched once, here; topics subscribe to its calls.
+
+A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. While torch.compile traces, a
+patched function only calls the real one. Subscribers to one function are called in the order in which they subscribed; of two that
+replace it, the first is the outer one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.compiler import is_compiling
+
+Report = Callable[[str, BaseException], None]
+Leave = Callable[[], None]
+Before = Callable[["Call"], Leave | None]
+After = Callable[["Call"], None]
+Replace = Callable[["Call", Callable[[], Any]], Any]
+
+
+class Call:
+    """One call of a patched function. Subscribers may change `args` and `kwargs` before it."""
+
+    __slots__ = ("args", "failed", "kwargs", "result")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self.failed: type[BaseException] | None = None
+
+    def given(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, by its position or its name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+
+class Point:
+    """A function that is patched, with its subscribers."""
+
+    def __init__(self, owner: Any, name: str, real: Callable[..., Any], report: Report) -> None:
+        self.owner = owner
+        self.name = name
+        self.real = real
+        self.befores: list[Before] = []
+        self.afters: list[After] = []
+        self.replacing: list[Replace] = []
+        self._report = report
+
+    def patched(self) -> Callable[..., Any]:
+        """What stands in the place of the function. One frame for all subscribers, since modules are called often."""
+        real, report, guarded = self.real, self._report, self._guarded
+        befores, afters = tuple(self.befores), tuple(self.afters)
+        run = self._run if self.replacing else None
+
+        @functools.wraps(real)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return real(*args, **kwargs)
+            call = Call(args, kwargs)
+            leaving: list[Leave] | None = None
+            try:
+                for before in befores:
+                    try:
+                        leave = before(call)
+                    except Exception as error:
+                        report(name_of(before), error)
+                    else:
+                        if leave is not None:
+                            leaving = [leave] if leaving is None else [leave, *leaving]
+                call.result = real(*call.args, **call.kwargs) if run is None else run(call, 0)
+            except BaseException as error:
+                call.failed = type(error)  # not the error: it would hold the frames, and they the call
+                raise
+            finally:
+                if leaving is not None:
+                    for leave in leaving:
+                        guarded(leave)
+            for after in afters:
+                guarded(after, call)
+            return call.result
+
+        watched.__fsdp2_point__ = self  # type: ignore[attr-defined]
+        return watched
+
+    def _run(self, call: Call, depth: int) -> Any:
+        if depth == len(self.replacing):
+            return self.real(*call.args, **call.kwargs)
+        return self.replacing[depth](call, lambda: self._run(call, depth + 1))
+
+    def _guarded(self, subscriber: Callable[..., None], *arguments: Any) -> None:
+        try:
+            subscriber(*arguments)
+        except Exception as error:
+            self._report(name_of(subscriber), error)
+
+
+class Dispatcher:
+    """The points of one process. `report(symbol, error)` records what went wrong in a subscriber."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._points: dict[tuple[int, str], Point] = {}
+
+    def around(
+        self,
+        target: str,
+        before: Before | None = None,
+        after: After | None = None,
+        replace: Replace | None = None,
+        optional: bool = False,
+    ) -> None:
+        """Subscribe to the function `module:attributes` of torch or Python.
+
+        `before` may return what is to be called when the call is over, however it ends; `after` is called only if it succeeded;
+        `replace(call, proceed)` gives the result in the place of the function, and its errors are the run's.
+        A target that this torch lacks is reported, unless it is `optional`.
+        """
+        point = self._point(target)
+        if point is None:
+            if not optional:
+                self._report(target.replace(":", "."), AttributeError("this torch does not have it"))
+            return
+        if before is not None and before not in point.befores:
+            point.befores.append(before)
+        if after is not None and after not in point.afters:
+            point.afters.append(after)
+        if replace is not None and replace not in point.replacing:
+            point.replacing.append(replace)
+
+    def install(self) -> None:
+        """Patch every function that has subscribers, in every module of torch that holds it."""
+        by_name: dict[str, list[tuple[Any, Any]]] = {}
+        for point in self._points.values():
+            patched = point.patched()
+            raw = vars(point.owner).get(point.name)
+            setattr(point.owner, point.name, staticmethod(patched) if isinstance(raw, staticmethod) else patched)
+            if not isinstance(point.owner, type):
+                by_name.setdefault(point.name, []).append((point.real, patched))
+        names = by_name.keys()
+        for key, module in list(sys.modules.items()):
+            if key.partition(".")[0] != "torch":
+                continue
+            held = getattr(module, "__dict__", {})
+            for name in names & held.keys():
+                for real, ours in by_name[name]:
+                    if held[name] is real:
+                        setattr(module, name, ours)
+
+    def _point(self, target: str) -> Point | None:
+        module, _, path = target.partition(":")
+        *outer, name = path.split(".")
+        try:
+            owner: Any = importlib.import_module(module)
+            for attribute in outer:
+                owner = getattr(owner, attribute)
+            real = getattr(owner, name)
+        except (ImportError, AttributeError):
+            return None
+        known = self._points.get((id(owner), name))
+        if known is None and not isinstance(owner, type):  # another module may hold the same function
+            known = next((p for p in self._points.values() if p.real is real), None)
+        if known is None:
+            known = self._points[id(owner), name] = Point(owner, name, real, self._report)
+        return known
+
+
+def name_of(subscriber: Any) -> str:
+    """`topic.function`, for reports."""
+    subscriber = getattr(subscriber, "func", subscriber)  # of a partial
+    return (
+        f"{getattr(subscriber, '__module__', '').rpartition('.')[2]}.{getattr(subscriber, '__qualname__', subscriber)}"
+    )

@@ -1,0 +1,80 @@
+"""Backwards: each one is a micro-batch, with its loss, its samples and the gradients that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...trace.events import Micro
+from ..compat.tensors import layout
+from ..dispatcher import Call, Leave
+from ..session import Session
+from .models import gradient_sketches
+
+BACKWARD = "torch.autograd:backward"
+
+
+def install(session: Session) -> None:
+    """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes it, is a part of it."""
+
+    def before(call: Call) -> Leave | None:
+        if session.in_backward:
+            return None
+        session.publish("before backward")
+        session.in_backward, session.backward_for = True, session.step_number()
+        session.backward = call
+        return leave
+
+    def leave() -> None:
+        session.in_backward = False
+
+    def after(call: Call) -> None:
+        if session.backward is call:
+            session.backward = None
+            given = call.given(0, "tensors")
+            with torch.no_grad():
+                session.publish("backward", [given] if isinstance(given, torch.Tensor) else list(given))
+
+    def ended(tensors: list[torch.Tensor]) -> None:
+        _backward_ended(session, tensors)
+
+    session.dispatcher.around(BACKWARD, before=before, after=after)
+    session.subscribe("backward", ended)
+
+
+def finish_each(session: Session, finish: Callable[[], None]) -> None:
+    """Let a substitute finish the gradients of each backward, before anything looks at them."""
+
+    def replaced(call: Call, proceed: Callable[[], Any]) -> Any:
+        result = proceed()
+        if session.backward is call:
+            finish()
+        return result
+
+    session.dispatcher.around(BACKWARD, replace=replaced)
+
+
+def _backward_ended(session: Session, tensors: list[torch.Tensor]) -> None:
+    """The gradients are where the optimizer will find them."""
+    slots = session.all_slots()
+    if session.backward_for > session.steps and session.request["stress"]:
+        session.publish("beyond", slots)
+        return
+    loss = None
+    if len(tensors) == 1 and tensors[0].numel() == 1 and not layout(tensors[0], 0).sharded:
+        loss = float(tensors[0].detach())
+    session.micro += 1
+    session.grads = gradient_sketches(slots)
+    session.write(
+        Micro(
+            step=session.backward_for,
+            loss=loss,
+            rows=session.rows,
+            criteria=session.criteria,
+            random=session.random_state,
+            at_line=session.here(),
+        )
+    )
+    session.rows, session.criteria, session.random_state = [], [], None

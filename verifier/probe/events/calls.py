@@ -1,0 +1,55 @@
+"""Calls of modules: how deep we are in them, which call is the script's own, and the samples that a root is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...trace.events import Cleared
+from ..compat import tensors
+from ..dispatcher import Call, Leave
+from ..measures import random_state
+from ..session import Session
+from ..sketch import row_hashes
+from .models import Models
+
+Given = Callable[[], list[torch.Tensor]]
+
+
+def install(session: Session, models: Models) -> None:
+    """Subscribe to calls of modules."""
+
+    def leave() -> None:
+        session.depth -= 1
+
+    def before(call: Call) -> Leave:
+        if session.depth == 0:
+            session.publish("call", call.args[0], lambda: tensors.tensors((call.args[1:], call.kwargs)))
+        session.depth += 1
+        return leave
+
+    def called(module: nn.Module, given: Given) -> None:
+        _root_called(session, models, module, given)
+
+    session.dispatcher.around("torch.nn:Module.__call__", before=before)
+    session.subscribe("call", called)
+
+
+def _root_called(session: Session, models: Models, module: nn.Module, given: Given) -> None:
+    if isinstance(module, DistributedDataParallel) and not session.stand_in:
+        module = module.module  # of a script that FSDP2 code was converted from: the same names as there
+    if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
+        return
+    if all(module is not root for _, root in session.roots):
+        models.adopt(module)
+    if not (torch.is_grad_enabled() and module.training):
+        return
+    if session.micro and not any(s.unsynced or s.param.grad is not None for s in session.all_slots()):
+        session.micro = 0
+        session.write(Cleared(step=session.step_number()))
+    if session.random_state is None:
+        session.random_state = random_state()
+    session.rows += row_hashes(given())

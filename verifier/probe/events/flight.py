@@ -1,0 +1,81 @@
+"""Asynchronous saves on their way: collectives that the script makes meanwhile, and names that saved paths get."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from ...trace.events import Place, Renamed, SaveInFlight
+from ..compat.tensors import mesh_groups
+from ..dispatcher import Call
+from ..saving import place_of
+from ..session import Session
+
+_COLLECTIVES = ("barrier", "all_reduce", "broadcast", "all_gather_object", "gather_object", "broadcast_object_list")
+
+
+class Flight:
+    """The asynchronous saves of one rank that have not ended."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.watch: bool = session.request["watch_saves"]
+        self.pending: list[tuple[Any, Any, Place | None]] = []  # future, process group, line of the save
+        self.targets: set[str] = set()  # where something was saved
+
+    def started(self, result: Any, group: Any) -> None:
+        """An asynchronous save is on its way, with collectives on `group`."""
+        own = group if group is not None else dist.group.WORLD
+        if self.watch and own is not None and dist.is_initialized():
+            self.pending.append((getattr(result, "upload_completion", result), own, self.session.here()))
+
+    def collective(self, groups: Callable[[], list[Any]], what: str) -> None:
+        """The main thread is about to use these groups: is a save in flight on one of them?"""
+        self.pending = [item for item in self.pending if not item[0].done()]
+        if not self.pending or threading.current_thread() is not threading.main_thread():
+            return
+        used = groups()
+        for item in [i for i in self.pending if any(g is i[1] for g in used)]:
+            self.pending.remove(item)
+            apart = len(set(_backends(item[1]))) > 1
+            self.session.write(SaveInFlight(what=what, saved_line=item[2], apart=apart, at_line=self.session.here()))
+
+    def renamed(self, call: Call) -> None:
+        """A path has another name now; recorded if something was saved there."""
+        old, new = place_of(call.given(0, "src")), place_of(call.given(1, "dst"))
+        if any(t == old or t.startswith(old + os.sep) for t in self.targets):
+            self.targets.add(new)
+            self.session.write(Renamed(old=old, new=new))
+
+
+def install(session: Session, flight: Flight) -> None:
+    """Subscribe to collectives of the main thread and to renames, where saves are watched."""
+
+    def called(call: Call) -> None:
+        if flight.pending and session.depth == 0:
+            flight.collective(lambda: mesh_groups(call.args[0]), "a forward of the sharded model")
+
+    def used(call: Call, name: str) -> None:
+        if flight.pending:
+            given = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, dist.ProcessGroup)]
+            flight.collective(lambda: given or [dist.group.WORLD], f"dist.{name}")
+
+    if flight.watch:
+        session.dispatcher.around("torch.nn:Module.__call__", before=called)
+        for name in _COLLECTIVES:
+            session.dispatcher.around(f"torch.distributed:{name}", before=functools.partial(used, name=name))
+        for name in ("rename", "replace"):
+            session.dispatcher.around(f"os:{name}", after=flight.renamed)
+
+
+def _backends(group: Any) -> list[str]:
+    """The backend of each device type of a group, as `cpu:gloo,cuda:nccl` names them."""
+    try:
+        return [part.partition(":")[2] for part in dist.get_backend_config(group).split(",")]
+    except (RuntimeError, ValueError):
+        return []

@@ -1,0 +1,176 @@
+"""Optimizers: how they are made, what each step finds and what it leaves. The run ends at the step after the last one asked for."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...trace.events import Optimizer as Constructed
+from ...trace.events import Step, Stepped
+from ..compat.tensors import local
+from ..dispatcher import Call, Leave
+from ..measures import class_name, movement, optimizer_state
+from ..session import Session
+from ..sketch import sketch
+from .models import Models, gradient_sketches
+
+
+class Steps:
+    """The steps of the optimizers of one rank."""
+
+    def __init__(self, session: Session, models: Models) -> None:
+        self.session = session
+        self.models = models
+        self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
+        self.before: dict[str, torch.Tensor] = {}  # the weights before the step
+
+    def constructed(self, optimizer: Optimizer) -> None:
+        """An optimizer was made."""
+        session = self.session
+        number = len(session.optimizers)
+        session.optimizers[id(optimizer)] = (number, 0)
+        session.living.append(weakref.ref(optimizer))
+        session.write(
+            Constructed(
+                number=number,
+                cls=class_name(optimizer),
+                after_forward=bool(session.roots),
+                at_line=session.here(),
+            )
+        )
+
+    def stepping(self, optimizer: Optimizer, closure: bool) -> None:
+        """An optimizer is about to step. Stops the run if it has made all its steps.
+
+        With a closure, what the step finds is known when the closure has ended, and is recorded then.
+        """
+        session = self.session
+        number, count = session.optimizers.setdefault(id(optimizer), (len(session.optimizers), 0))
+        if count >= session.steps and not closure:
+            session.stop()
+        session.optimizers[id(optimizer)] = (number, count + 1)
+        session.in_step = True
+        session.micro = 0
+        self.waiting = optimizer
+        if count == 0 and session.roots:
+            self.models.adopt_the_rest()
+        if not closure:
+            self.record()
+
+    def closed(self) -> None:
+        """The closure of the step that is being made has ended: it ran backward, and may have clipped."""
+        if self.session.step_number() > self.session.steps:
+            self.session.stop()
+        self.record()
+
+    def record(self) -> None:
+        """What the optimizer that steps finds, before it changes anything."""
+        session, optimizer, self.waiting = self.session, self.waiting, None
+        if optimizer is None:
+            return
+        number, count = session.optimizers[id(optimizer)]
+        held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        slots = session.all_slots()
+        names = {id(s.param): s.name for s in slots}
+        session.write(
+            Step(
+                step=count,
+                optimizer=number,
+                cls=class_name(optimizer),
+                lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+                held=[s.name for s in slots if id(s.param) in held],
+                strangers=[list(p.shape) for key, p in held.items() if key not in names],
+                unsynced=[s.name for s in slots if s.unsynced],
+                grads=session.grads,
+                grads_at_step=gradient_sketches(slots),
+                state=optimizer_state(optimizer, names),
+                weights={s.name: sketch(s.param) for s in slots},
+                at_line=session.here(),
+            )
+        )
+        self.before = {s.name: local(s.param).clone() for s in slots}
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        self.record()
+        session = self.session
+        number, count = session.optimizers[id(optimizer)]
+        session.in_step = False
+        slots = session.all_slots()
+        moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
+        weights = {s.name: sketch(s.param) for s in slots}
+        session.write(Stepped(step=count, optimizer=number, weights=weights, moved=moved))
+
+
+def install(session: Session, models: Models) -> None:
+    """Subscribe to optimizers: their making through the dispatcher, their steps through torch's own hooks."""
+    steps = Steps(session, models)
+    depth = 0
+
+    def constructing(call: Call) -> Leave:
+        nonlocal depth
+        depth += 1
+
+        def leave() -> None:
+            nonlocal depth
+            depth -= 1
+
+        return leave
+
+    def constructed(call: Call) -> None:
+        if depth == 0:
+            steps.constructed(call.args[0])
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if _by_state_dict_helper():
+            return None
+        closure = kwargs.get("closure", next(iter(args[1:]), None))
+        with torch.no_grad():
+            session.publish("stepping", optimizer, callable(closure))
+        if not callable(closure):
+            return None
+        watched = _watched(closure, session)
+        return (
+            (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
+        )
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _by_state_dict_helper():
+            with torch.no_grad():
+                session.publish("stepped", optimizer)
+
+    session.dispatcher.around("torch.optim:Optimizer.__init__", before=constructing, after=constructed)
+    session.subscribe("stepping", steps.stepping)
+    session.subscribe("stepped", steps.stepped)
+    session.subscribe("closed", steps.closed)
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _watched(closure: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    @functools.wraps(closure)
+    def closed(*given: Any, **named: Any) -> Any:
+        value = closure(*given, **named)
+        with torch.no_grad():
+            session.publish("closed")
+        return value
+
+    return closed
+
+
+def _by_state_dict_helper() -> bool:
+    """torch's state-dict helpers step an optimizer once with zero gradients to create its state; that is no training step."""
+    frame = sys._getframe(2)
+    for _ in range(8):
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False

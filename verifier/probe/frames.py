@@ -1,0 +1,70 @@
+"""Whose code is running: the user's lines on the stack, without those of torch, Python and the verifier."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from ..origin import is_machinery, is_user
+from ..trace.events import Place
+
+_PROBE = str(Path(__file__).resolve().parent) + os.sep
+
+_Line = tuple[str, int, str]  # file, line, function
+
+
+class Frames:
+    """Finds the lines of a project below the folder `project`."""
+
+    def __init__(self, project: str) -> None:
+        self.project = project
+        self._inside = project + os.sep
+
+    def owns(self, file: str) -> bool:
+        """Whether a file is part of the project."""
+        return file.startswith(self._inside) and is_user(file)
+
+    def here(self) -> Place | None:
+        """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
+        line = next((line for line in _running() if self.owns(line[0])), None)
+        line = line or next((line for line in _running() if not is_machinery(line[0])), None)
+        return None if line is None else _place(line)
+
+    def stack(self, error: BaseException | None = None) -> list[Place]:
+        """The frames of the user's code, innermost first, where we are or where `error` came up.
+
+        They are those inside the project; if there are none, those outside torch, Python and the probe.
+        """
+        lines = list(_running()) if error is None else list(_raised(error.__traceback__))[::-1]
+        own = [line for line in lines if self.owns(line[0])]
+        return [_place(line) for line in own or [line for line in lines if not is_machinery(line[0])]]
+
+
+def caller() -> FrameType:
+    """The innermost frame outside the probe."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_PROBE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _running() -> Iterator[_Line]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _raised(trace: TracebackType | None) -> Iterator[_Line]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+
+
+def _place(line: _Line) -> Place:
+    file, number, function = line
+    return Place(file=file, line=number, function=function, code=linecache.getline(file, number).strip())

@@ -1,0 +1,53 @@
+"""Full precision, so that runs can be compared: no mixed precision, no autocast, no dropout.
+
+The request asks for all three (`exact`) or for dropout alone to be off (`dropless`), so that no random mask stands between two
+world sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from ..compat import tensors
+from ..dispatcher import Call
+from ..events.precision import DROPOUTS, is_active
+from ..session import Session
+
+
+def install(session: Session) -> None:
+    """From now on nothing is rounded or dropped, as far as the request says."""
+    around = session.dispatcher.around
+    if session.request["exact"] or session.request["dropless"]:
+        for name, (key, position) in DROPOUTS.items():
+            around(f"torch.nn.functional:{name}", replace=_without(key, position))
+    if session.request["exact"]:
+        around("torch:autocast.__init__", after=_off)
+        around("torch.distributed.fsdp:fully_shard", replace=_sharded)
+
+
+def _without(key: str, position: int) -> Callable[[Call, Callable[[], Any]], Any]:
+    """A dropout whose rate is 0."""
+
+    def dropped(call: Call, proceed: Callable[[], Any]) -> Any:
+        if is_active(call, key, position):
+            if len(call.args) > position:
+                call.args = (*call.args[:position], 0.0, *call.args[position + 1 :])
+            else:
+                call.kwargs = {**call.kwargs, key: 0.0}
+        return proceed()
+
+    return dropped
+
+
+def _off(call: Call) -> None:
+    if tensors.autocast_is_on(call.args[0]):
+        tensors.turn_off(call.args[0])
+
+
+def _sharded(call: Call, proceed: Callable[[], Any]) -> Any:
+    if "mp_policy" in call.kwargs:
+        call.kwargs["mp_policy"] = MixedPrecisionPolicy()
+    return proceed()
