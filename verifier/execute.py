@@ -18,6 +18,7 @@ from .evidence import Evidence
 from .launch import sharing
 from .launch.checkpoints import damage
 from .launch.client import Launcher
+from .launch.devices import free
 from .launch.request import Request
 from .launch.trial import shares_a_gpu
 from .launch.workspace import Workspace
@@ -137,6 +138,7 @@ class Executor:
             module=planned.module,
             project=str(planned.project),
             launcher=planned.launcher,
+            devices=free(planned.world_size, int(self.launcher.versions["devices"]), self._taken()),
             backend=self.backend,
             timeout=self.timeout(planned),
             grace=planned.grace,
@@ -147,6 +149,10 @@ class Executor:
             open=list(planned.opens),
             **planned.probe,
         )
+
+    def _taken(self) -> set[int]:
+        """The GPUs of the runs that go on."""
+        return {number for other in self._going for number in other.request.devices}
 
     def _finish(self, going: _Going) -> Made:
         """Wait for the end of a run."""
