@@ -57,10 +57,7 @@ class Trace:
         return found
 
     def _with_others(self, kind: str) -> list[tuple[Record, list[Record]]]:
-        """(record of the first optimizer, those of the others between it and the next one) of a kind.
-
-        The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
-        """
+        """(record of the first optimizer, which steps first, those of the others before its next one) of a kind."""
         records = self.of(kind)
         main = [r for r in records if r["optimizer"] == self.first_optimizer]
         marks = [*(r["seq"] for r in main[1:]), math.inf]

@@ -1,0 +1,1 @@
+"""From traces to facts: pure functions, no file is read."""
