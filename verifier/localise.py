@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from .analysis.factors import readings, words
 from .comparison import (
     Gradients,
     changes,
@@ -102,11 +103,11 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
     return middle if same >= 0.9 * len(ratios) else None
 
 
-def meaning(parting: Parting, run: Run, label: str, other: str | None) -> str:
+def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None = None) -> str:
     """What the pattern means. `other`: what the second oracle says, "agrees" or "differs", None if it cannot tell."""
     where = _where(parting)
     if parting.stage == "gradient" and parting.factor is not None:
-        told = _of_factor(parting, run, label)
+        told = _of_factor(parting, run, label, oracle)
     elif parting.stage == "gradient":
         told = f"the gradients differ in direction from step 1 on{where}"
     elif parting.stage == "clip":
@@ -136,21 +137,12 @@ def _where(parting: Parting) -> str:
     return f"; {inside} ({number} of {parting.whole}), first {first}"
 
 
-def _of_factor(parting: Parting, run: Run, label: str) -> str:
+def _of_factor(parting: Parting, run: Run, label: str, oracle: Run | None) -> str:
     factor = parting.factor or 1.0
-    world = run.world_size
-    micros = max((len(m) for m in run.micros(1)), default=1) or 1
-    known = [
-        (float(world), f"= the world size: the sum over ranks is not divided by {world}"),
-        (1.0 / world, f"= 1 / the world size: it is divided by {world} twice"),
-        (float(micros), f"= the micro-batches of a step: the loss is not divided by {micros}"),
-        (1.0 / micros, f"= 1 / the micro-batches of a step: the loss is divided by {micros} twice"),
-        (float(world * micros), "= ranks times micro-batches: a sum where a mean is meant"),
-    ]
-    what = next((text for value, text in known if value != 1.0 and abs(factor / value - 1.0) <= EXACT), None)
+    what = words(readings(factor, run, oracle))
     number = len(parting.parameters)
     who = "every gradient" if number == parting.whole else f"the gradient of {number} of {parting.whole} parameters"
-    told = f"{who} is {factor:.4g} x that of {label}" + (f", {what}" if what else ": one factor on them all")
+    told = f"{who} is {factor:.4g} x that of {label}" + (f", = {what}" if what else ": one factor on them all")
     return told if number == parting.whole else told + _where(parting)
 
 

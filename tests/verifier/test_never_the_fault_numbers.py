@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from corpus import TESTS
-from records import micro, model, parameter, run, step, stepped
+from records import LINE, entropy, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -286,3 +287,94 @@ class TestAverageInTheCheckpoint:
         resume = run([model(), step(weights={"w": A}), stepped()])
         evidence = Evidence(train=whole, resume=resume, crashes=((crash, again),))
         assert RULES["partial-overwrite-mixes-checkpoints"].judge(evidence).status == status
+
+
+def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) -> Run:
+    """One step; every micro-batch has a mean cross entropy of 2 and a loss of `weights` times it; gradients of length `factor`."""
+    records = []
+    for rank in range(ranks):
+        rows: list[dict[str, Any]] = [model(parameter("w", copy=rank))]
+        number = 8 // (ranks * micros)
+        for k in range(micros):
+            first = (k * ranks + rank) * number
+            own = tuple(range(first, first + number))
+            loss = 2.0 * weights
+            rows.append(micro(1, loss, own, criteria=entropy(number, 2.0), at_line={**LINE, "line": 10}))
+        rows += more.get("extra", [])
+        rows.append(step(1, {"w": vector(factor)}, at_line={**LINE, "line": 20}))
+        rows.append(stepped(1))
+        records.append(rows)
+    return run(*records)
+
+
+class TestFactors:
+    """Two ranks and two micro-batches: a factor of two is told apart by the losses and by one process, or reported as either."""
+
+    @pytest.mark.parametrize(
+        ("mine", "oracle", "causes"),
+        [
+            # The loss is right on two ranks: what doubles the gradient comes after it.
+            ((0.5, 2), (1.0, 1), {"ranks"}),
+            # One process makes two micro-batches as well, and is right: it is not their number.
+            ((1.0, 2), (0.5, 2), {"ranks"}),
+            # One process makes four and does not divide either (its gradient is four times as large as it should be).
+            ((1.0, 2), (1.0, 4), {NOT_DIVIDED}),
+            # One process makes one: both fit.
+            ((1.0, 2), (1.0, 1), {"ranks", NOT_DIVIDED}),
+        ],
+    )
+    def test_what_fits(self, mine: tuple[float, int], oracle: tuple[float, int], causes: set[str]) -> None:
+        two, one = scaled(2, mine[0], 1.0, mine[1]), scaled(1, oracle[0], 1.0, oracle[1])
+        factor = 0.5 if oracle[1] == 4 else 2.0
+        assert {r.cause for r in readings(factor, two, one)} == causes
+
+    def test_world_size_and_micro_batches_do_not_collide(self) -> None:
+        """Both readings are in the report, neither hides the other."""
+        two, one = scaled(2, 1.0, 2.0, 2), scaled(1, 1.0, 1.0, 1)
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
+        assert (found.status, found.measured) == ("fail", 2.0)
+        assert all(r.text in found.evidence for r in readings(2.0, two, one))
+
+    @pytest.mark.parametrize(("factor", "line"), [(1.0, 5), (3.0, 10)])
+    def test_the_line_is_that_of_the_division_where_it_is_known(self, factor: float, line: int) -> None:
+        """A divide factor that does not explain the ratio is not where it comes from."""
+        divide = {"kind": "divide", "factor": factor, "at_line": {**LINE, "line": 5}}
+        two, one = scaled(2, 1.0, 2.0, 1, extra=[divide]), scaled(1, 1.0, 1.0, 1)
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
+        assert found.status == "fail"
+        assert (found.location or {})["line"] == line
+
+    def test_between_backward_and_step(self) -> None:
+        two, one = scaled(2, 1.0, 1.0, 1), scaled(1, 1.0, 1.0, 1)
+        for trace in two.traces:
+            trace.of("step")[0]["grads_at_step"] = {"w": vector(2.0)}
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
+        assert (found.status, (found.location or {})["line"]) == ("fail", 20)
+
+
+class TestLocationsOfResumes:
+    """What a resume does not bring back is reported where the resumed run loads."""
+
+    @staticmethod
+    def evidence(resumed: dict[str, Any], **rows: Any) -> Evidence:
+        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "at_line": {**LINE, "line": 30}}
+        load = {"kind": "checkpoint", "op": "load", "after_step": 0, "at_line": {**LINE, "line": 40}}
+        ranks = [
+            [model(), micro(), step(), stepped(), save, micro(2, rows=(1, 2)), step(2), stepped(2, weights={"w": B})]
+        ]
+        again = [[model(), load, micro(**{"rows": (1, 2), **rows}), step(**resumed), stepped(1, weights={"w": A})]]
+        train, resume = run(*ranks), run(*again, role="resume")
+        return Evidence(train=train, resume=resume, continued=train, reshards=(replace(resume, role="reshard"),))
+
+    @pytest.mark.parametrize(
+        ("rule", "evidence"),
+        [
+            ("resume-is-exact", {}),
+            ("load-without-set", {"weights": {"w": C}}),
+            ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
+            ("reshard-keeps-trajectory", {"weights": {"w": C}}),
+        ],
+    )
+    def test_the_load_is_named(self, rule: str, evidence: dict[str, Any]) -> None:
+        found = RULES[rule].judge(self.evidence(evidence))
+        assert (found.status, (found.location or {}).get("line")) == ("fail", 40)

@@ -20,7 +20,7 @@ from .checkpoint_saves import (
     WrapperPrefixKeys,
 )
 from .durability import DamagedCheckpointLoaded, IncompleteCheckpointChosen, PartialOverwriteMixesCheckpoints
-from .resumed import first_steps, load_line, save_line
+from .resumed import first_steps, load_line, saved_at
 
 NEEDS = frozenset({"train", "resume"})
 
@@ -69,8 +69,9 @@ class LoadWithoutSet(Rule):
         told = f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)})"
         if _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(
-                f"{told} are not what they were at the save, and are in no save: a model that is not in the checkpoint{what}",
-                save_line(evidence),
+                f"{told} are not what they were at the save, and are in no save: a model that is not in the checkpoint{what}"
+                f"{saved_at(evidence)}",
+                load_line(evidence),
                 fix="Save and restore this model too, or build it so that it comes out the same in a resumed run.",
             )
         return self.failed(f"{told} are not what was saved{what}", load_line(evidence))
@@ -182,10 +183,7 @@ class SchedulerOrProgressNotRestored(Rule):
             which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             told.append(f"step {step} after the resume trains on {which}")
         if told:
-            line = evidence.line_of(train, "checkpoint", op="save") or save_line(evidence)
-            loaded = load_line(evidence)
-            where = f" (loaded at line {loaded['line']} of {loaded['file'].rpartition('/')[2]})" if loaded else ""
-            return self.failed("; ".join(told) + where, line)
+            return self.failed("; ".join(told) + saved_at(evidence), load_line(evidence))
         return self.passed(
             f"learning rate {_list(resumed[0]['lr'])} and the samples of step {step}, as without the interruption"
         )
@@ -238,8 +236,8 @@ class PerRankStateDeduplicated(Rule):
                 owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
                 if value != theirs[rank] and owner is not None:
                     return self.failed(
-                        f"after the resume rank {rank} has the {what} of rank {owner} (step {step})",
-                        save_line(evidence),
+                        f"after the resume rank {rank} has the {what} of rank {owner} (step {step}){saved_at(evidence)}",
+                        load_line(evidence),
                     )
         kept = [what for what, theirs, mine in kinds if theirs == mine]
         return self.passed(

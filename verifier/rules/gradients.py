@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ..analysis.factors import Reading, near, readings, total_weight, weight, words
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Record, Run, Trace, difference
@@ -190,28 +191,27 @@ class DoubleOrMissingWorldScale(Rule):
         run = evidence.exact
         if run is None or run.steps() == 0:
             return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
-        micros = max((len(m) for m in run.micros(1)), default=0) or 1
-        line = evidence.line_of(run, "divide") or evidence.line_of(run, "micro")
         told: list[str] = []
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
             if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):
                 continue
-            oracle_micros = max((len(m) for m in oracle.micros(1)), default=0) or 1
-            suspects = _suspects(run.world_size, micros, oracle_micros)
-            for name, ratio in _ratios(run, oracle):
-                if (what := _match(ratio, suspects)) is not None:
+            for field, name, ratio in _ratios(run, oracle):
+                if found := readings(ratio, run, oracle):
+                    line, where = _scaled_at(evidence, run, field, ratio, found)
                     return self.failed(
-                        f"the gradient of {name} is {ratio:.4g} times that of {label} on the same batch: {what}",
+                        f"the gradient of {name} is {ratio:.4g} times that of {label} on the same batch, {words(found)}; {where}",
                         line,
                         measured=ratio,
                         limit=1.0,
                     )
             told.append(label)
-        total = _total_weight(run) if "one process" not in told else None
+        total = total_weight(run) if "one process" not in told else None
         if total is not None:
-            if (what := _match(total, _suspects(run.world_size, micros, 0))) is not None:
+            if found := readings(total, run):
+                line, where = _scaled_at(evidence, run, "grads", total, found)
                 return self.failed(
-                    f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of the step: {what}",
+                    f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of the step, "
+                    f"{words(found)}; {where}",
                     line,
                     measured=total,
                     limit=1.0,
@@ -292,7 +292,7 @@ class TokenMeanOfMeans(Rule):
             return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
         seen = 0
         for step in range(1, run.steps() + 1):
-            weights = [w for micros in run.micros(step) for m in micros if (w := _weight(m)) is not None]
+            weights = [w for micros in run.micros(step) for m in micros if (w := weight(m)) is not None]
             if len(weights) != sum(len(micros) for micros in run.micros(step)) or not weights:
                 continue
             seen += 1
@@ -315,26 +315,23 @@ class TokenMeanOfMeans(Rule):
         return self.unknown("no cross entropy was seen and no single process ran the same batch")
 
 
-def _suspects(world: int, micros: int, oracle_micros: int) -> dict[float, str]:
-    """Factors that a wrong scale gives, with what they mean. 1 is never one of them."""
-    found = {
-        float(world): f"off by the world size {world}",
-        1.0 / world: f"divided by the world size {world} once more",
-        float(micros): f"not divided by the {micros} micro-batches",
-        1.0 / micros: f"divided by the {micros} micro-batches once more",
-    }
-    if oracle_micros:
-        ratio = micros / oracle_micros
-        found.setdefault(ratio, f"it grows with the number of micro-batches ({micros} against {oracle_micros})")
-    return {factor: what for factor, what in found.items() if abs(factor - 1.0) > SAME}
+def _scaled_at(
+    evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading]
+) -> tuple[Record | None, str]:
+    """(line, where that is) of what scales the gradients, as far as the records show it."""
+    for record in reversed(list(run.places("divide")) if all(r.cause == "ranks" for r in found) else []):
+        factor = len(run.data_ranks) / float(record["factor"])
+        if near(ratio, factor):
+            return record["at_line"], "`set_gradient_divide_factor` is called here"
+        if near(ratio, 1.0 / factor):
+            return record["at_line"], "`set_gradient_divide_factor`, called here, does not reach this parameter's group"
+    if field == "grads_at_step":
+        return evidence.line_of(run, "step"), "the gradients are scaled between backward and this line"
+    return evidence.line_of(run, "micro"), "the scale is applied at this backward or before it"
 
 
-def _match(ratio: float, suspects: dict[float, str]) -> str | None:
-    return next((what for factor, what in suspects.items() if abs(ratio / factor - 1.0) <= SAME), None)
-
-
-def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, float]]:
-    """(parameter, factor) wherever the first gradient is a multiple of the oracle's, at backward or at the step."""
+def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
+    """(field, parameter, factor) wherever the first gradient is a multiple of the oracle's, at backward or at the step."""
     for field in ("grads", "grads_at_step"):
         mine, theirs = run.whole("step", field, 1), oracle.whole("step", field, 1)
         for name, a in mine.items():
@@ -343,27 +340,7 @@ def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, float]]:
                 continue
             ratio = math.sqrt(a[0] / b[0])
             if difference(a, [ratio * x for x in b]) <= SAME * math.sqrt(a[0]):
-                yield name, ratio
-
-
-def _weight(micro: Record) -> tuple[float, int] | None:
-    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
-    if len(micro["criteria"]) != 1 or micro["loss"] is None:
-        return None
-    entropy = micro["criteria"][0]
-    if not entropy["valid"] or not entropy["value"] or entropy["reduction"] not in ("mean", "sum"):
-        return None
-    mean = entropy["value"] / (entropy["valid"] if entropy["reduction"] == "sum" else 1)
-    return micro["loss"] / mean, entropy["valid"]
-
-
-def _total_weight(run: Run) -> float | None:
-    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
-    all_ranks = run.micros(1)
-    per_rank = [[_weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
-    if not per_rank or any(not w or None in w for w in per_rank):
-        return None
-    return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
+                yield field, name, ratio
 
 
 def _spread(values: list[float]) -> float:

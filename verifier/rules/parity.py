@@ -250,7 +250,8 @@ def _decide(
         return rule.unknown(f"against {label}: {undecided(name, over[name], limit)}")
     told = "; ".join(f"{n} differs by {v:.2g} (allowed {allowed[n]:.1g})" for n, v in over.items())
     parting = part(run, oracle, allowed)
-    told += f"; {meaning(parting, run, label, _second(evidence, run, label, limit))}"
+    same = None if label == "the original" else oracle
+    told += f"; {meaning(parting, run, label, _second(evidence, run, label, limit), same)}"
     line = evidence.line_of(run, "micro" if parting.stage in ("gradient", "loss") else "step")
     return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
 

@@ -10,6 +10,7 @@ from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Run, difference
 from .base import Rule, count, some
+from .resumed import load_line, saved_at
 
 
 class ResumeIsExact(Rule):
@@ -54,9 +55,8 @@ class ResumeIsExact(Rule):
             if theirs != mine or any(_other_weights(a["weights"], b["weights"]) for a, b in pairs):
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"loss {b!r} instead of {a!r}" if a != b else "other weights after the step"
-                return self.failed(
-                    f"step {after + k} after the resume: {what}", evidence.line_of(train, "checkpoint", op="save")
-                )
+                told = f"step {after + k} after the resume: {what}{saved_at(evidence)}"
+                return self.failed(told, load_line(evidence))
         return self.passed(
             f"{count(steps, 'step')} after the checkpoint of step {after} are bitwise equal: losses and weights"
         )
@@ -87,7 +87,7 @@ class ReshardKeepsTrajectory(Rule):
             return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
-        line = evidence.line_of(evidence.train, "checkpoint", op="save")
+        saved = saved_at(evidence)
         offset = after if base is evidence.train else 0
         found = limits(evidence, self.name)
         allowed = found.allowed["loss"]
@@ -98,7 +98,7 @@ class ReshardKeepsTrajectory(Rule):
                 cause = blame(run)
                 return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:
-                return self.failed(f"{where}: {wrong}", line)
+                return self.failed(f"{where}: {wrong}{saved}", load_line(evidence, run))
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
                 return self.unknown(
@@ -106,7 +106,8 @@ class ReshardKeepsTrajectory(Rule):
                 )
             if mine != theirs:
                 return self.failed(
-                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others", line
+                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others{saved}",
+                    load_line(evidence, run),
                 )
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
@@ -117,8 +118,8 @@ class ReshardKeepsTrajectory(Rule):
             return self.unknown(f"{'; '.join(told)}: {undecided('loss', worst, found)}")
         if worst > allowed:
             return self.failed(
-                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)})",
-                line,
+                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)}){saved}",
+                load_line(evidence, evidence.reshards[0]),
                 measured=worst,
                 limit=allowed,
             )

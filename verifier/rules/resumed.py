@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..evidence import LOADS, SAVES, Evidence
-from ..trace import Record
+from ..trace import Record, Run
 
 
 def first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
@@ -21,12 +21,18 @@ def first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
     return saved, resumed
 
 
-def load_line(evidence: Evidence) -> Record | None:
-    """The user's line that loads, else the one that saves."""
+def load_line(evidence: Evidence, run: Run | None = None) -> Record | None:
+    """The user's line that loads in a resumed run (by default the resume at the same world size), else the one that saves."""
     for operation in LOADS:
-        if (line := evidence.line_of(evidence.resume, "checkpoint", op=operation)) is not None:
+        if (line := evidence.line_of(run or evidence.resume, "checkpoint", op=operation)) is not None:
             return line
     return save_line(evidence)
+
+
+def saved_at(evidence: Evidence) -> str:
+    """` (saved at line 3 of train.py)`, for a finding that stands at the line that loads."""
+    line = save_line(evidence)
+    return f" (saved at line {line['line']} of {line['file'].rpartition('/')[2]})" if line is not None else ""
 
 
 def save_line(evidence: Evidence) -> Record | None:

@@ -1,0 +1,110 @@
+"""What a constant factor on the gradients can mean, and which of several readings the records leave.
+
+With as many ranks as micro-batches one factor has several readings. A reading is ruled out only by evidence: by the weights that the
+losses had in backward, and by what the same script does on another number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..trace import Record, Run
+
+NOT_DIVIDED, DIVIDED_TWICE = "not divided", "divided twice"
+NEAR = 1e-3  # relative: far above rounding, far below the smallest factor of two
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One meaning of a factor. `cause`: "ranks", "not divided" or "divided twice" (by the micro-batches), or "both"."""
+
+    factor: float
+    cause: str
+    text: str
+
+
+def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading]:
+    """Every reading of a factor on the gradients of step 1 that the records do not rule out.
+
+    `oracle`: the same script in another run; None where the factor is against what is right.
+    """
+    theirs = micro_batches(oracle) if oracle is not None else 1
+    found = [r for r in _known(run.world_size, micro_batches(run), theirs) if near(factor, r.factor)]
+    if len(found) > 1:
+        left = [r for r in found if r.cause not in _ruled_out(run, oracle)]
+        found = left or found
+    return found
+
+
+def words(found: list[Reading]) -> str:
+    """The readings in one sentence; several are alternatives that these runs cannot tell apart."""
+    texts = list(dict.fromkeys(r.text for r in found))
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"either {', or '.join(texts)} (at another number of ranks or micro-batches these differ)"
+
+
+def micro_batches(run: Run) -> int:
+    """The number of micro-batches of step 1."""
+    return max((len(micros) for micros in run.micros(1)), default=0) or 1
+
+
+def near(a: float, b: float) -> bool:
+    """Whether a factor is this one, up to rounding."""
+    return abs(a / b - 1.0) <= NEAR
+
+
+def weight(micro: Record) -> tuple[float, int] | None:
+    """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
+    if len(micro["criteria"]) != 1 or micro["loss"] is None:
+        return None
+    entropy = micro["criteria"][0]
+    if not entropy["valid"] or not entropy["value"] or entropy["reduction"] not in ("mean", "sum"):
+        return None
+    mean = entropy["value"] / (entropy["valid"] if entropy["reduction"] == "sum" else 1)
+    return micro["loss"] / mean, entropy["valid"]
+
+
+def total_weight(run: Run) -> float | None:
+    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
+    all_ranks = run.micros(1)
+    per_rank = [[weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
+    if not per_rank or any(not w or None in w for w in per_rank):
+        return None
+    return sum(w[0] for weights in per_rank for w in weights if w) / run.divisor
+
+
+def _known(world: int, micros: int, theirs: int) -> list[Reading]:
+    """The factors that a wrong scale gives against an oracle with `theirs` micro-batches. 1 is none of them."""
+    more = f"{micros}" if theirs == 1 else f"{micros} (against {theirs})"
+    found = [
+        Reading(float(world), "ranks", f"the world size: the sum over ranks is not divided by {world}"),
+        Reading(1.0 / world, "ranks", f"1 / the world size: it is divided by {world} twice"),
+        Reading(
+            micros / theirs,
+            NOT_DIVIDED,
+            f"the micro-batches of a step: the loss is not divided by their number, {more}",
+        ),
+        Reading(
+            theirs / micros,
+            DIVIDED_TWICE,
+            f"1 / the micro-batches of a step: the loss is divided twice by their number, {more}",
+        ),
+    ]
+    if min(world, micros) > 1:
+        both = "ranks times micro-batches: a sum where a mean is meant"
+        found.append(Reading(world * micros / theirs, "both", both))
+    return [r for r in found if not near(r.factor, 1.0)]
+
+
+def _ruled_out(run: Run, oracle: Run | None) -> set[str]:
+    """The causes that the weights of the losses exclude."""
+    out: set[str] = set()
+    if (total := total_weight(run)) is not None and near(total, 1.0):
+        out |= {NOT_DIVIDED, DIVIDED_TWICE, "both"}  # the losses are right: the factor comes in after them
+    if oracle is None or (theirs := micro_batches(oracle)) == 1 or (other := total_weight(oracle)) is None:
+        return out
+    for cause, expected in ((NOT_DIVIDED, float(theirs)), (DIVIDED_TWICE, 1.0 / theirs)):
+        if near(other, expected):
+            return out | ({"ranks", NOT_DIVIDED, DIVIDED_TWICE} - {cause})  # without the other ranks it is there too
+    return out | {NOT_DIVIDED, DIVIDED_TWICE, "both"} if near(other, 1.0) else out
