@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -77,11 +77,8 @@ def name_of(target: Mapping[str, Any]) -> str:
     return " ".join([kind, *(os.path.normpath(word) for word in given)])
 
 
-def held_against(verdict: Verdict, path: Path, report: Report, judged: Collection[str] | None = None) -> Verdict:
-    """The verdict with its comparison with an earlier report of the same target.
-
-    `judged`: rules that were looked for, where a verdict does not name those that hold (lint); None: all that it decides.
-    """
+def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
+    """The verdict with its comparison with an earlier report of the same target."""
     before, now = base_of(report["target"]), base_of(verdict.target)
     old = [finding_of(item) for item in report["findings"]]
     known = Counter(identity(f, before) for f in old if f.status == "fail")
@@ -91,7 +88,8 @@ def held_against(verdict: Verdict, path: Path, report: Report, judged: Collectio
         key = identity(finding, now)
         (standing if known[key] > 0 else new).append(finding)
         known[key] -= 1
-    decided = judged if judged is not None else {f.rule for f in verdict.findings if f.status in ("pass", "fail")}
+    decided = {f.rule for f in verdict.findings if f.status in ("pass", "fail")}
+    decided.update(verdict.facts.get("sources", {"rules": ()})["rules"])  # where nothing is told to pass
     gone: list[Finding] = []
     unjudged: list[Finding] = []
     for finding in (f for f in old if f.status == "fail"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["pass", "fail", "inconclusive", "not_applicable", "error"]
+Answer = Literal["pass", "fail", "inconclusive", "error", "no_findings"]  # no_findings: only sources were read
+Tier = Literal["static", "simulate", "ranks"]
 
 
 @dataclass(frozen=True)

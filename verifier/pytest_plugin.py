@@ -130,6 +130,7 @@ class Targets:
         from .errors import UserError
         from .report.json_report import as_dict
         from .report.text import why_skipped
+        from .report.tiers import limits
 
         try:
             verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))
@@ -140,7 +141,12 @@ class Targets:
         findings: dict[str, Told] = {}
         for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
             findings.setdefault(item["rule"], item)
-        return {"findings": findings, "skipped": {item["rule"]: why_skipped(item) for item in verdict.skipped}}
+        return {
+            "unchecked": verdict.partial if verdict.verdict == "inconclusive" else "",
+            "limits": limits(verdict),
+            "findings": findings,
+            "skipped": {item["rule"]: why_skipped(item) for item in verdict.skipped},
+        }
 
 
 class TargetFile(pytest.File):
@@ -179,6 +185,10 @@ class RuleItem(pytest.Item):
             return
         if self.name in told["skipped"]:
             pytest.skip(harmless(told["skipped"][self.name]))
+        if self.name not in told["findings"]:  # the sources alone never pass
+            if told["unchecked"]:
+                self._open(harmless(told["unchecked"]))
+            pytest.skip(harmless(f"no finding in {told['limits']}"))
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
@@ -210,7 +220,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """`verdict` is "pass", "fail", "inconclusive" or "error"; `text` the report, `findings` and `data` those of the JSON report."""
+    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text` the report, `findings` and `data` of its JSON."""
 
     verdict: str
     text: str

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,35 @@ from .static.files import files_of
 from .static.lint import Seen, look
 from .static.project import Module, parse
 from .static.suppress import RULE, problems, uses
-from .verdict import Verdict, verdict_of
+from .verdict import Verdict
+
+MOST = 20  # calls and files that a report names
 
 
-def lint(paths: Sequence[Path], only: Collection[str] = (), skip: Collection[str] = (), command: str = "") -> Verdict:
-    """The verdict on files, and on all Python files below folders: a finding for each hit. Raises UserError."""
+def lint(
+    paths: Sequence[Path],
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    command: str = "",
+    training_required: bool = True,
+) -> Verdict:
+    """The verdict on files, and on all Python files below folders: a finding for each hit. Raises UserError.
+
+    Where no file holds training it is inconclusive, unless `training_required` is False.
+    """
     started = time.monotonic()
     scripts = files_of(paths)
     parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
     chosen = choose(only, skip) if only or skip else None
-    seen = look(scripts, chosen, parsed)
     target = {"command": command, "script": " ".join(map(str, paths)), "files": len(scripts), **_NOTHING_IS_RUN}
     target["cwd"] = os.getcwd()  # noqa: PTH109
-    return _verdict(target, findings_of(seen, chosen), started)
+    return _verdict(target, look(scripts, chosen, parsed), chosen, training_required, started)
 
 
 def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) -> Verdict:
-    """The verdict on one target: a finding for each hit, and a pass for each chosen rule that has a detector and no hit."""
+    """The verdict on one target: a finding for each hit."""
     started = time.monotonic()
-    seen = look([script], chosen)
-    findings = findings_of(seen, chosen)
-    failed = {f.rule for f in findings}
-    hidden = {hit.rule: cover for hit, cover in seen.hidden}
-    for name in chosen:
-        if name in failed:
-            continue
-        told = hidden[name].told() if name in hidden else "not seen in the sources"
-        findings.append(Finding(name, "pass", told, tier="static"))
-    return _verdict(target, findings, started)
+    return _verdict(target, look([script], chosen), chosen, True, started)
 
 
 _NOTHING_IS_RUN = {
@@ -58,10 +59,32 @@ _NOTHING_IS_RUN = {
 }
 
 
-def _verdict(target: dict[str, Any], findings: list[Finding], started: float) -> Verdict:
+def _verdict(
+    target: dict[str, Any], seen: Seen, chosen: Collection[str] | None, training_required: bool, started: float
+) -> Verdict:
     environment = {"torch": "not imported", "python": sys.version.split()[0], "platform": sys.platform}
-    seconds = time.monotonic() - started
-    return Verdict(verdict_of(findings), target, environment, (), findings, seconds=seconds)
+    findings = findings_of(seen, chosen)
+    facts = {"sources": {**_sources(seen, chosen), "training_required": training_required}}
+    verdict = Verdict("inconclusive", target, environment, (), findings, facts, seconds=time.monotonic() - started)
+    return replace(verdict, verdict=verdict.of(findings))
+
+
+def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
+    """What a report says of the sources: what was looked for, what was followed, and what was not."""
+    cover = seen.coverage
+    return {
+        "rules": [name for name in (*DETECTORS, RULE) if chosen is None or name in chosen],
+        "files": len(cover.files),
+        "functions": cover.functions,
+        "calls_not_followed": cover.calls_missed,
+        "not_followed": [asdict(one) for one in cover.missed[:MOST]],
+        "without_training": len(cover.without_training),
+        "files_without_training": [str(path) for path in cover.without_training[:MOST]],
+        "suppressed": [
+            {"rule": hit.rule, "file": hit.location["file"], "line": hit.location["line"], "reason": one.reason}
+            for hit, one in seen.hidden
+        ],
+    }
 
 
 def findings_of(seen: Seen, chosen: Collection[str] | None) -> list[Finding]:

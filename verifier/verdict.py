@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
-from .finding import Finding, Status
+from .finding import Answer, Finding, Status, Tier
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Comparison:
 class Verdict:
     """The answer for one target. With a `baseline`, `verdict` still tells of the target, and `answer` of what is new."""
 
-    verdict: Status
+    verdict: Answer
     target: dict[str, Any]
     environment: dict[str, Any]
     runs: Sequence[dict[str, Any]]
@@ -49,11 +49,30 @@ class Verdict:
     refused: str = ""  # why ranks could not run here: what needs them is open
 
     @property
+    def tier(self) -> Tier:
+        """By what this was judged: the sources alone, one simulated process, or ranks."""
+        if "sources" in self.facts:
+            return "static"
+        return "simulate" if self.runs and all(run["role"] == "simulate" for run in self.runs) else "ranks"
+
+    @property
+    def linted(self) -> bool:
+        """Whether this is the answer of `fsdp2 lint`."""
+        return "files" in self.target
+
+    @property
     def partial(self) -> str:
         """Why this is not what was asked for, in one line; "" if it is."""
         number = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
         if self.interrupted:
             return f"INTERRUPTED by {self.interrupted} after {number}: a part of a verification, and no verdict on the script"
+        if self.tier == "static" and self.verdict == "inconclusive":
+            files = self.facts["sources"]["files"]
+            return (
+                f"no training found in {self.target['script'] if files == 1 else f'{files} files'}: nothing was checked"
+            )
+        if self.verdict == "no_findings" and not self.linted:
+            return "only the sources were read: --tier ranks runs the script and proves it"
         if not self.refused:
             return ""
         if any(run["role"] != "simulate" for run in self.runs):
@@ -69,15 +88,22 @@ class Verdict:
         return {status: number for status, number in numbers.items() if number}
 
     @property
-    def answer(self) -> Status:
+    def answer(self) -> Answer:
         """What a gate goes by: the verdict, or, with a baseline, that of all findings but the standing failures."""
         if self.baseline is None:
             return self.verdict
         return self.of([f for f in self.findings if not self.baseline.stands(f)])
 
-    def of(self, findings: Sequence[Finding]) -> Status:
-        """`verdict_of`, where nothing was interrupted or refused: a part passes never, and a part of runs does not fail either."""
+    def of(self, findings: Sequence[Finding]) -> Answer:
+        """`verdict_of`, where nothing was interrupted or refused: a part passes never, and a part of runs does not fail either.
+
+        Sources alone never pass: without findings they give `no_findings`, and without any training nothing at all.
+        """
         status = verdict_of(findings)
+        if status == "pass" and self.tier == "static":
+            sources = self.facts["sources"]
+            trained = sources["without_training"] < sources["files"] or not sources["training_required"]
+            return "no_findings" if trained else "inconclusive"
         return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
 
     @property
@@ -85,18 +111,20 @@ class Verdict:
         """The exit code of the command that has this answer."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
-        return {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT}[self.answer]
+        clean = PASS if self.linted else INCONCLUSIVE  # as other linters; `verify` was to prove something
+        codes = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT, "no_findings": clean}
+        return codes[self.answer]
 
     def stands(self, finding: Finding) -> bool:
         """Whether this failure is known from the baseline, if there is one."""
         return self.baseline is not None and self.baseline.stands(finding)
 
 
-def verdict_of(findings: Sequence[Finding]) -> Status:
+def verdict_of(findings: Sequence[Finding]) -> Answer:
     """fail if anything failed, else error, else inconclusive if anything required could not be checked, else pass.
 
     What does not apply is no obstacle to a pass.
     """
     statuses = {f.status for f in findings if f.required}
-    order: tuple[Status, ...] = ("fail", "error", "inconclusive")
+    order: tuple[Answer, ...] = ("fail", "error", "inconclusive")
     return next((status for status in order if status in statuses), "pass")

@@ -12,8 +12,9 @@ from ..output import Help
 from ..reports import HELP, add_options, wanted_reports, write_reports, write_verdict
 
 EPILOG = """\
-Reads the files and what they import from their own folder; runs nothing and imports neither torch nor your code. It speaks only where it
-is certain: no hit is no proof, `fsdp2 verify` is. A line is left alone by `# fsdp2: ignore[rule] reason` on it or above it.
+Reads the files and what they import from their repository (its root, its src/, folders that the source adds to sys.path); runs nothing and
+imports neither torch nor your code. It reports only what is certain and names the calls that it could not follow: "no findings" is not a
+pass, only `fsdp2 verify` proves. `# fsdp2: ignore[rule] reason` on a line or above it suppresses a finding there.
 
 With --migrate it judges nothing: it lists what a script of one process, of DDP or of FSDP1 must change, each construct with its
 counterpart, in the order of work. It edits nothing.
@@ -26,7 +27,8 @@ examples:
   fsdp2 lint src/ --report json=lint.json, and from then on: fsdp2 lint src/ --baseline lint.json
   fsdp2 lint train_ddp.py --migrate
 
-exit codes: 0 no hit, or nothing to migrate, 1 hits, or something to migrate, 2 bad usage, or a file that is not Python.
+exit codes: 0 no findings, or nothing to migrate, 1 findings, or something to migrate, 2 bad usage, or a file that is not Python, 4 no
+training in any of the files: nothing was checked.
 """
 
 
@@ -41,12 +43,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a file, or a folder with all below it")
     add_options(parser, f"{HELP}; with --migrate: text or json", "an earlier report: exit 1 only on new hits")
+    parser.add_argument(
+        "--allow-no-training", action="store_true", help="exit 0, not 4, where no file holds training (for pre-commit)"
+    )
     parser.add_argument("--migrate", action="store_true", help="list what must change to make it FSDP2")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, write the reports, return 0 or 1."""
+    """Look, write the reports, return 0, 1 or 4."""
     import gc
 
     from ...verifier.report import LINT
@@ -57,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         return _migrate(options)
     reports = wanted_reports(options.report, options.json, LINT)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
-    verdict = lint(options.paths, options.only, options.skip, command)
+    verdict = lint(options.paths, options.only, options.skip, command, not options.allow_no_training)
     if options.baseline is not None:
         verdict = _held_against(verdict, options)
     write_verdict(reports, verdict, LINT)
@@ -67,11 +72,10 @@ def run(options: argparse.Namespace) -> int:
 def _held_against(verdict: Verdict, options: argparse.Namespace) -> Verdict:
     """The verdict beside that of the earlier report."""
     from ...verifier import baseline
-    from ...verifier.static_verdict import choose
 
     old = baseline.load(options.baseline)
     baseline.must_be_of(options.baseline, old, verdict.target)
-    return baseline.held_against(verdict, options.baseline, old, choose(options.only, options.skip))
+    return baseline.held_against(verdict, options.baseline, old)
 
 
 def _migrate(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from ..harmless import harmless, shown
 from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
+from .tiers import limits
 
 MOST = 10
 LONGEST = 2_000  # characters of one message
@@ -26,7 +27,7 @@ def render(verdict: Verdict) -> str:
     lines = told[:MOST]
     if len(told) > MOST:
         lines.append(f"{len(told) - MOST} more findings are in the report below and in the summary of this step")
-    plain = lint_text if "files" in verdict.target else text
+    plain = lint_text if verdict.linted else text
     return "\n".join([*lines, plain.render(verdict)])
 
 
@@ -88,11 +89,13 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
         "fail": "Failed",
         "inconclusive": "Not all could be checked",
         "error": "An error of fsdp2",
+        "no_findings": "No findings in the sources",
     }
     head = f"## fsdp2: {marks[verdict.answer]}\n\n"
     command = verdict.target.get("command")
     head += _block(command) if command else ""
     head += _block(verdict.partial) if verdict.partial else ""
+    head += _block(limits(verdict)) if limits(verdict) else ""
     head += _block(text.compared(verdict.baseline, verdict.answer)) if verdict.baseline is not None else ""
     cut = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
     left = room - len(cut)

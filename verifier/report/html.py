@@ -21,7 +21,7 @@ from .json_report import as_dict
 LIMIT = 1_000_000  # bytes
 SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
 Report = dict[str, Any]
-_SYMBOLS = {"pass": "\u2713", "fail": "\u2717", "inconclusive": "?", "error": "!"}
+_SYMBOLS = {"pass": "\u2713", "fail": "\u2717", "inconclusive": "?", "error": "!", "no_findings": "\u2013"}
 
 
 def render(verdict: Verdict) -> str:
@@ -98,7 +98,6 @@ def sentence(report: Report) -> str:
     broken = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]]
     unsure = [f["rule"] for f in findings if f["status"] in ("inconclusive", "error")]
     held = [f["rule"] for f in findings if f["status"] == "pass"]
-    ran = bool(report["runs"])
     if report["verdict"] == "fail":
         broken = broken or [f["rule"] for f in findings if f["status"] == "fail"]
         rules = len(set(broken))
@@ -107,11 +106,12 @@ def sentence(report: Report) -> str:
         return f"{many}{places}: {_some(broken)}."
     if report["verdict"] in ("inconclusive", "error"):
         return f"Nothing was found wrong, but {_count(unsure, 'rule')} could not be checked: {_some(unsure)}."
-    if not ran:
-        return "No fault was seen in the sources. Nothing was run, so this proves nothing."
+    if report["verdict"] == "no_findings":
+        return f"No findings in {report['limits']}."
     left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
     left += f"; {_count(report['skipped'], 'rule')} left out" if report["skipped"] else ""
-    return f"None of {_count(held, 'rule')} is broken{left}."
+    limits = f" Simulated: {report['limits']}." if report["tier"] == "simulate" else ""
+    return f"None of {_count(held, 'rule')} is broken{left}.{limits}"
 
 
 def _some(names: list[str], most: int = 3) -> str:

@@ -45,6 +45,7 @@ def tables(report: Report) -> dict[str, Table]:
     made = {
         "baseline": _baseline(report),
         "skipped": _skipped(report),
+        "not_followed": _not_followed(report),
         "passes": _passes(report),
         "losses": _by_step(report, "losses", "Loss of each step"),
         "grad_norms": _by_step(report, "grad_norms", "Norm of the whole gradient in each step, before clipping"),
@@ -70,7 +71,7 @@ def place(location: Report, folder: str) -> str:
     """`file:line in function`, the file as seen from the folder in which the script was run."""
     file = Path(location["file"])
     seen = file.relative_to(folder) if folder and file.is_relative_to(folder) else file
-    return f"{seen}:{location['line']} in {location['function']}"
+    return f"{seen}:{location['line']}" + (f" in {location['function']}" if location["function"] else "")
 
 
 def offset(report: Report, run: Report) -> int:
@@ -273,6 +274,17 @@ def _runs(report: Report) -> Table:
         what = run["note"] or ROLES[run["role"]]
         rows.append([label(run), what, f"{run['seconds']:.1f}", len(run["losses"]), end, run["command"] or None])
     return Table("Runs that were made", [*columns, ("Command", False)], rows)
+
+
+def _not_followed(report: Report) -> Table:
+    titles = [("Callee", False), ("At", False), ("Calls", True), ("Why", False)]
+    sources = report["facts"].get("sources", {"not_followed": ()})
+    cwd = report["target"].get("cwd", "")
+    rows = [
+        [one["callee"], place({**one, "function": ""}, cwd), one["calls"], one["reason"]]
+        for one in sources["not_followed"]
+    ]
+    return Table("Calls that could not be followed", titles, rows)
 
 
 def _environment(report: Report) -> Table:

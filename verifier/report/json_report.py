@@ -9,6 +9,7 @@ from typing import Any
 from ..finding import Finding
 from ..harmless import in_json
 from ..verdict import Verdict
+from .tiers import limits
 
 SCHEMA = 1
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON
@@ -21,6 +22,8 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         {
             "schema": SCHEMA,
             "verdict": verdict.verdict,
+            "tier": verdict.tier,
+            "limits": limits(verdict),
             "target": verdict.target,
             "environment": verdict.environment,
             "findings": [_finding(f) for f in verdict.findings],

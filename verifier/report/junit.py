@@ -17,18 +17,20 @@ from ..rules import RULES
 from ..verdict import Verdict
 from .places import relative, where
 from .text import why_skipped
+from .tiers import limits
 
 _FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(verdict: Verdict) -> str:
     """The whole report."""
-    linted = "files" in verdict.target
+    linted = verdict.linted
     suite = ET.Element("testsuite")
     properties = ET.SubElement(suite, "properties")
     told = {"verdict": verdict.verdict, "command": str(verdict.target.get("command", ""))}
     if verdict.baseline is not None:
         told |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
+    told |= {"tier": verdict.tier, "limits": limits(verdict)}
     told |= {name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")}
     told |= {f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)}
     for name, value in told.items():
@@ -47,8 +49,9 @@ def render(verdict: Verdict) -> str:
         ET.SubElement(case, "error", type="inconclusive", message=_clean(verdict.partial))
         counts["error"] += 1
     if suite.find("testcase") is None:  # an empty suite is an error to some
-        told_none = f"nothing is seen in {verdict.target.get('files', 0)} files"
-        ET.SubElement(suite, "testcase", classname="fsdp2", name=told_none, time="0.000")
+        case = ET.SubElement(suite, "testcase", classname="fsdp2", name="the sources", time="0.000")
+        ET.SubElement(case, "skipped", type="no_findings", message=_clean(f"no findings in {limits(verdict)}"))
+        counts["skipped"] += 1
     numbers = {"tests": str(len(suite.findall("testcase")))}
     numbers |= {"failures": str(counts["failure"]), "errors": str(counts["error"])}
     title = _clean(told["command"] or f"fsdp2 {verdict.target['script']}")

@@ -1,10 +1,11 @@
-"""The report of `fsdp2 lint`: what is wrong, and one line that counts."""
+"""The report of `fsdp2 lint`: what is wrong, what was not followed, and one line that counts."""
 
 from __future__ import annotations
 
 from ..harmless import harmless
 from ..verdict import Verdict
 from .text import LIMIT, compared, failures
+from .tiers import counted, not_followed, number
 
 
 def render(verdict: Verdict) -> str:
@@ -12,9 +13,14 @@ def render(verdict: Verdict) -> str:
     text = "\n".join(failures(verdict))
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)\n"
-    number, files = len(verdict.findings), verdict.target["files"]
-    faults = "1 fault" if number == 1 else f"{number} faults"
-    told = f"{faults} in {files} file{'' if files == 1 else 's'}, {verdict.seconds * 1000:.0f} ms; nothing was run"
+    lines = [text] if text else []
+    lines += not_followed(verdict)
+    spent = f"{verdict.seconds * 1000:.0f} ms; nothing was run"
+    if verdict.partial:
+        lines.append(f"{verdict.partial} ({spent})")
+    else:
+        found = number(len(verdict.findings), "finding") if verdict.findings else "no findings"
+        lines.append(f"{found} in {counted(verdict.facts['sources'])} ({spent})")
     if verdict.baseline is not None:
-        told += f"\n{compared(verdict.baseline, verdict.answer)}"
-    return harmless(f"{text}\n{told}\n" if text else f"{told}\n")
+        lines.append(compared(verdict.baseline, verdict.answer))
+    return harmless("\n".join(lines) + "\n")

@@ -21,6 +21,7 @@ from ..rules.base import Rule
 from ..verdict import Verdict
 from .page import markdown
 from .places import place_of, relative
+from .tiers import limits
 
 BASE = "SRCROOT"
 SCHEMA = "/".join(("https:", "", "json.schemastore.org", "sarif-2.1.0.json"))  # a name: nothing is fetched
@@ -49,7 +50,7 @@ def render(verdict: Verdict) -> str:
         "invocations": [invocation],
         "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
         "results": results,
-        "properties": {"skipped": list(verdict.skipped)},
+        "properties": {"skipped": list(verdict.skipped), "tier": verdict.tier, "limits": limits(verdict)},
     }
     return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
 

@@ -11,6 +11,7 @@ from ..finding import Finding
 from ..harmless import harmless
 from ..policy import open_but_allowed
 from ..verdict import Comparison, Verdict
+from .tiers import not_followed, verdict_line
 
 WIDTH = 118
 SHORT = 100  # of a pass; the JSON report has all
@@ -25,6 +26,7 @@ def render(verdict: Verdict) -> str:
         *_named(verdict),
         *failures(verdict),
         *_open(verdict),
+        *not_followed(verdict),
         *_passes(verdict),
         *_skipped(verdict),
         *_losses(verdict),
@@ -158,7 +160,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
 
 def _facts(verdict: Verdict) -> Iterator[str]:
     facts = verdict.facts
-    if facts:
+    if "mesh" in facts:
         mesh = " x ".join(
             f"{name}={size}" if not str(name).isdigit() else str(size) for name, size in facts["mesh"].items()
         )
@@ -186,14 +188,16 @@ def _traffic(traffic: dict[str, float], groups: int) -> Iterator[str]:
 
 
 def _last(verdict: Verdict) -> str:
-    told = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in verdict.counts.items())
+    told = (
+        ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in verdict.counts.items()) or "no findings"
+    )
     environment = verdict.environment
     allowed = open_but_allowed(verdict.findings)
     loud = f"NOT CHECKED, and not required: {', '.join(allowed)}\n" if allowed else ""
     return (
         f"torch {environment.get('torch')}, Python {environment.get('python')}, "
         f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}{_partial(verdict)}"
-        f"verdict: {verdict.verdict}" + (f"\n{compared(verdict.baseline, verdict.answer)}" if verdict.baseline else "")
+        f"{verdict_line(verdict)}" + (f"\n{compared(verdict.baseline, verdict.answer)}" if verdict.baseline else "")
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from .coverage import LIMIT
 from .events import CALL, NEW, SHARD, STORE, Event
-from .expressions import Expressions, mesh_rank
+from .expressions import mesh_rank
 from .known import COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
+from .missed import Noting
 from .names import Frame
 from .project import ClassInfo
 from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, derived, either
@@ -15,7 +17,7 @@ INLINED = 14  # calls of project functions within one another
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class Calls(Expressions):
+class Calls(Noting):
     """The part of the follower that evaluates calls."""
 
     def call(self, node: ast.Call) -> Value:
@@ -45,6 +47,7 @@ class Calls(Expressions):
         self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST, is_open: bool = False
     ) -> Value:
         """Call a value."""
+        self.note(callee, node)
         if callee.kind == "either":
             saved, self.forked = self.forked, True
             value = either([self.apply(part, args, kwargs, node, is_open) for part in callee.parts[:3]])
@@ -298,9 +301,12 @@ class Calls(Expressions):
         """Follow a call into a function of the project."""
         function = value.node
         if not isinstance(function, Function) or function in self.stack or len(self.stack) >= INLINED:
-            self.trace.partial = self.trace.partial or function not in self.stack
+            if function not in self.stack:
+                self.trace.partial = True
+                self.missed(node, LIMIT, f"limit of {INLINED} nested calls")
             return Value("unknown", value.name)
         module, closure = value.home
+        self.note_decorators(function, module, value.name)
         saved = (self.frame, self.guards, self.loops, self.depth, self.caught)
         frame = Frame(module, value.name.rpartition(".")[2] if closure else value.name, closure)
         bound = [value.const] if isinstance(value.const, Value) else []

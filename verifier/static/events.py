@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..finding import Hit
+from .coverage import Missed
 from .project import Module, Project
 from .values import GLOBAL, Value, choices, holders, reach, root_of
 
@@ -116,6 +117,8 @@ class Trace:
         self.project, self.whole = project, whole
         self.events: list[Event] = []
         self.partial = False  # it was too long, or too deep, to be followed to its end
+        self.followed: set[ast.AST] = set()  # functions that were entered, and calls that are understood
+        self.missed: dict[ast.AST, Missed] = {}  # calls that could not be followed
         self.rank_uses: list[ast.AST] = []  # where a rank goes into anything but a condition or an output
         self.by_op: dict[str, list[Event]] = {}
         self.by_method: dict[str, list[Event]] = {}
@@ -148,6 +151,12 @@ class Trace:
     def distributed(self) -> bool:
         """Whether anything of torch's distributed packages is called, or a name that comes from them."""
         return any(name.startswith(_DISTRIBUTED) for name in self.by_op) or any(m in self.by_method for m in _METHODS)
+
+    @property
+    def training(self) -> bool:
+        """Whether a part of a training is in it: sharding, a backward pass, an optimizer or a checkpoint."""
+        parts = any(name.startswith(_TRAINING) for name in self.by_op)
+        return parts or "backward" in self.by_method or bool(self.optimizers)
 
     @property
     def certain(self) -> bool:
@@ -225,6 +234,7 @@ def hit_at(rule: str, told: str, module: Module, line: int, function: str) -> Hi
 
 
 _DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")
+_TRAINING = ("fsdp.", "dcp.", "dsd.", "tp.")
 _METHODS = ("full_tensor", "to_local", "set_requires_gradient_sync", "set_requires_all_reduce")
 _HARMLESS = (
     "builtins.",

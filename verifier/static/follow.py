@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from pathlib import Path
 
-from .calls import Calls, free
+from .calls import free
+from .coverage import LIMIT
 from .events import ITERATE, Event, Guard, Trace
+from .imports import Imports
 from .names import Frame
 from .project import ClassInfo, Module, Project
 from .values import Value, choices, const, either
@@ -16,15 +19,18 @@ EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]
 
 
-def follow(project: Project, kind: type[Follower] | None = None) -> list[Trace]:
-    """The traces of a script: of its first line to its last, and of each function that this does not come to."""
+def follow(project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()) -> list[Trace]:
+    """The traces of a script: of its first line to its last, and of each function that this does not come to.
+
+    `followed`: functions that need no trace of their own, since another script calls them.
+    """
     module = project.script
     if module is None:
         return []
     kind = kind or Follower
     follower = kind(project, True, BUDGET)
     follower.start(module)
-    traces, met = [follower.trace], follower.met
+    traces, met = [follower.trace], follower.met.union(followed)
     for value in list(follower.entries(module)):
         if value.node in met:
             continue
@@ -35,7 +41,7 @@ def follow(project: Project, kind: type[Follower] | None = None) -> list[Trace]:
     return traces
 
 
-class Follower(Calls):
+class Follower(Imports):
     """One walk through a project."""
 
     def __init__(self, project: Project, whole: bool, budget: int) -> None:
@@ -50,7 +56,7 @@ class Follower(Calls):
         try:
             self.load(module)
         except RecursionError:
-            self.trace.partial = True
+            self._stopped(module.tree, "nested too deeply")
 
     def entry(self, module: Module, function: Value) -> None:
         """Follow one function with parameters that are not known."""
@@ -62,7 +68,13 @@ class Follower(Calls):
         try:
             self.call_function(function, [], {}, function.node or ast.Pass())
         except RecursionError:
-            self.trace.partial = True
+            self._stopped(function.node or module.tree, "nested too deeply")
+
+    def _stopped(self, node: ast.AST, reason: str) -> None:
+        """From here on nothing is followed."""
+        if not self.trace.partial or not any(one.reason == reason for one in self.trace.missed.values()):
+            self.missed(node, LIMIT, reason, self.frame.function)
+        self.trace.partial = True
 
     def entries(self, module: Module) -> list[Value]:
         """The functions and methods that stand in a module."""
@@ -93,13 +105,14 @@ class Follower(Calls):
     def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
         if value.node is not None:
             self.met.add(value.node)
+            self.trace.followed.add(value.node)
         return super().call_function(value, args, kwargs, node)
 
     def run_body(self, body: Block) -> bool:
         """Follow statements; whether they always leave the block that they stand in."""
         for statement in body:
             if self.budget < 0:
-                self.trace.partial = True
+                self._stopped(statement, "too long to be followed to its end")
                 return False
             method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
             if method is not None and method(statement):
@@ -328,57 +341,10 @@ class Follower(Calls):
         self.frame.names[node.name] = value
         return False
 
-    def _do_import(self, node: ast.Import) -> bool:
-        for alias in node.names:
-            module = self.project.find(alias.name, self.frame.module.path)
-            top = alias.name.partition(".")[0]
-            if module is not None:
-                self.load(module)
-                if alias.asname or "." not in alias.name:
-                    self.frame.names[alias.asname or top] = Value("file", alias.name, home=module)
-                else:
-                    self.frame.names[top] = self._package(alias.name, module)
-            elif alias.asname:
-                self.frame.names[alias.asname] = self.name(alias.name)
-            elif top not in self.frame.names or self.frame.names[top].kind != "file":
-                self.frame.names[top] = self.name(top)
-        return False
 
-    def _package(self, dotted: str, module: Module) -> Value:
-        """`import a.b`: the name `a`, through which `a.b` is found."""
-        value = Value("file", dotted, home=module)
-        for part in reversed(dotted.split(".")[1:]):
-            outer = Value("unknown", "package")
-            outer.attrs[part] = value
-            value = outer
-        return value
-
-    def _do_importfrom(self, node: ast.ImportFrom) -> bool:
-        dotted = node.module or ""
-        module = self.project.find(dotted, self.frame.module.path, node.level)
-        if module is not None:
-            self.load(module)
-        for alias in node.names:
-            name = alias.asname or alias.name
-            if module is not None and alias.name == "*":
-                self.frame.names.update({k: v for k, v in module.names.items() if not k.startswith("_")})
-            elif module is not None and alias.name in module.names:
-                self.frame.names[name] = module.names[alias.name]
-            elif (
-                below := self.project.find(f"{dotted}.{alias.name}".strip("."), self.frame.module.path, node.level)
-            ) is not None:
-                self.load(below)
-                self.frame.names[name] = Value("file", alias.name, home=below)
-            elif module is not None:
-                self.frame.names[name] = Value("unknown", alias.name)
-            else:
-                self.frame.names[name] = self.name(f"{dotted}.{alias.name}" if not node.level else f"?.{alias.name}")
-        return False
-
-
-def trace_script(path: Path, parsed: dict[Path, Module | None] | None = None) -> list[Trace]:
+def trace_script(path: Path) -> list[Trace]:
     """The traces of a file."""
-    return follow(Project(path, parsed))
+    return follow(Project(path))
 
 
 __all__ = ["Event", "Follower", "follow", "free", "trace_script"]

@@ -1,16 +1,20 @@
-"""`look`: all hits of the detectors in scripts and in what they import, less what is suppressed."""
+"""`look`: all hits of the detectors in scripts and in what they import, less what is suppressed, and what was followed."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..finding import Hit
+from .coverage import Coverage, Missed, merged
 from .detectors import DETECTORS
 from .follow import follow
-from .project import Module, Project
+from .project import Module, Project, Shared
 from .suppress import Suppression, covering, read
+
+_BODIES = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Seen:
     hits: tuple[Hit, ...]
     hidden: tuple[tuple[Hit, Suppression], ...]
     suppressions: tuple[Suppression, ...]
+    coverage: Coverage
 
     def by_rule(self) -> dict[str, tuple[Hit, ...]]:
         """The hits of each rule; those that are suppressed come last."""
@@ -33,12 +38,19 @@ def look(
     scripts: Iterable[Path], only: Collection[str] | None = None, parsed: dict[Path, Module | None] | None = None
 ) -> Seen:
     """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that are read already."""
-    parsed = {} if parsed is None else parsed
+    shared = Shared(parsed)
     found: dict[tuple[str, str, int], Hit] = {}
     modules: dict[Path, Module] = {}
-    for script in scripts:
-        project = Project(script, parsed)
-        for trace in follow(project):
+    missed: list[tuple[ast.AST, Missed]] = []
+    followed: set[ast.AST] = set()
+    trained: dict[Path, bool] = {}
+    for script in sorted(scripts, key=lambda path: not _is_main(shared.parsed.get(path))):
+        project = Project(script, shared, lazy=script in modules)
+        traces = follow(project, followed=followed if project.lazy else ())
+        trained[script] = any(trace.distributed for trace in traces) and any(trace.training for trace in traces)
+        for trace in traces:
+            missed += trace.missed.items()
+            followed |= trace.followed
             if not trace.distributed:
                 continue
             for rule, detectors in DETECTORS.items():
@@ -46,6 +58,7 @@ def look(
                     for hit in (hit for detector in detectors for hit in detector(trace)):
                         found.setdefault((rule, hit.location["file"], hit.location["line"]), hit)
         modules |= {module.path: module for module in project.modules}
+        followed |= {module.tree for module in project.modules if module.state}
     suppressions = tuple(s for module in modules.values() for s in read(module))
     hits = sorted(found.values(), key=lambda h: (h.location["file"], h.location["line"], h.rule))
     covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
@@ -53,4 +66,15 @@ def look(
         tuple(hit for hit, cover in covers if cover is None),
         tuple((hit, cover) for hit, cover in covers if cover is not None),
         suppressions,
+        Coverage(
+            tuple(trained),
+            sum(isinstance(node, _BODIES) for node in followed),
+            merged(missed, followed),
+            tuple(path for path, trains in trained.items() if not trains),
+        ),
     )
+
+
+def _is_main(module: Module | None) -> bool:
+    """Whether a file is one to start from: what such files import is followed in full from there."""
+    return module is not None and "__main__" in module.source

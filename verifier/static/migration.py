@@ -14,7 +14,7 @@ from .events import SHARD, Event, Trace
 from .files import files_of
 from .follow import Follower, follow
 from .looks import trains
-from .project import Module, Project, parse
+from .project import Module, Project, Shared, parse
 from .values import Value, choices, reach
 
 FSDP1 = "fsdp.FullyShardedDataParallel"
@@ -137,7 +137,7 @@ def migrate(paths: Sequence[Path]) -> Migration:
     parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
     kinds: dict[str, None] = {}
     items: dict[tuple[str, ...], Item] = {}
-    for traces in _entries(scripts, parsed):
+    for traces in _entries(scripts, Shared(parsed)):
         kind, partly = kind_of(traces)
         kinds |= {kind: None} if kind else {}
         for scene in (Scene(trace, kind) for trace in traces if kind and kind != "fsdp2"):
@@ -155,12 +155,12 @@ def migrate(paths: Sequence[Path]) -> Migration:
     return Migration(tuple(map(str, paths)), len(scripts), tuple(kinds), tuple(item for _, item in done))
 
 
-def _entries(scripts: Sequence[Path], parsed: dict[Path, Module | None]) -> list[list[Trace]]:
+def _entries(scripts: Sequence[Path], shared: Shared) -> list[list[Trace]]:
     """The traces of each script; a file that another one imports is followed from there."""
     found: dict[Path, list[Trace]] = {}
     imported: set[Path] = set()
     for script in scripts:
-        project = Project(script, parsed)
+        project = Project(script, shared)
         found[script] = follow(project, _Follower)
         imported |= {module.path for module in project.modules if module is not project.script}
     return [found[script] for script in scripts if script not in imported] or list(found.values())

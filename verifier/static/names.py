@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
+from pathlib import Path
 
+from .coverage import Missed, callee_of
 from .events import Event, Guard, Trace
 from .project import ClassInfo, Module, Project, canonical
 from .values import GLOBAL, RANK_NAMES, RANK_VARIABLES, Value, derived, either
@@ -66,6 +68,12 @@ class Names(ABC):
         self.trace.add(event)
         return event
 
+    def missed(self, node: ast.AST, kind: str, reason: str, callee: str = "") -> None:
+        """Record a call that cannot be followed."""
+        if node not in self.trace.missed:
+            place = (str(self.frame.module.path), getattr(node, "lineno", 1))
+            self.trace.missed[node] = Missed(callee or callee_of(node), *place, kind, reason)
+
     @abstractmethod
     def evaluate(self, node: ast.expr | None) -> Value:
         """In the class that has all parts."""
@@ -82,12 +90,20 @@ class Names(ABC):
         frame: Frame | None = self.frame
         while frame is not None:
             if name in frame.names and name not in frame.globals:
+                if frame.names[name].kind == "pending":
+                    frame.names[name] = self.settled(frame.names[name])
                 return frame.names[name]
             frame = frame.parent
         found = self.frame.module.names.get(name)
-        if isinstance(found, Value):
-            return found
-        return self.name(f"builtins.{name}")
+        return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{name}")
+
+    def settled(self, value: Value) -> Value:
+        """The value, or what an import that was put off gives."""
+        return self.member(value.name, *value.home) if value.kind == "pending" else value
+
+    @abstractmethod
+    def member(self, attr: str, module: Module | None, dotted: str, importer: Path, level: int) -> Value:
+        """In the class that has all parts."""
 
     def attribute(self, base: Value, attr: str, node: ast.AST) -> Value:
         """`base.attr`."""
@@ -99,7 +115,7 @@ class Names(ABC):
             self.load(base.home)
             inner = base.home.names.get(attr)
             if isinstance(inner, Value):
-                return inner
+                return self.settled(inner)
             below = self.project.find(attr, base.home.path, 1) if base.home.path.name == "__init__.py" else None
             return Value("file", attr, home=below) if below is not None else Value("unknown", attr)
         if base.kind == "either":
@@ -149,13 +165,17 @@ class Names(ABC):
 
     def external_bases(self, info: ClassInfo) -> list[str]:
         """The canonical names of the bases that are not of the project."""
+        return [value.name for value in self.strange_bases(info)]
+
+    def strange_bases(self, info: ClassInfo) -> list[Value]:
+        """The bases that are not of the project."""
         values = [self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases]
-        return [value.name for value in values if value.kind == "name"]
+        return [value for value in values if value.kind == "name"]
 
     def _in_module(self, module: Module, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):
             found = module.names.get(node.id)
-            return found if isinstance(found, Value) else self.name(f"builtins.{node.id}")
+            return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{node.id}")
         if isinstance(node, ast.Attribute):
             return self.attribute(self._in_module(module, node.value), node.attr, node)
         return Value("unknown")

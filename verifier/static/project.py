@@ -107,24 +107,46 @@ class Module:
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
 
 
-class Project:
-    """A script and what can be imported from its repository, parsed when it is needed."""
+class Shared:
+    """What the projects of one look share: parsed files, and where modules lie."""
 
-    def __init__(self, script: Path, parsed: dict[Path, Module | None] | None = None) -> None:
-        self.folder = script.parent
-        self.bases = roots.roots(script)
+    def __init__(self, parsed: dict[Path, Module | None] | None = None) -> None:
         self.parsed = {} if parsed is None else parsed
+        self.places: dict[tuple[Path, str], Path | None] = {}
+
+    def file_of(self, base: Path, dotted: str) -> Path | None:
+        """The file of a module below a folder."""
+        key = (base, dotted)
+        if key not in self.places:
+            place = base.joinpath(*dotted.split(".")) if dotted else base
+            files = [place.with_suffix(".py")] if dotted else []
+            self.places[key] = next((path for path in (*files, place / "__init__.py") if path.is_file()), None)
+        return self.places[key]
+
+
+class Project:
+    """A script and what can be imported from its repository, parsed when it is needed.
+
+    `shared` has what several projects read. A `lazy` project follows what it imports only as far as it uses it.
+    """
+
+    def __init__(self, script: Path, shared: Shared | None = None, lazy: bool = False) -> None:
+        self.folder, self.lazy = script.parent, lazy
+        self.bases = roots.roots(script)
+        self.shared = Shared() if shared is None else shared
         self.modules: list[Module] = []
+        self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
         """The parsed file, or None if it cannot be read as Python."""
-        if path not in self.parsed:
+        parsed = self.shared.parsed
+        if path not in parsed:
             try:
-                self.parsed[path] = parse(path)
+                parsed[path] = parse(path)
             except UserError:
-                self.parsed[path] = None
-        module = self.parsed[path]
+                parsed[path] = None
+        module = parsed[path]
         if module is not None and module not in self.modules:
             if len(self.modules) >= LIMIT:
                 return None
@@ -137,11 +159,19 @@ class Project:
     def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
         """The project's module of that name, as the importer would find it."""
         for base in self._bases(dotted, importer, level):
-            place = base.joinpath(*dotted.split(".")) if dotted else base
-            for path in (place.with_suffix(".py") if dotted else place / "__init__.py", place / "__init__.py"):
-                if path.is_file():
-                    return self.module_at(path)
+            path = self.shared.file_of(base, dotted)
+            if path is not None:
+                module = self.module_at(path)
+                if module is None:
+                    full = self.shared.parsed[path] is not None
+                    why = f"lies beyond the limit of {LIMIT} files" if full else "is not Python"
+                    self.unread["." * level + dotted] = why
+                return module
         return None
+
+    def has(self, top: str) -> bool:
+        """Whether a package or module of that name lies in the project."""
+        return any((base / top).is_dir() or (base / f"{top}.py").is_file() for base in self.bases)
 
     def _bases(self, dotted: str, importer: Path, level: int) -> list[Path]:
         """Where a module of this name may lie. Names of Python and torch are never those of another folder."""
