@@ -15,15 +15,14 @@ from typing import Any
 from .analysis.checkpoints import (
     named_paths,
     number_in,
-    outside,
-    same_weights_after,
     saved_paths,
     saves_after_the_last_step,
-    unseen_save,
     unwritten,
 )
 from .analysis.crash_moments import moments
 from .analysis.first_run import changes_gradients, keeps_its_batch_on
+from .analysis.reasons import never_written, no_damage, no_resume
+from .analysis.scaling import clip_was_reached
 from .blame import blame
 from .errors import UserError
 from .evidence import Evidence
@@ -185,13 +184,14 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """A short run under conditions that the script would not meet: NaN in memory that `to_empty` allocates, huge gradients.
 
-    Its completion is never judged. It is made where it can show something.
+    Its completion is never judged. It is made where it can show what the train run has not shown.
     """
     train = evidence.train
     if "provoked" not in settings.needs or train is None:
         return []
     fill = any(trace.first("to_empty") is not None for trace in train.traces)
-    if not fill and not (train.steps() and (evidence.gradients or changes_gradients(train))):
+    clips = train.steps() > 0 and (evidence.gradients or changes_gradients(train)) and not clip_was_reached(train)
+    if not fill and not clips:
         return []
     run = settings.run("provoked", settings.target.nproc, probe={"fill": fill, "stress": True})
     return [replace(run, steps=1, starting_point=False, expected="gradients or memory were changed on purpose")]
@@ -209,10 +209,10 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
-    if train is None or after is None or not settings.needs & {*RESUMED} or _no_resume(settings, evidence):
+    if train is None or after is None or not settings.needs & {*RESUMED} or no_resume(target, settings.steps, evidence):
         return []
     if path := unwritten(target.resume_args, evidence.course.left):
-        raise UserError(_never_written(settings, evidence, path))
+        raise UserError(never_written(path, settings.steps, evidence))
     exact = needs_full_precision(train)
     left = settings.steps - after
 
@@ -275,7 +275,7 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all); then the script resumes."""
     target, train = settings.target, evidence.train
-    if train is None or "crash" not in settings.needs or _no_damage(evidence):
+    if train is None or "crash" not in settings.needs or no_damage(evidence):
         return []
     if evidence.course.crashed is not None:
         run = settings.run("recovered", target.nproc, *target.resume_args, steps=1, files="left")
@@ -293,7 +293,7 @@ def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes from a checkpoint with a damaged file."""
     target, train = settings.target, evidence.train
-    if train is None or "damaged" not in settings.needs or _no_damage(evidence):
+    if train is None or "damaged" not in settings.needs or no_damage(evidence):
         return []
     for kind in (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]:
         run = settings.run("damaged", target.nproc, *target.resume_args, steps=1, files="saved", damage=kind)
@@ -321,11 +321,11 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
     )
     if evidence.reference is not None and evidence.reference.completed and reason:
         found["ddp"] = reason
-    if reason := _no_resume(settings, evidence):
+    if reason := no_resume(target, settings.steps, evidence):
         return found | dict.fromkeys(RESUMED, reason)
     if "reshard" in settings.needs and not target.reshard_to:
         found["reshard"] = "no other world size was asked for: give --reshard-to"
-    if reason := _no_damage(evidence):
+    if reason := no_damage(evidence):
         return found | dict.fromkeys(("crash", "damaged"), reason)
     if not evidence.crashes:
         told = "no save of this script could be interrupted (it writes through neither DCP nor torch.save)"
@@ -337,51 +337,6 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
 
 def _trained(evidence: Evidence) -> bool:
     return evidence.train is not None and evidence.train.completed and evidence.train.steps() > 0
-
-
-def _no_resume(settings: Settings, evidence: Evidence) -> str:
-    """Why the script cannot be resumed, or ""."""
-    target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
-    if told := unseen_save(evidence):
-        return told
-    if not target.resume_args:
-        return "how this script resumes is not known: give --resume-args"
-    if after is None:
-        last = settings.steps - 1
-        return f"no save was seen before step {settings.steps}: give --save-args that save after one of the steps 1 to {last}"
-    if evidence.course.stale:
-        return evidence.course.stale
-    if (
-        evidence.course.repeat is not None
-        and train is not None
-        and not same_weights_after(evidence.course.repeat, train, after)
-    ):
-        return f"it saves after step {train.steps()} too, and does not repeat itself: save less often"
-    if "saved" in evidence.missing:
-        return (
-            f"what the train run has left in the folder of {{checkpoint}} cannot be copied: {evidence.missing['saved']}"
-        )
-    return ""
-
-
-def _no_damage(evidence: Evidence) -> str:
-    """Why its checkpoints cannot be damaged, or ""."""
-    if evidence.train is None or evidence.resume is None:
-        return evidence.missing.get("resume", "the script was not resumed")
-    if not evidence.resume.completed:
-        return "the script does not resume even from a whole checkpoint"
-    if path := outside(evidence.train, evidence.course.checkpoint, evidence.course.created):
-        return f"it saves to {path}, outside the folder of {{checkpoint}}"
-    return ""
-
-
-def _never_written(settings: Settings, evidence: Evidence, path: str) -> str:
-    tops = sorted({item.partition("/")[0] for item in evidence.course.left})
-    there = ", ".join(f"{{checkpoint}}/{name}" for name in tops[:5]) or "nothing"
-    return (
-        f"--resume-args names {{checkpoint}}/{path}, which the train run of {settings.steps} steps did not write; it left {there}. "
-        "Name one of these, save earlier (--save-args), or compare more steps (--steps)"
-    )
 
 
 def _single(settings: Settings, exact: bool, mode: str) -> PlannedRun:

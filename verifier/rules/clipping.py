@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
+from ..analysis.scaling import SAME, stressed_scales, uneven
+from ..analysis.scaling import scales as scales_of
 from ..evidence import Evidence
 from ..finding import Finding
 from ..static.sources import find_local_norm
 from ..trace import Record, Run
 from .base import Rule, count, some
-
-SAME = 1e-3
 
 
 class ManualLocalNormClip(Rule):
@@ -51,15 +49,15 @@ class ManualLocalNormClip(Rule):
                 fix="Give it a list, or call model.parameters() anew each time.",
             )
         stressed = _stressed(evidence)
-        scales = _scales(run, stressed)
-        shown = any(_uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
-        if not stressed and evidence.provoked is not None and not shown:
+        scales = stressed_scales(stressed) if stressed else scales_of(run)
+        visible = any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
+        if not stressed and evidence.provoked is not None and not visible:
             return self.unknown("the run with gradients 1e6 times as large stopped before its step")
         if not scales and stressed:
             return self.passed("what is done to gradients between backward and the step is no scaling by a norm")
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
-        apart = {name: s for name, s in scales.items() if _uneven(s)}
+        apart = {name: s for name, s in scales.items() if uneven(s)}
         if apart:
             name, values = max(apart.items(), key=lambda item: max(item[1]) / max(min(item[1]), 1e-300))
             factors = ", ".join(f"{v:.4g}" for v in values)
@@ -71,7 +69,7 @@ class ManualLocalNormClip(Rule):
             )
         clipped = [name for name, s in scales.items() if max(s) < 1.0 - SAME]
         if not clipped:
-            what = "not even gradients 1e6 times as large" if stressed else "and its sources touch no gradient"
+            what = "not even gradients 1e6 times as large" if stressed else "in the steps that it made"
             return self.passed(f"the script does not clip by norm, {what}")
         return self.passed(f"clipping was in force and scaled every shard of {some(clipped, 1)} by one factor")
 
@@ -81,30 +79,6 @@ def _stressed(evidence: Evidence) -> list[Record]:
     run = evidence.provoked
     found = [t.first("stress") for t in run.traces] if run is not None else []
     return [record for record in found if record is not None] if all(found) else []
-
-
-def _uneven(scales: list[float]) -> bool:
-    return max(scales) - min(scales) > SAME * max(scales)
-
-
-def _scales(run: Run, stressed: list[Record]) -> dict[str, list[float]]:
-    """{parameter: factor on each rank between backward and step}, for gradients that were scaled as a whole."""
-    found: dict[str, list[float]] = {}
-    for record in stressed:
-        for name, (bb, bs, ss) in record["products"].items():
-            if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
-                found.setdefault(name, []).append(bs / bb)
-    if stressed:
-        return found
-    for step in range(1, run.steps() + 1):
-        now: dict[str, list[float]] = {}
-        for record in run.at_step("step", step):
-            for name, before in record["grads"].items():
-                after = record["grads_at_step"].get(name)
-                if before and after and before[0] > 0.0 and after[0] > 0.0:
-                    now.setdefault(name, []).append(math.sqrt(after[0] / before[0]))
-        found |= {n: s for n, s in now.items() if n not in found or _uneven(s)}
-    return found
 
 
 def _line(evidence: Evidence, run: Run) -> dict[str, object] | None:

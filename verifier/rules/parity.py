@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..analysis.scaling import clip_was_reached
 from ..comparison import Comparison, Limits, compare, gradient_apart, incomparable, limits, undecided
 from ..evidence import Evidence
 from ..finding import Finding
@@ -285,7 +286,7 @@ def substance(evidence: Evidence, run: Run) -> str:
     still = [name for name in trainable if name not in moved and name not in idle]
     if still:
         told.append(f"{some(still)} did not move")
-    if _clips(evidence.provoked):
+    if _clips(evidence.provoked) or (evidence.train is not None and clip_was_reached(evidence.train)):
         reached = any(
             (a := run.grad_norm(s)) is not None
             and (b := run.grad_norm(s, "grads_at_step")) is not None
