@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from verified_fsdp2.verifier.flags import FLAGS
+from verified_fsdp2.verifier.config.flags import FLAGS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SETTINGS = (*FLAGS, "args")

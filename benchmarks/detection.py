@@ -24,10 +24,10 @@ from typing import Any
 
 from corpus import Case, faults, right
 from detection_table import in_page
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.target import resolve
 
 OTHER_SIZES = (4, 1)
 RESUMED = {"resume", "reshard", "crash", "damaged"}

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from corpus import TESTS
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
-from verified_fsdp2.verifier.target import resolve
 
 HOST = TESTS / "zoo" / "minimal.py"
 OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)"

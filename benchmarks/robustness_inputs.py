@@ -373,7 +373,7 @@ def pyproject(chance: random.Random, folder: Path) -> list[str]:
 def report() -> Any:
     """A report of the static tier on a faulty script."""
     from verified_fsdp2.verifier.report.json_report import as_dict
-    from verified_fsdp2.verifier.static_verdict import lint
+    from verified_fsdp2.verifier.rules.lint import lint
 
     return as_dict(lint([ROOT / "tests" / "faults" / "optim_before_shard.py"], command="fsdp2 lint in/a.py"))
 

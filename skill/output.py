@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from ..verifier.harmless import harmless
+from ..verifier.report.sanitize import harmless
 
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from corpus import Case, load
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
-from verified_fsdp2.verifier.static.detectors import DETECTORS
-from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.source.registry import DETECTORS
 from verified_fsdp2.verifier.verdict import Verdict
 
 

@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 
 from documents import DOCUMENTS, ROOT, Block, blocks, claims, diagnosis, python_blocks
 from verified_fsdp2.skill import cli, reference
-from verified_fsdp2.verifier import comparison
+from verified_fsdp2.verifier.analysis import comparison
 from verified_fsdp2.verifier.rules import RULES, parity
 
 SETTING = Path(__file__).parent / "docs_setting.py"

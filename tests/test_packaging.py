@@ -69,7 +69,7 @@ def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path)
         "-m",
         "pytest",
         "-p",
-        "verified_fsdp2.verifier.pytest_plugin",
+        "verified_fsdp2.verifier.integrations.pytest_plugin",
         "--fsdp2",
         "train.py",
         "--fsdp2-tier",
@@ -107,7 +107,7 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     fsdp2(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
     package = tmp_path / "site" / "verified_fsdp2"
     (entries,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
-    assert "[pytest11]\nverified_fsdp2.verifier.pytest_plugin = " in entries.read_text()
+    assert "[pytest11]\nverified_fsdp2.verifier.integrations.pytest_plugin = " in entries.read_text()
     mark(package)
     assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
     assert "targets" in fsdp2(package / "skill", "spec", "schema", "--verify", cwd=tmp_path)

@@ -31,7 +31,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.report import json_report
-from verified_fsdp2.verifier.rules.hang import RunCompletes
+from verified_fsdp2.verifier.rules.hang.run_completes import RunCompletes
 from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.seal import mark
 from verified_fsdp2.verifier.verdict import Verdict

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import RENDERERS
-from verified_fsdp2.verifier.target import resolve
 from verified_fsdp2.verifier.verdict import Verdict
 
 pytestmark = pytest.mark.launch

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from .config.policy import Widening
 from .finding import Hit
-from .policy import Widening
-from .static.suppress import Suppression
+from .source.suppress import Suppression
 from .trace import Record, Run
 
 

@@ -9,17 +9,17 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
 from .evidence import Evidence, Sources
 from .finding import Finding
-from .origin import place_in_ours
-from .policy import BY_HAND, Policy, Skip, Widening
 from .rules import RULES
 from .rules.base import Rule
 from .rules.naming import is_named, is_skipped
-from .static.suppress import RULE as UNUSED
-from .static.suppress import Suppression, Use, covering, problems, uses
+from .source.suppress import RULE as UNUSED
+from .source.suppress import Suppression, Use, covering, problems, uses
 from .trace.events import ProbeError
+from .trace.origin import place_in_ours
 from .verdict import Verdict
 
 LISTENED = ("wrapping", "init", "mesh")  # families of rules whose listeners keep their own errors to themselves

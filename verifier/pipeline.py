@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from . import plan, settings
+from . import plan
+from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Evidence
 from .execute import Executor, Progress, added, backend_for
-from .facts import facts, summary
 from .finding import Finding
 from .judge import apply_policy, judge
 from .launch import sharing
@@ -24,13 +24,14 @@ from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.workspace import Workspace
 from .plan import Settings
+from .report.facts import facts, summary
+from .report.redact import stable
 from .rules import RULES
+from .rules.lint import choose, verdict_on
 from .rules.naming import left
+from .source import environment as settings
 from .source.scan import is_distributed, scan
-from .stable import stable
-from .static.sources import read_sources
-from .static_verdict import choose, verdict_on
-from .target import Target
+from .source.sources import read_sources
 from .trace import Run
 from .verdict import Verdict
 

@@ -12,25 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .analysis.checkpoints import (
-    named_paths,
-    number_in,
-    saved_paths,
-    saves_after_the_last_step,
-    unwritten,
-)
+from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after_the_last_step, unwritten
 from .analysis.crash_moments import moments
 from .analysis.first_run import changes_gradients, keeps_its_batch_on
+from .analysis.precision import LOW, low_precision
 from .analysis.reasons import never_written, no_damage, no_resume
+from .analysis.root_cause import blame
 from .analysis.scaling import clip_was_reached
-from .blame import blame
+from .config.modules import root
+from .config.target import Target
 from .errors import UserError
 from .evidence import Evidence
 from .launch.checkpoints import KINDS
-from .modules import root
 from .rules import RULES
-from .rules.precision import LOW, low_precision
-from .target import Target
 from .trace import Run
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises

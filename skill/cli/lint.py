@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     import gc
 
     from ...verifier.report import LINT
-    from ...verifier.static_verdict import lint
+    from ...verifier.rules.lint import lint
 
     gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
     if options.migrate:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _held_against(verdict: Verdict, options: argparse.Namespace) -> Verdict:
     """The verdict beside that of the earlier report."""
-    from ...verifier import baseline
+    from ...verifier.report import baseline
 
     old = baseline.load(options.baseline)
     baseline.must_be_of(options.baseline, old, verdict.target)
@@ -81,7 +81,7 @@ def _held_against(verdict: Verdict, options: argparse.Namespace) -> Verdict:
 def _migrate(options: argparse.Namespace) -> int:
     """List the changes; 1 if there are any."""
     from ...verifier.report import migration as report
-    from ...verifier.static.migration import migrate
+    from ...verifier.source.migration import migrate
 
     if options.only or options.skip or options.baseline:
         raise UserError("--migrate judges no rules: leave out --only, --skip and --baseline")

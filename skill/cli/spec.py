@@ -128,7 +128,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from ...verifier import config
+    from ...verifier.config import verify_file as config
     from ..spec import schema
 
     form = config.FORM if args.verify else schema.FORM

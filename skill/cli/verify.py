@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...verifier.config.flags import FLAGS
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
-from ...verifier.flags import FLAGS
 from ..atomic_write import defer_signals
 from ..output import log
 from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
 if TYPE_CHECKING:
-    from ...verifier.target import Target
+    from ...verifier.config.target import Target
     from ...verifier.verdict import Verdict
 
 Known = tuple[Path, dict[str, Any]]  # an earlier report
@@ -131,10 +131,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Verify every target, write the reports, return the worst exit code."""
-    from ...verifier.config import config_in
+    from ...verifier.config.target import resolve_all
+    from ...verifier.config.verify_file import config_in
     from ...verifier.pipeline import select
     from ...verifier.report import RENDERERS
-    from ...verifier.target import resolve_all
 
     flags = {name: getattr(options, name) for name in FLAGS}
     flags["tier"] = None if options.tier == "ranks" else options.tier
@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _known(path: Path | None, target: Target, several: bool) -> Known | None:
     """The earlier report of this target, if one is given."""
-    from ...verifier import baseline
+    from ...verifier.report import baseline
 
     if path is None:
         return None
@@ -202,8 +202,7 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
 
 def _tell(reports: Sequence[Report], verdict: Verdict, old: Known | None) -> int:
     """Write the reports; the exit code of the verdict."""
-    from ...verifier import baseline
-    from ...verifier.report import RENDERERS
+    from ...verifier.report import RENDERERS, baseline
 
     if old is not None:
         verdict = baseline.held_against(verdict, *old)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...verifier.reading.problems import NotValid as SpecError
-from ...verifier.reading.problems import Problem
+from ...verifier.config.reading.problems import NotValid as SpecError
+from ...verifier.config.reading.problems import Problem
 from .loading import load, parse
 from .model import Spec
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ...verifier.reading.problems import KeyPath
+from ...verifier.config.reading.problems import KeyPath
 from . import data_files
 from . import schema as spec_schema
 from .model import Spec

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...verifier.reading.document import Document
-from ...verifier.reading.problems import KeyPath, dotted
-from ...verifier.reading.validation import Fault
+from ...verifier.config.reading.document import Document
+from ...verifier.config.reading.problems import KeyPath, dotted
+from ...verifier.config.reading.validation import Fault
 from . import data_content, data_files
 from . import schema as spec_schema
 

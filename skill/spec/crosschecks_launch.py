@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...verifier.reading.problems import dotted
-from ...verifier.reading.validation import Fault
+from ...verifier.config.reading.problems import dotted
+from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
 
 NEEDED = {

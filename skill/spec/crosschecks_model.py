@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...verifier.reading.validation import Fault
+from ...verifier.config.reading.validation import Fault
 from . import data_files, pretrained
 from .crosschecks import Values, fault, needs
 

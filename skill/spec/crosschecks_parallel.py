@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...verifier.reading.validation import Fault
+from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, fault, needs
 from .model import data_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...verifier.reading import scalars
+from ...verifier.config.reading import scalars
 
 
 def to_yaml(data: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...verifier.config.reading.words import similar
 from ...verifier.errors import UserError
-from ...verifier.reading.words import similar
 from . import schema as spec_schema
 from .schema import Schema, kinds_of, required, shown
 

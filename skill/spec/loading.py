@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...verifier.reading import files
-from ...verifier.reading.problems import NotValid
+from ...verifier.config.reading import files
+from ...verifier.config.reading.problems import NotValid
 from . import crosschecks, schema
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...verifier.reading import document as reader
-from ...verifier.reading.document import Document
-from ...verifier.reading.problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
+from ...verifier.config.reading import document as reader
+from ...verifier.config.reading.document import Document
+from ...verifier.config.reading.problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
 from . import schema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...verifier.reading.problems import KeyPath
+from ...verifier.config.reading.problems import KeyPath
 from .dump import to_yaml
 
 

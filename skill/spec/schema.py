@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...verifier.reading import schema as any_schema
-from ...verifier.reading.problems import KeyPath
-from ...verifier.reading.schema import Form, Schema, branches, keys, kinds_of, properties, required, shown
+from ...verifier.config.reading import schema as any_schema
+from ...verifier.config.reading.problems import KeyPath
+from ...verifier.config.reading.schema import Form, Schema, branches, keys, kinds_of, properties, required, shown
 
 __all__ = [
     "FORM",

@@ -1,4 +1,4 @@
-"""What verifier/static/migration.json says of torch, run on two ranks: `python migrate_claims.py FOLDER` prints {claim: whether it holds}.
+"""What verifier/source/migration.json says of torch, run on two ranks: `python migrate_claims.py FOLDER` prints {claim: whether it holds}.
 
 Every function here that begins with `claim_` returns whether the sentence in its docstring holds on this rank.
 """

@@ -146,7 +146,7 @@ def test_nothing_heavy_is_imported(script: Path) -> None:
     words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "verified_fsdp2.verifier.static.lint" in imported
+    assert "verified_fsdp2.verifier.source.lint" in imported
     heavy = {"torch", "numpy", "jsonschema", "yaml", "jinja2", "subprocess", "socket", "tempfile", "shutil"}
     assert imported & heavy == set()
 

@@ -16,9 +16,9 @@ import pytest
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.report.migration import render
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.static import migration
-from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.migration import STEPS, migrate
+from verified_fsdp2.verifier.source import migration
+from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.migration import STEPS, migrate
 
 TESTS = Path(__file__).parents[1]
 ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -275,7 +275,7 @@ def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:
     words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", "--migrate", str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert done.returncode == 1 and "verified_fsdp2.verifier.static.migration_loop" in imported
+    assert done.returncode == 1 and "verified_fsdp2.verifier.source.migration_loop" in imported
     assert not imported & {"torch", "numpy", "yaml", "jinja2", "jsonschema"}
     assert script.read_text(encoding="utf-8") == text and list(tmp_path.iterdir()) == [script]
 

@@ -19,9 +19,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from verified_fsdp2.verifier.static import migration
-from verified_fsdp2.verifier.static.migration_loop import _STATES
-from verified_fsdp2.verifier.static.migration_model import _DDP_ROWS, _SILENT, DDP_PARAMETERS, FSDP1_PARAMETERS
+from verified_fsdp2.verifier.source import migration
+from verified_fsdp2.verifier.source.migration_loop import _STATES
+from verified_fsdp2.verifier.source.migration_model import _DDP_ROWS, _SILENT, DDP_PARAMETERS, FSDP1_PARAMETERS
 
 ROWS = json.loads(Path(migration.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 TEXTS = [row["fsdp2"] + " " + row.get("mind", "") for row in ROWS.values()]

@@ -15,8 +15,8 @@ from PIL import Image
 
 from data_project import IMPORTED, Project
 from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.pipeline import verify
-from verified_fsdp2.verifier.target import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 

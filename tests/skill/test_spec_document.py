@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from verified_fsdp2.verifier.reading import document, scalars
-from verified_fsdp2.verifier.reading.problems import LINE_BREAK, Place, Problem, Source, excerpt, quoted
+from verified_fsdp2.verifier.config.reading import document, scalars
+from verified_fsdp2.verifier.config.reading.problems import LINE_BREAK, Place, Problem, Source, excerpt, quoted
 
 
 def read(text: str) -> document.Document:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from verified_fsdp2.skill.spec import explain, schema
-from verified_fsdp2.verifier.reading import validation
+from verified_fsdp2.verifier.config.reading import validation
 
 KEYS = {name: (found, section) for name, found, section in schema.walk()}
 

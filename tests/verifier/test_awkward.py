@@ -13,11 +13,11 @@ from pathlib import Path
 import awkward
 import pytest
 
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.capture import HEAD, TAIL, Capture
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
-from verified_fsdp2.verifier.target import resolve
 
 BOTH_LAUNCHERS = ("children", "sys_exit_7", "os_exit_0", "sigkill")
 

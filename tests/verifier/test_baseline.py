@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from verified_fsdp2.verifier import baseline
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.report import RENDERERS, json_report
+from verified_fsdp2.verifier.report import RENDERERS, baseline, json_report
 from verified_fsdp2.verifier.verdict import Comparison, Verdict, verdict_of
 
 OLD = Path("old.json")

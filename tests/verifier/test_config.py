@@ -16,14 +16,14 @@ from documents import blocks
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import pipeline
-from verified_fsdp2.verifier.config import FORM, PYPROJECT, config_in, read
+from verified_fsdp2.verifier.config.policy import Policy, Skip, Widening
+from verified_fsdp2.verifier.config.target import Target, resolve, resolve_all
+from verified_fsdp2.verifier.config.verify_file import FORM, PYPROJECT, config_in, read
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_policy, apply_tolerance
-from verified_fsdp2.verifier.policy import Policy, Skip, Widening
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.target import Target, resolve, resolve_all
 from verified_fsdp2.verifier.verdict import Verdict
 
 TODAY = datetime.date(2026, 11, 21)

@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import xmlschema
 
-from verified_fsdp2.verifier.baseline import held_against
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.harmless import harmless
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report
+from verified_fsdp2.verifier.report.baseline import held_against
+from verified_fsdp2.verifier.report.sanitize import harmless
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"

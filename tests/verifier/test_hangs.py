@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from records import micro, model, run, step, stepped
-from verified_fsdp2.verifier import branches
-from verified_fsdp2.verifier.blame import blame
+from verified_fsdp2.verifier.analysis import branches
+from verified_fsdp2.verifier.analysis.divergence import parting
+from verified_fsdp2.verifier.analysis.root_cause import blame
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.meeting import parting
-from verified_fsdp2.verifier.rules import RULES, hang_named
-from verified_fsdp2.verifier.static.sources import read_sources
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.hang._named import HangRule
+from verified_fsdp2.verifier.source.sources import read_sources
 from verified_fsdp2.verifier.trace import Ended, Run, Trace, read_run
 
-NAMES = [cls.name for cls in hang_named.RULES]
+NAMES = [name for name, rule in RULES.items() if isinstance(rule, HangRule)]
 LOOP = """
 def main():
     for step, batch in enumerate(batches):

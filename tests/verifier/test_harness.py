@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from verified_fsdp2.skill import cli
-from verified_fsdp2.verifier import plan, settings
+from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier.config.modules import find, root
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.execute import Executor, backend_for
 from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.launch.workspace import Workspace
-from verified_fsdp2.verifier.modules import find, root
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.plan import PlannedRun
-from verified_fsdp2.verifier.static.sources import project_files
-from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.source import environment as settings
+from verified_fsdp2.verifier.source.sources import project_files
 
 TRAIN = """\
 import os, sys

@@ -16,9 +16,9 @@ import pytest
 
 from records import micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.facts import facts, summary
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, html, html_tables, json_report
+from verified_fsdp2.verifier.report.facts import facts, summary
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.verdict import Comparison, Verdict, verdict_of
 

@@ -14,8 +14,8 @@ import yaml
 from records import micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.substitutes import libraries
-from verified_fsdp2.verifier.rules.gradients import RecomputeDrawsAnew
-from verified_fsdp2.verifier.rules.parity import MatchesDdp
+from verified_fsdp2.verifier.rules.gradients.recompute_draws_anew import RecomputeDrawsAnew
+from verified_fsdp2.verifier.rules.parity.matches_ddp import MatchesDdp
 from verified_fsdp2.verifier.trace import Run
 
 ROOT = Path(__file__).parents[2]

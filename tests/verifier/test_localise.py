@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from records import micro, model, parameter, run, step, stepped
-from verified_fsdp2.verifier.comparison import FLOOR, Comparison, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import FLOOR, Comparison, compare, limits
+from verified_fsdp2.verifier.analysis.localise import meaning, part
+from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.localise import meaning, part
-from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run, Trace
 

@@ -9,11 +9,11 @@ import pytest
 
 from corpus import TESTS
 from records import micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.analysis.precision import low_precision
+from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.policy import Widening
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.rules.precision import low_precision
 from verified_fsdp2.verifier.trace import Run
 
 SHARD = {"kind": "shard", "parameters": [], "param_dtype": "bfloat16", "reduce_dtype": "float32"}

@@ -9,8 +9,8 @@ import pytest
 
 from corpus import TESTS
 from records import LINE, entropy, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
-from verified_fsdp2.verifier.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES

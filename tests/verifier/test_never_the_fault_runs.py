@@ -10,6 +10,7 @@ import pytest
 
 from records import micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -18,7 +19,6 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.scan import read_sources
-from verified_fsdp2.verifier.target import resolve
 from verified_fsdp2.verifier.verdict import Verdict
 
 SCRIPT = """\

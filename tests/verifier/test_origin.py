@@ -12,10 +12,10 @@ import pytest
 import torch.distributed.fsdp
 
 from records import run
-from verified_fsdp2.verifier import flow, origin
-from verified_fsdp2.verifier.blame import blame, own_frames
+from verified_fsdp2.verifier import flow
+from verified_fsdp2.verifier.analysis.root_cause import blame, own_frames
 from verified_fsdp2.verifier.probe.frames import Frames
-from verified_fsdp2.verifier.trace import Ended
+from verified_fsdp2.verifier.trace import Ended, origin
 
 TORCH = torch.distributed.fsdp.__file__
 

@@ -13,7 +13,7 @@ pytest_plugins = ("pytester",)
 TESTS = Path(__file__).parents[1]
 LATE = (TESTS / "faults" / "optim_before_shard.py").read_text(encoding="utf-8")
 RIGHT = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
-PLUGIN = ("-p", "verified_fsdp2.verifier.pytest_plugin")
+PLUGIN = ("-p", "verified_fsdp2.verifier.integrations.pytest_plugin")
 STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from records import model, parameter, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.rules import RAISED, RULES
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
 from verified_fsdp2.verifier.trace import Ended, Run, Trace
 
-NAMES = [cls.name for family in RAISED for cls in family.RULES]
+NAMES = [name for name, rule in RULES.items() if isinstance(rule, RaisedRule)]
 MIXED = "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
 TORCH = "/lib/python3.11/site-packages/torch"
 

@@ -9,11 +9,11 @@ import pytest
 
 from records import LINE, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
+from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.rules.durability import outcome_of
-from verified_fsdp2.verifier.saves import all_saves, final_path
+from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
 from verified_fsdp2.verifier.trace import Ended, Run
 
 A, B, C = ([float(k + 1), float(k), 2.0, 3.0, 4.0] for k in range(3))

@@ -10,11 +10,11 @@ import pytest
 
 from corpus import TESTS
 from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import gather, planned, select, verify_with
-from verified_fsdp2.verifier.target import Target, resolve
 from verified_fsdp2.verifier.trace import Run
 
 pytestmark = pytest.mark.launch

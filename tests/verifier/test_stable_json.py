@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 
 from corpus import TESTS
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import json_report
-from verified_fsdp2.verifier.stable import stable
-from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.report.redact import stable
 
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.static.sources import find_local_norm, project_files, read_sources
-from verified_fsdp2.verifier.target import resolve
+from verified_fsdp2.verifier.source.sources import find_local_norm, project_files, read_sources
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from records import LINE, micro, model, run, step, stepped
+from verified_fsdp2.verifier.config.target import Target
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import notes
 from verified_fsdp2.verifier.probe.events.raised import note
-from verified_fsdp2.verifier.target import Target
 from verified_fsdp2.verifier.trace.events import ProbeError
 
 RIGHT = [model(), micro(), step(), stepped()]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..evidence import LOADS, SAVES, Evidence
-from ..saves import all_saves, final_path
 from ..trace import Run
+from .saves import all_saves, final_path
 
 PLACE = "{checkpoint}"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..saves import events, saves_of
 from ..trace import Run
+from .saves import events, saves_of
 
 
 @dataclass(frozen=True)

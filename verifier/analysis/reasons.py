@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from ..config.target import Target
 from ..evidence import Evidence
-from ..target import Target
 from .checkpoints import outside, same_weights_after, unseen_save
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..saves import dcp_file
+from ..analysis.saves import dcp_file
 
 KINDS = ("truncated", "without .metadata")
 

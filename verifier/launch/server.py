@@ -37,7 +37,6 @@ def serve(device: str, ranks: int) -> int:
         _answer(answers, {"fault": "torch", "message": text_of(error)})
         return 1
     try:
-        from ..probe import install, rank  # noqa: F401  (their imports must be made before the fork)
         from ..probe.compat import names
 
         names.missing()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from ..origin import is_machinery, is_user
 from ..trace.events import Place
+from ..trace.origin import is_machinery, is_user
 
 _PROBE = str(Path(__file__).resolve().parent) + os.sep
 

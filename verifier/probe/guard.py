@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 
 from ..errors import text_of
-from ..origin import place_in_ours
 from ..trace.events import ProbeError
+from ..trace.origin import place_in_ours
 from ..trace.writer import Writer
 
 _MOST = 20  # different errors of one subscriber

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 
 from ..finding import Finding
-from ..harmless import harmless, shown
 from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
+from .sanitize import harmless, shown
 from .tiers import limits
 
 MOST = 10

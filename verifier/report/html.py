@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from ..harmless import in_xml
-from ..harmless import shown as visible
 from ..verdict import Verdict
 from . import html_tables
 from .json_report import as_dict
+from .sanitize import in_xml
+from .sanitize import shown as visible
 
 LIMIT = 1_000_000  # bytes
 SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from ..finding import Finding
-from ..harmless import in_json
 from ..verdict import Verdict
+from .sanitize import in_json
 from .tiers import limits
 
 SCHEMA = 1

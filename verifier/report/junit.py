@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..finding import Finding
-from ..harmless import in_xml
 from ..rules import RULES
 from ..verdict import Verdict
 from .places import relative, where
+from .sanitize import in_xml
 from .text import why_skipped
 from .tiers import limits
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..harmless import harmless
 from ..verdict import Verdict
+from .sanitize import harmless
 from .text import LIMIT, compared, failures
 from .tiers import counted, not_followed, number
 

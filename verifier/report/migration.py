@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..harmless import harmless, in_json
-from ..static.migration import STEPS, Item, Migration
+from ..source.migration import STEPS, Item, Migration
+from .sanitize import harmless, in_json
 from .text import LIMIT
 
 SCHEMA = 1

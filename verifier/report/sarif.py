@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ... import __version__
-from ..baseline import base_of, identity, name_of
 from ..finding import Finding
-from ..harmless import in_json
 from ..rules import RULES
 from ..rules.base import Rule
 from ..verdict import Verdict
+from .baseline import base_of, identity, name_of
 from .page import markdown
 from .places import place_of, relative
+from .sanitize import in_json
 from .tiers import limits
 
 BASE = "SRCROOT"

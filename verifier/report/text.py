@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..config.policy import open_but_allowed
 from ..finding import Finding
-from ..harmless import harmless
-from ..policy import open_but_allowed
 from ..verdict import Comparison, Verdict
+from .sanitize import harmless
 from .tiers import not_followed, verdict_line
 
 WIDTH = 118

@@ -6,11 +6,10 @@ import inspect
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
-from ..blame import Blame, blame
+from ..analysis.root_cause import Blame, blame
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Record, Run
@@ -22,8 +21,9 @@ SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
 class Rule(ABC):
     """One clause of the contract. The docstring of a subclass is its page: statement, then `Section:` blocks."""
 
-    name: ClassVar[str]
-    family: ClassVar[str]
+    name: ClassVar[str]  # from the name of its module
+    family: ClassVar[str]  # from the folder
+    explains: ClassVar[tuple[str, ...]] = ()  # rules of its family whose failure may follow from this one's
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
     reads: ClassVar[frozenset[str]] = frozenset()  # further ones, if other rules need them
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
@@ -45,6 +45,11 @@ class Rule(ABC):
     @abstractmethod
     def judge(self, evidence: Evidence) -> Finding:
         """The finding of this rule on the evidence; a pure function."""
+
+    def __init_subclass__(cls) -> None:
+        package, family, module = ("", *cls.__module__.split("."))[-3:]
+        if package == "rules" and not module.startswith("_"):
+            cls.name, cls.family = module.replace("_", "-"), family
 
     @classmethod
     def page(cls) -> dict[str, str]:
@@ -125,15 +130,3 @@ class RaisedRule(Rule):
     def told(self, found: re.Match[str], text: str) -> str:
         """What is said of a match; `text` is what `blame` says of the run."""
         return text
-
-
-def some(names: Iterable[str], limit: int = 3) -> str:
-    """`a, b, c and 5 more`."""
-    items = list(names)
-    shown = ", ".join(items[:limit])
-    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
-
-
-def count(number: int, thing: str) -> str:
-    """`1 parameter`, `3 parameters`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from ..config.reading.words import similar
 from ..errors import UserError
-from ..reading.words import similar
 from . import RULES
 
 

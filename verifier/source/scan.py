@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..config.modules import root
 from ..errors import UserError
 from ..finding import Hit
-from ..modules import root
-from ..static.lint import look
-from ..static.project import Module, canonical, parse
-from ..static.sources import project_files
-from ..static.suppress import Suppression
 from ..trace import Record
+from .lint import look
+from .project import Module, canonical, parse
+from .sources import project_files
+from .suppress import Suppression
 
 _SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
 _SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")

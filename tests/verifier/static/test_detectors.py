@@ -10,8 +10,8 @@ import pytest
 from pairs import PAIRS, PRELUDE
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
-from verified_fsdp2.verifier.static.detectors import DETECTORS
-from verified_fsdp2.verifier.static.lint import look
+from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.registry import DETECTORS
 
 
 def hits(tmp_path: Path, source: str) -> list[str]:

@@ -9,9 +9,9 @@ import pytest
 
 from pairs import HEAD, PRELUDE
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.static.follow import trace_script
-from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.project import canonical, parse
+from verified_fsdp2.verifier.source.follow import trace_script
+from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.project import canonical, parse
 
 LATE = "optim-before-shard"
 

@@ -9,7 +9,7 @@ import pytest
 from corpus import right
 from styles import RIGHT
 from verified_fsdp2.skill.cli import main
-from verified_fsdp2.verifier.static.lint import look
+from verified_fsdp2.verifier.source.lint import look
 
 ROOT = Path(__file__).parents[3]
 

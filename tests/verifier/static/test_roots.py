@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.verifier.static import project_files
-from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.project import Project
-from verified_fsdp2.verifier.static.roots import package_root, repositories, roots
+from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.project import Project
+from verified_fsdp2.verifier.source.roots import package_root, repositories, roots
+from verified_fsdp2.verifier.source.sources import project_files
 
 LOOP = """
 import torch

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pairs import HEAD, PRELUDE
+from verified_fsdp2.verifier.config.target import Target
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_suppressions, judge
 from verified_fsdp2.verifier.pipeline import with_sources
-from verified_fsdp2.verifier.static.lint import look
-from verified_fsdp2.verifier.static.suppress import uses
-from verified_fsdp2.verifier.static_verdict import lint
-from verified_fsdp2.verifier.target import Target
+from verified_fsdp2.verifier.rules.lint import lint
+from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.suppress import uses
 
 ROOT_ONLY = HEAD + "model = Net()\n{above}fully_shard(model){after}\nfit(model)\n"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.tensor import DTensor
 
-from ...origin import within_torch
 from ...trace.events import ClipOfNothing, Clips, Discarded, NotCleared, PartialRead, ShardInStep, Zeroed
+from ...trace.origin import within_torch
 from ..compat.tensors import local, partial_over, slots
 from ..dispatcher import Call
 from ..frames import caller

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ...origin import within_torch
 from ...trace.events import FromLocal, Late, Place, ShardedInput, Shards, Tie, Ties, Wrap
+from ...trace.origin import within_torch
 from ..compat.groups import managed
 from ..compat.tensors import data_mesh, layout, local, mesh_of, own_parameters, slots
 from ..dispatcher import Call

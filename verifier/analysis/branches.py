@@ -1,0 +1,202 @@
+"""What stands around a line of a source: guards on the rank, branches that skip it, the loop that it is in. Reads and runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..evidence import Sources
+
+_RANK = re.compile(r"(?i)rank|main_process|is_main|master|process_zero|coordinator|chief|primary")
+_COMMON = re.compile(r"(?i)step|epoch|args|cfg|config|max_|every|world|iter")
+_LOCAL = re.compile(
+    r"(?i)rank|loss|norm|grad|nan|inf\b|finite|overflow|best|patience|numel|len\(|empty|size|shape|skip|valid|time|exists|"
+    r"\bany|\ball"
+)
+_JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+_LEAVES = (ast.Continue, ast.Break, ast.Return)  # in silence
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A statement that some ranks may take and others not: its line, and its condition as text."""
+
+    line: int
+    text: str
+
+
+def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
+    """The condition on the rank under which `line` runs: around it, or an early exit before it in the same block."""
+    tree = sources.tree(file)
+    path = _path(tree, line)
+    for node in reversed(path):
+        if isinstance(node, ast.If | ast.While) and _in_branch(node, line) and _on_rank(tree, node.test):
+            return _branch(node)
+        if isinstance(node, ast.IfExp) and _on_rank(tree, node.test):
+            return _branch(node)
+        if isinstance(node, ast.BoolOp) and _on_rank(tree, node.values[0]):
+            return Branch(node.lineno, ast.unparse(node.values[0]))
+        if isinstance(node, ast.FunctionDef) and any(_RANK.search(ast.unparse(d)) for d in node.decorator_list):
+            return Branch(node.lineno, f"@{ast.unparse(node.decorator_list[0])}")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node is tree:
+            break
+    for node in _leaving_before(path, line):
+        if _on_rank(tree, node.test):
+            return _branch(node)
+    return None
+
+
+def skipping_branch(sources: Sources, file: str, before: int | None, missed: int) -> Branch | None:
+    """A branch through which a rank that has passed line `before` does not come to line `missed`, both in one function.
+
+    That is an `if`, not on the rank, around `missed` alone; a handler of errors that goes on; a jump between the two.
+    `before` is None where the function was entered in between.
+    """
+    tree = sources.tree(file)
+    path = _path(tree, missed)
+    for node in reversed(path):
+        if isinstance(node, _FUNCTIONS):
+            break
+        new = before is None or not _spans(node, before)
+        if isinstance(node, ast.If) and new and _in_branch(node, missed) and _is_local(node.test):
+            return _branch(node)
+        if isinstance(node, ast.ExceptHandler) and new:
+            return Branch(node.lineno, sources.line(file, node.lineno).rstrip(":"))
+        if isinstance(node, ast.Try) and _in_body(node, missed) and (handler := _going_on(node)) is not None:
+            return Branch(handler.lineno, sources.line(file, handler.lineno).rstrip(":"))
+        if isinstance(node, _LOOPS) and before is not None and _spans(node, before):
+            break
+    for node in ast.walk(_function(path, tree)):
+        if not isinstance(node, ast.If) or _spans(node, missed) or not _jumps(node) or not _is_local(node.test):
+            continue
+        if _between(node.lineno, before, missed, path):
+            return _branch(node)
+    return None
+
+
+def _between(line: int, before: int | None, missed: int, path: list[ast.AST]) -> bool:
+    """Whether a line is passed on the way from `before` to `missed`, which may be of the next turn of a loop."""
+    if before is None or before < missed:
+        return (before or 0) < line <= missed
+    loop = next((n for n in reversed(path) if isinstance(n, _LOOPS) and _spans(n, before)), None)
+    return loop is not None and _spans(loop, line) and (line > before or line <= missed)
+
+
+def _going_on(node: ast.Try) -> ast.ExceptHandler | None:
+    """A handler that does not raise again."""
+    for handler in node.handlers:
+        told = ast.unparse(handler.type) if handler.type is not None else ""
+        if not isinstance(handler.body[-1], ast.Raise) and "KeyboardInterrupt" not in told:
+            return handler
+    return None
+
+
+def leaving_branch(sources: Sources, file: str, line: int) -> Branch | None:
+    """An `if` in the loop around `line` that leaves the loop."""
+    loop = _loop(_path(sources.tree(file), line))
+    for node in ast.walk(loop) if loop is not None else ():
+        leaves = isinstance(node, ast.If) and any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(node))
+        if leaves and isinstance(node, ast.If) and _is_local(node.test):
+            return _branch(node)
+    return None
+
+
+def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
+    """First and last line of the innermost loop around `line` in its function."""
+    loop = _loop(_path(sources.tree(file), line))
+    return (loop.lineno, loop.end_lineno or loop.lineno) if loop is not None else None
+
+
+def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
+    """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise in it, nothing cut off."""
+    for node in ast.walk(sources.tree(file)):
+        if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
+            leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in ast.walk(node))
+            cut = any(word in ast.unparse(node.iter) for word in ("islice", "zip", "range"))
+            return None if leaves or cut else (node.lineno, node.end_lineno or node.lineno)
+    return None
+
+
+def _path(tree: ast.Module, line: int) -> list[ast.AST]:
+    """The nodes that span `line`, outermost first, the module itself first of all."""
+    found: list[ast.AST] = [tree]
+    queue: list[ast.AST] = [tree]
+    while queue:
+        for child in ast.iter_child_nodes(queue.pop()):
+            if not hasattr(child, "lineno") or _spans(child, line):
+                queue.append(child)
+                if hasattr(child, "lineno"):
+                    found.append(child)
+    return found
+
+
+def _spans(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None) or 0
+    if isinstance(node, ast.FunctionDef) and node.decorator_list:
+        first = node.decorator_list[0].lineno
+    return first <= line <= last
+
+
+def _in_branch(node: ast.If | ast.While, line: int) -> bool:
+    return any(_spans(n, line) for n in (*node.body, *node.orelse))
+
+
+def _in_body(node: ast.Try, line: int) -> bool:
+    return any(_spans(n, line) for n in node.body)
+
+
+def _on_rank(tree: ast.Module, test: ast.AST) -> bool:
+    """Whether a condition speaks of the rank, itself or through a name that was set from it."""
+    if _RANK.search(ast.unparse(test)):
+        return True
+    names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)} | {
+        n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            targets = {getattr(t, "id", getattr(t, "attr", "")) for t in node.targets}
+            if targets & names and _RANK.search(ast.unparse(node.value)):
+                return True
+    return False
+
+
+def _is_local(test: ast.AST) -> bool:
+    """Whether a condition may differ between ranks: not one on steps, epochs and settings alone."""
+    text = ast.unparse(test)
+    return _LOCAL.search(text) is not None or _COMMON.search(text) is None
+
+
+def _branch(node: ast.If | ast.IfExp | ast.While) -> Branch:
+    return Branch(node.lineno, f"if {ast.unparse(node.test)}")
+
+
+def _jumps(node: ast.If) -> bool:
+    return any(isinstance(n, _JUMPS) for n in ast.walk(node))
+
+
+def _leaving_before(path: list[ast.AST], line: int) -> Iterator[ast.If]:
+    """The `if` statements above `line`, in the blocks around it within its function, that end in a jump."""
+    for node in reversed(path):
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            for item in block if isinstance(block, list) else ():
+                if isinstance(item, ast.If) and (item.end_lineno or 0) < line and isinstance(item.body[-1], _LEAVES):
+                    yield item
+        if isinstance(node, _FUNCTIONS):
+            return
+
+
+def _function(path: list[ast.AST], tree: ast.Module) -> ast.AST:
+    return next((n for n in reversed(path) if isinstance(n, _FUNCTIONS)), tree)
+
+
+def _loop(path: list[ast.AST]) -> ast.For | ast.While | ast.AsyncFor | None:
+    for node in reversed(path):
+        if isinstance(node, _LOOPS):
+            return node
+        if isinstance(node, _FUNCTIONS):
+            return None
+    return None

@@ -1,0 +1,262 @@
+"""How far two runs of the same script are apart, and how far they may be.
+
+The limit is derived: the envelope run is the reference run once more from weights one unit in the last place away. What that moves
+is the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
+noise was not measured, only what no script's noise explains is a fault, and what is between the two limits is undecided.
+
+Differences are relative to what a quantity can resolve: a loss to the largest loss of the run, a gradient to the whole gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..evidence import Evidence
+from ..trace import Run, Sketch, difference
+from .root_cause import blame
+
+MULTIPLE = 16.0
+FLOOR = 2.0**-18  # 32 units in the last place of float32
+GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
+Gradients = dict[str, Sketch | None]
+SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Largest relative differences.
+
+    `loss` and `grad_norm` over steps, `gradient` (after backward) and `at_step` (what the optimizer finds) over parameters at
+    step 1, `update` over all steps.
+    """
+
+    loss: float
+    grad_norm: float
+    gradient: float
+    at_step: float
+    update: float
+    update_size: float
+    worst: str
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The measures by the names that reports use."""
+        return {
+            "loss": self.loss,
+            "gradient norm": self.grad_norm,
+            "first gradient": self.gradient,
+            "gradient at the step": self.at_step,
+            "update": self.update,
+        }
+
+    @property
+    def finite(self) -> bool:
+        """Whether no measure came from values that are not finite."""
+        return not any(math.isnan(x) for x in self.measures.values())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """By measure, the difference up to which two runs agree (`allowed`) and above which they differ (`gross`).
+
+    The two are equal where the noise of the script was measured; `underived` says why it was not. `noise` is that of the loss.
+    """
+
+    allowed: dict[str, float]
+    gross: dict[str, float]
+    noise: float
+    underived: str = ""
+
+    def agree(self, measures: Mapping[str, float]) -> bool:
+        """Whether every measure is within what is allowed."""
+        return all(value <= self.allowed[name] for name, value in measures.items())
+
+    def differ(self, measures: Mapping[str, float]) -> bool:
+        """Whether a measure is beyond what any noise explains; a value that is not a number is."""
+        return any(not value <= self.gross[name] for name, value in measures.items())
+
+
+def compare(run: Run, oracle: Run) -> Comparison:
+    """Compare the steps that both runs made, on the same weights and samples."""
+    steps = range(1, min(run.steps(), oracle.steps()) + 1)
+    loss, _ = _worst({str(s): loss_apart(run, oracle, s) for s in steps})
+    norm, _ = _worst({str(s): norm_apart(run, oracle, s) for s in steps})
+    gradient, worst = _worst(gradients_apart(run, oracle))
+    at_step, worst_at_step = _worst(gradients_apart(run, oracle, at_step=True))
+    update, size = update_apart(run, oracle, steps[-1])
+    worst = worst if gradient >= at_step else worst_at_step
+    return Comparison(loss, norm, gradient, at_step, update, size, worst)
+
+
+def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
+    """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    if not oracle.completed:
+        cause = blame(oracle)
+        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
+        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
+        return f"{who}: {cause.text}{code}; the other oracles decide alone"
+    steps = min(run.steps(), oracle.steps())
+    if steps == 0:
+        return "no optimizer step was seen"
+    if any(model["starting_point"] != "loaded" for model in oracle.models):
+        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
+    if apart:
+        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+    return None
+
+
+def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
+    """Difference of the objective of a step on the scale of the losses; `run` may be the oracle resumed after step `after`."""
+    return _apart(run.objective(step), oracle.objective(after + step), oracle.loss_scale)
+
+
+def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
+    """Difference of the norm of the whole gradient after backward, on the scale of the largest of them."""
+    late = _reduced_by_the_script(run)
+    mine, theirs = _norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late))
+    return _apart(mine, theirs, max(abs(theirs or 0.0), oracle.gradient_scale["grads"]))
+
+
+def gradients_apart(run: Run, oracle: Run, at_step: bool = False) -> dict[str, float]:
+    """{parameter: relative difference of its gradient in step 1}, after backward or where the optimizer finds it."""
+    mine, theirs = first_gradients(run, oracle, at_step)
+    first = math.sqrt(math.fsum(g[0] for g in theirs.values() if g is not None))
+    total = max(first, oracle.gradient_scale["grads_at_step" if at_step else "grads"])
+    found = {}
+    for name in [*mine, *(n for n in theirs if n not in mine)]:
+        a, b = mine.get(name), theirs.get(name)
+        if a is not None and b is not None:
+            found[name] = difference(a, b) / max(math.sqrt(b[0]), SMALL * total, 1e-30)
+        elif a is not None or b is not None:
+            size = math.sqrt((a or b or [0.0])[0])
+            found[name] = min(1.0, size / max(SMALL * total, 1e-30)) if size == size else math.nan
+    return found
+
+
+def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
+    """(relative difference of the whole first gradient, parameters by their part in it, largest first)."""
+    mine, theirs = first_gradients(run, oracle)
+    parts = {n: difference(a, b) for n, b in theirs.items() if b is not None and (a := mine.get(n)) is not None}
+    size = math.fsum(b[0] for b in theirs.values() if b is not None)
+    apart = math.fsum(value**2 for value in parts.values())
+    worst = sorted(parts, key=lambda name: -parts[name])
+    if size == 0.0:
+        return (0.0 if apart == 0.0 else math.inf), worst
+    return math.sqrt(apart / size), worst
+
+
+def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
+    """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
+    if at_step:
+        return run.whole("step", "grads_at_step", 1), oracle.whole("step", "grads_at_step", 1)
+    late = _reduced_by_the_script(run)
+    return _gradients(run, 1, late), _gradients(oracle, 1, late)
+
+
+def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
+    """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
+    mine, theirs = changes(run, step), changes(oracle, step)
+    apart = size = 0.0
+    for name, b in theirs.items():
+        a = mine.get(name, [0.0] * len(b))
+        apart += difference(a, b) ** 2
+        size += difference(b, [0.0] * len(b)) ** 2
+    own = math.fsum(difference(a, [0.0] * len(a)) ** 2 for a in mine.values())
+    if size == 0.0:
+        return (0.0 if own == 0.0 else math.inf), 0.0
+    return math.sqrt(apart / size), math.sqrt(size)
+
+
+def limits(evidence: Evidence, rule: str) -> Limits:
+    """How far runs may be apart for a rule, from the noise that the envelope run has measured."""
+    envelope, base = evidence.envelope, nudged(evidence)
+    noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
+    if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
+        noise = compare(envelope, base)
+    known = {name: value for name, value in noise.measures.items() if math.isfinite(value)}
+    if not why and len(known) < len(noise.measures):
+        lost = ", ".join(name for name in noise.measures if name not in known)
+        why = f"the envelope run has no finite difference of {lost}"
+    allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in noise.measures}
+    gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
+    return Limits(allowed, gross, known.get("loss", 0.0), why)
+
+
+def _unmeasured(evidence: Evidence) -> str:
+    """Why the noise of the script is not known; "" if the envelope run has measured it."""
+    envelope, base = evidence.envelope, nudged(evidence)
+    if envelope is None:
+        return evidence.missing.get("envelope", "no envelope run was made")
+    if base is None:
+        return "the run that the envelope run repeats did not complete"
+    if envelope.steps() < base.steps():
+        cause = "" if envelope.completed else f": {blame(envelope).text}"
+        return f"the envelope run made {envelope.steps()} of {base.steps()} steps{cause}"
+    return ""
+
+
+def undecided(name: str, value: float, found: Limits) -> str:
+    """Why a difference between the two limits decides nothing."""
+    return (
+        f"{name} differs by {value:.2g}, which noise may explain, and the noise of this script is not known: "
+        f"{found.underived} (below {GROSS:.0%} nothing is decided without it)"
+    )
+
+
+def nudged(evidence: Evidence) -> Run | None:
+    """The run that the envelope run repeats from weights one unit in the last place away."""
+    envelope = evidence.envelope
+    runs = [run for run in (evidence.reference, evidence.single) if run is not None and run.completed]
+    return next((run for run in runs if envelope is not None and run.world_size == envelope.world_size), None)
+
+
+def _apart(a: float | None, b: float | None, scale: float) -> float:
+    if a is None or b is None:
+        return 0.0 if a is b else math.inf
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.nan
+    return abs(a - b) / max(scale, 1e-12)
+
+
+def _reduced_by_the_script(run: Run) -> set[str]:
+    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
+    plain = {name for name, entries in run.parameters.items() if not entries[0]["sharded"]}
+    return plain if len(plain) < len(run.parameters) else set()
+
+
+def _gradients(run: Run, step: int, late: set[str]) -> Gradients:
+    """Every gradient of a step after the last backward, before any clipping; those of `late` at the optimizer step."""
+    found = run.whole("step", "grads", step)
+    if late:
+        at_step = run.whole("step", "grads_at_step", step)
+        found |= {name: at_step.get(name) for name in late}
+    return found
+
+
+def _norm(gradients: Gradients) -> float | None:
+    parts = [g[0] for g in gradients.values() if g is not None]
+    return math.sqrt(math.fsum(parts)) if parts else None
+
+
+def _worst(apart: dict[str, float]) -> tuple[float, str]:
+    """(largest value, its key); a value that is not a number is the largest."""
+    worst, name = 0.0, "none"
+    for key in sorted(apart):
+        if math.isnan(apart[key]):
+            return apart[key], key
+        if apart[key] > worst:
+            worst, name = apart[key], key
+    return worst, name
+
+
+def changes(run: Run, step: int) -> dict[str, Sketch]:
+    """{parameter: sketch of its change}; the first number of a sketch is not linear and is left at zero."""
+    before, after = run.whole("step", "weights", 1), run.whole("stepped", "weights", step)
+    return {
+        name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))]
+        for name, a in before.items()
+        if a is not None and (b := after.get(name)) is not None
+    }

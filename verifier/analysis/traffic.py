@@ -1,0 +1,33 @@
+"""Collectives of a step: counted, and expected from the wrapping."""
+
+from __future__ import annotations
+
+from ..trace import Run
+
+SIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def traffic(run: Run) -> dict[str, float]:
+    """What one step costs a rank: the counts and bytes of collectives in the last counted step, for a report."""
+    counted = list(run.places("traffic"))
+    if not counted:
+        return {}
+    last = counted[-1]
+    kinds = sorted(last["model"].keys() | last["script"].keys())
+    out: dict[str, float] = {"fsdp_forwards": last["calls"]}
+    for kind in kinds:
+        for where in ("model", "script"):
+            if kind in last[where]:
+                out[f"{kind}_{where}"], out[f"{kind}_{where}_bytes"] = last[where][kind]
+    return out
+
+
+def expected(run: Run) -> dict[str, int]:
+    """How often each kind should be called in forward and backward of that step, if all groups run once a micro-batch."""
+    counted = list(run.places("traffic"))
+    return dict(counted[-1]["expected"]) if counted else {}
+
+
+def whole(run: Run, name: str) -> int:
+    entry = run.parameters[name][0]
+    return int(entry["numel"]) * SIZE.get(entry["dtype"], 4)

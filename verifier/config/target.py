@@ -1,0 +1,229 @@
+"""What is verified: a script, and how to run, save and resume it. From the command line and from `config.py`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..source.project import parse
+from .modules import find
+from .policy import Policy
+from .verify_file import NAME as CONFIG
+from .verify_file import PYPROJECT, Entry, config_in, read
+
+DEVICES = ("auto", "cpu", "cuda")
+LAUNCHERS = ("fork", "torchrun")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`{checkpoint}` in any of the arguments is one fresh folder: shared by the train and the resumed runs, scratch for the others."""
+
+    script: Path
+    name: str = ""  # in a configuration with several targets
+    policy: Policy = field(default_factory=Policy)  # what the configuration has decided about the verdict
+    module: str = ""  # as in `python -m`; `script` is its file
+    nproc: int = 2
+    reshard_to: tuple[int, ...] = ()
+    steps: int = 5
+    timeout: float = 300.0
+    device: str = "auto"
+    launcher: str = "fork"
+    oversubscribe: bool = False
+    args: tuple[str, ...] = ()
+    save_args: tuple[str, ...] = ()
+    resume_args: tuple[str, ...] = ()
+    single_args: tuple[str, ...] = ()
+    reshard_args: tuple[str, ...] = ()
+    reference: tuple[
+        str, ...
+    ] = ()  # the script that this one was converted from (its absolute path), and its arguments
+    sizes_chosen: bool = False  # reshard_to was given, not worked out
+    thorough: bool = False  # every moment of a crash and every damage, not one of each
+    cwd: Path = field(default_factory=Path.cwd)
+    command: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """The target as it stands in a report."""
+        lists = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
+        return {
+            "name": self.name,
+            "command": shlex.join(self.command),
+            "script": str(self.script),
+            "module": self.module,
+            "cwd": str(self.cwd),
+            "nproc": self.nproc,
+            "reshard_to": list(self.reshard_to),
+            "steps": self.steps,
+            "device": self.device,
+            "launcher": self.launcher,
+            "oversubscribe": self.oversubscribe,
+            **{name: shlex.join(getattr(self, name)) for name in lists},
+        }
+
+
+def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None) -> Target:
+    """The one target that `resolve_all` finds. Raises UserError if it finds several."""
+    found = resolve_all(path, flags, config, name)
+    if len(found) > 1:
+        raise UserError(f"several targets ({', '.join(target.name for target in found)}); choose one of them")
+    return found[0]
+
+
+def resolve_all(
+    path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None
+) -> list[Target]:
+    """The targets at `path`: a script, or a folder (None: the current one) with a configuration or `train.py`, or the flag `module`.
+
+    `flags` win over the file; `name` chooses one of its targets. Raises UserError if there is no such thing or a value is wrong.
+    """
+    where = path or Path()
+    if not where.exists():
+        raise UserError(f"{where}: no such file or folder")
+    if not where.is_dir() and not where.is_file():
+        raise UserError(f"{where}: neither a file nor a folder")
+    if config is None and where.is_dir():
+        config = config_in(where)
+    entries = read(config) if config is not None else [Entry()]
+    if name is not None:
+        known = [entry.name for entry in entries if entry.name]
+        entries = [entry for entry in entries if entry.name == name]
+        if not entries:
+            raise UserError(
+                f"--target {name}: no such target{f' in {config}' if config else ''}; known: {', '.join(known) or 'none'}"
+            )
+    if len(entries) > 1 and (where.is_file() or flags.get("module")):
+        raise UserError(f"{config}: it has several targets; leave the script out, or choose one with --target NAME")
+    return [_one(path, flags, config, entry, name) for entry in entries]
+
+
+def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry: Entry, name: str | None) -> Target:
+    """The target of one entry of the configuration."""
+    where = path or Path()
+    base = where if where.is_dir() else where.parent
+    if config is not None and where.is_dir():
+        base = config.parent
+    if "folder" in entry.values and where.is_dir():
+        base /= entry.values["folder"]
+        if not base.is_dir():
+            raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
+        entry = entry.over(_only(base))
+    values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
+    named = values.pop("script", None)
+    module = str(values.get("module", ""))
+    if module and not where.is_dir():
+        raise UserError(f"-m {module}: give a module or a script, not both")
+    if module:
+        script = find(module, base)
+    elif where.is_dir():
+        script = base / (named or "train.py")
+        if not script.is_file():
+            raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
+    else:
+        script = where
+    parse(script)
+    cwd = base if where.is_dir() else Path.cwd()
+    command = _command(path, flags, config, entry.name)
+    target = _build(script.resolve(), values, cwd.resolve())
+    target = replace(target, name=entry.name, policy=entry.policy, command=command)
+    return replace(target, reference=_reference(target, cwd))
+
+
+def _only(folder: Path) -> Entry:
+    """What a folder of its own says; it has one target."""
+    config = config_in(folder)
+    entries = read(config) if config is not None else [Entry()]
+    if len(entries) > 1 or "folder" in entries[0].values:
+        raise UserError(f"{config}: it has targets of its own; name their scripts in the outer configuration")
+    return entries[0]
+
+
+def _reference(target: Target, base: Path) -> tuple[str, ...]:
+    if not target.reference:
+        return ()
+    script = base / target.reference[0]
+    if not script.is_file():
+        raise UserError(f"reference: {script}: no such file (first the script, then its arguments)")
+    parse(script)
+    if script.resolve() == target.script:
+        raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
+    return (str(script.resolve()), *target.reference[1:])
+
+
+def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:
+    """The command line that verifies this target again."""
+    words = ["fsdp2", "verify", *([str(path)] if path is not None else [])]
+    if config is not None and config not in [(path or Path()) / known for known in (CONFIG, PYPROJECT)]:
+        words += ["--config", str(config)]
+    words += ["--target", name] if name else []
+    given = {key: value for key, value in flags.items() if value is not None}
+    own = given.pop("args", [])
+    for key, value in given.items():
+        option = "-m" if key == "module" else "--" + key.replace("_", "-")
+        words += [option, *([] if value is True else [str(value)])]
+    return (*words, *(["--", *_words("args", own)] if own else []))
+
+
+def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
+    ready: dict[str, Any] = {}
+    for key in ("nproc", "steps"):
+        if key in values:
+            ready[key] = _whole(key, values[key], 1 if key == "nproc" else 2)
+    if "timeout" in values:
+        ready["timeout"] = _positive("timeout", values["timeout"])
+    for key, known in (("device", DEVICES), ("launcher", LAUNCHERS)):
+        if key in values:
+            ready[key] = values[key]
+            if ready[key] not in known:
+                raise UserError(f"{key}: expected one of {', '.join(known)}, found {ready[key]!r}")
+    if "oversubscribe" in values:
+        ready["oversubscribe"] = values["oversubscribe"] is True or str(values["oversubscribe"]).lower() == "true"
+    if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
+        raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
+    for key in ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference"):
+        if key in values:
+            ready[key] = _words(key, values[key])
+    if "thorough" in values:
+        ready["thorough"] = values["thorough"] is True or str(values["thorough"]).lower() == "true"
+    nproc = ready.get("nproc", Target.nproc)
+    if "reshard_to" in values:
+        ready["sizes_chosen"] = True
+        given = values["reshard_to"]
+        sizes = given if isinstance(given, list | tuple) else str(given).split(",")
+        ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
+    elif ready.get("resume_args"):
+        ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
+    return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)
+
+
+def _whole(key: str, value: Any, least: int) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        raise UserError(f"{key}: expected a whole number, found {value!r}") from None
+    if number < least:
+        raise UserError(f"{key}: must be at least {least}, found {number}")
+    return number
+
+
+def _positive(key: str, value: Any) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise UserError(f"{key}: expected a number of seconds, found {value!r}") from None
+    if not 0 < number < float("inf"):
+        raise UserError(f"{key}: must be a positive number of seconds, found {value}")
+    return number
+
+
+def _words(key: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(str(word) for word in value)
+    try:
+        return tuple(shlex.split(str(value)))
+    except ValueError as error:
+        raise UserError(f"{key}: {error}: {value!r}") from None

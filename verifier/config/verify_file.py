@@ -1,0 +1,168 @@
+"""What `verify.yaml`, or `[tool.fsdp2]` in pyproject.toml, says: the targets with their keys, and the policy of the team."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .policy import Policy, Skip, Widening
+from .reading import files, toml
+from .reading.document import Document
+from .reading.problems import KeyPath, NotValid, dotted
+from .reading.schema import Form
+from .reading.validation import Fault
+
+NAME = "verify.yaml"
+PYPROJECT = "pyproject.toml"
+TABLE = ("tool", "fsdp2")
+FORM = Form(Path(__file__).with_name("verify.schema.json"), "the configuration")
+NOUN = "a configuration"
+WORDS = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
+WHAT = ("script", "module", "folder")  # what names the code of a target
+LONGEST = 366  # days of a skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One target of a configuration: its keys, ready for use, and the folder with a configuration of its own."""
+
+    name: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> Policy:
+        """What the team has decided about it. Raises UserError where that contradicts itself."""
+        return Policy(
+            tuple(self.values.get("skip", ())),
+            tuple(self.values.get("required", ())),
+            self.values.get("tolerances", {}),
+        )
+
+    def over(self, other: Entry) -> Entry:
+        """This entry, with the keys of the other where it has none."""
+        return Entry(self.name, {**other.values, **self.values})
+
+
+def config_in(folder: Path) -> Path | None:
+    """The configuration of a folder. Raises UserError if it has two."""
+    own, project = folder / NAME, folder / PYPROJECT
+    table = project.is_file() and _pyproject(project) is not None
+    if own.is_file() and table:
+        raise UserError(f"{project}: [{'.'.join(TABLE)}] and {own} both say how to verify; keep one of them")
+    return own if own.is_file() else project if table else None
+
+
+def read(path: Path, today: datetime.date | None = None) -> list[Entry]:
+    """The targets in this file, in order; one without a name if it has no `targets`. Raises NotValid with all that is wrong."""
+    found = _pyproject(path) if path.suffix == ".toml" else _yaml(path)
+    if found is None:
+        raise UserError(f"{path}: no table [{'.'.join(TABLE)}]")
+    if () not in found.bad and found.data is not None:
+        files.validate(found, FORM)
+        files.note(found, list(_faults(found, today or datetime.date.today())))
+    if found.problems:
+        raise NotValid(found.problems)
+    data = found.data or {}
+    common = {key: value for key, value in data.items() if key != "targets"}
+    if "targets" not in data:
+        return [Entry("", _ready(found, common, (), today))]
+    shared = Entry("", _ready(found, common, (), today))
+    return [
+        Entry(target.pop("name"), _ready(found, target, ("targets", number), today)).over(shared)
+        for number, target in enumerate(data["targets"])
+    ]
+
+
+def _yaml(path: Path) -> Document:
+    return files.parsed(files.read_bytes(path, NOUN), path, NOUN)
+
+
+def _pyproject(path: Path) -> Document | None:
+    data = files.read_bytes(path, NOUN, 2**20)
+    if TABLE[1].encode() not in data:
+        return None
+    text, source = files.decoded(data, path, NOUN, 2**20)
+    return toml.read(text, source, TABLE)
+
+
+def _ready(found: Document, values: dict[str, Any], at: KeyPath, today: datetime.date | None) -> dict[str, Any]:
+    """The keys of one target, skips and tolerances as the policy has them."""
+    values = dict(values)
+    if "tolerances" in values:
+        values["tolerances"] = {rule: Widening(**said) for rule, said in values["tolerances"].items()}
+    if "skip" in values:
+        day = today or datetime.date.today()
+        skips = []
+        for number, said in enumerate(values["skip"]):
+            place = found.place((*at, "skip", number))
+            location = {
+                "file": str(Path(found.source.name).absolute()),
+                "line": place.line,
+                "column": place.column,
+                "function": "skip",
+                "code": found.source.lines[place.line - 1].strip(),
+            }
+            skips.append(Skip(**said, over=datetime.date.fromisoformat(said["until"]) < day, location=location))
+        values["skip"] = skips
+    return values
+
+
+def _faults(found: Document, today: datetime.date) -> Iterator[Fault]:
+    """What no schema can say. What the schema refuses is left alone."""
+    data = found.data
+    if not isinstance(data, dict):
+        return
+    yield from _of_keys(found, data, (), today)
+    targets = data.get("targets")
+    if not isinstance(targets, list):
+        return
+    for key in WHAT:
+        if key in data:
+            yield Fault((key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True)
+    names: list[Any] = []
+    for number, target in enumerate(targets):
+        at: KeyPath = ("targets", number)
+        if isinstance(target, dict):
+            name = target.get("name")
+            if name in names:
+                yield Fault((*at, "name"), f"a second target with the name {name!r}", (*at, "name"))
+            names.append(name)
+            yield from _of_keys(found, target, at, today)
+
+
+def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime.date) -> Iterator[Fault]:
+    if "script" in keys and "module" in keys:
+        yield Fault((*at, "module"), "give `module` or `script`, not both", (*at, "module"), on_key=True)
+    for key in WORDS:
+        try:
+            shlex.split(keys[key] if isinstance(keys.get(key), str) else "")
+        except ValueError as error:
+            yield Fault((*at, key), f"{key}: {str(error).lower()}", (*at, key))
+    from ..rules.naming import unknown
+
+    rules, skips = keys.get("required"), keys.get("skip")
+    named = {(*at, "required", n): rule for n, rule in enumerate(rules if isinstance(rules, list) else ())}
+    for number, skip in enumerate(skips if isinstance(skips, list) else ()):
+        if isinstance(skip, dict):
+            named[(*at, "skip", number, "rule")] = skip.get("rule")
+            path: KeyPath = (*at, "skip", number, "until")
+            if found.trusted(path) and "until" in skip and (wrong := _no_day(skip["until"], today)) is not None:
+                yield Fault(path, f"{dotted(path)} {wrong}", path)
+    for path, rule in named.items():
+        if isinstance(rule, str) and found.trusted(path) and (wrong := unknown(rule)):
+            yield Fault(path, wrong, path)
+
+
+def _no_day(text: str, today: datetime.date) -> str | None:
+    try:
+        day = datetime.date.fromisoformat(text)
+    except ValueError:
+        return f"is no day of the calendar: {text}"
+    if (day - today).days > LONGEST:
+        return f"is more than a year off; at most {today + datetime.timedelta(LONGEST)}"
+    return None

@@ -1,0 +1,263 @@
+"""A pytest plugin: `pytest --fsdp2 train.py` makes each rule a test, `train.py::RULE`; `fsdp2_verify` is a fixture for one's own tests.
+
+The runs are made once, when the first of a target's tests begins, and only those that the selected rules need. The workers of
+pytest-xdist share them. Without `--fsdp2` nothing of the verifier is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..config.flags import FLAGS
+
+_FLAGS = tuple(name for name in FLAGS if name not in ("module", "thorough", "oversubscribe"))
+_SHARED = "fsdp2_shared"
+
+Told = dict[str, Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; those of `fsdp2 verify` have the same names here, after `--fsdp2-`."""
+    group = parser.getgroup("fsdp2", "verified-fsdp2")
+    group.addoption(
+        "--fsdp2",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="verify this FSDP2 script, or folder with a verify.yaml: a test for each rule (repeatable)",
+    )
+    for name in _FLAGS:
+        option = f"--{name.replace('_', '-')}"
+        group.addoption(f"--fsdp2-{option[2:]}", metavar="X", help=f"as `fsdp2 verify {option} X`")
+    group.addoption("--fsdp2-args", metavar="X", help="the script's own arguments")
+    group.addoption(
+        "--fsdp2-tier", choices=("static", "simulate", "ranks"), default="ranks", help="as `fsdp2 verify --tier X`"
+    )
+    group.addoption(
+        "--fsdp2-inconclusive",
+        choices=("fail", "skip"),
+        default="fail",
+        help="what a rule that could not be checked is (default: fail)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only a session with `--fsdp2` has the rest of this plugin."""
+    if config.getoption("fsdp2"):
+        config.pluginmanager.register(Targets(config), "fsdp2-targets")
+
+
+class Targets:
+    """The targets of one session, and what was found of each."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from ..config.target import resolve
+        from ..errors import UserError
+
+        self.config = config
+        flags = {name: config.getoption(f"fsdp2_{name}") for name in (*_FLAGS, "args")}
+        self.targets: dict[Path, Any] = {}
+        self.found: dict[Path, Told] = {}
+        self.shared: Path | None = None
+        for given in config.getoption("fsdp2"):
+            try:
+                target = resolve(Path(given), flags)
+            except UserError as error:
+                raise pytest.UsageError(f"--fsdp2 {given}: {error}") from None
+            own = Path(given, "verify.yaml").absolute()
+            self.targets[own if own.is_file() else target.script] = target
+        if config.args_source is not pytest.Config.ArgsSource.ARGS:
+            config.args[:] = []
+        named = {Path(word.partition("::")[0]).resolve() for word in config.args}
+        config.args += [str(file) for file in self.targets if file.resolve() not in named]
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """A target's file; what the session names itself and ends in `.py` comes through the hook below."""
+        python = file_path.suffix == ".py" and parent.session.isinitpath(file_path)
+        return self._collector(file_path, parent) if not python else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """In the place of importing a training script as a module of tests."""
+        return self._collector(module_path, parent)
+
+    def _collector(self, file: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return TargetFile.from_parent(parent, path=file, targets=self) if file in self.targets else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Of pytest-xdist, before a worker starts: give all workers one folder."""
+        if self.shared is None:
+            self.shared = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-"))
+        node.workerinput[_SHARED] = str(self.shared)
+
+    def pytest_unconfigure(self) -> None:
+        """Clear the workers' folder away."""
+        if self.shared is not None:
+            shutil.rmtree(self.shared, ignore_errors=True)
+
+    def told(self, file: Path, session: pytest.Session) -> Told:
+        """What was found of a target: {"findings": {rule: finding}} or {"refused" or "wrong": reason}."""
+        if file not in self.found:
+            names = [item.name for item in session.items if isinstance(item, RuleItem) and item.path == file]
+            folder = getattr(self.config, "workerinput", {}).get(_SHARED)
+            self.found[file] = self._verify(file, names) if folder is None else self._once(Path(folder), file, names)
+        return self.found[file]
+
+    def _once(self, folder: Path, file: Path, names: list[str]) -> Told:
+        """`_verify` in the worker that comes first; the others wait for what it finds."""
+        import fcntl
+
+        result = folder / hashlib.sha256(str(file).encode()).hexdigest()
+        with result.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not result.exists():
+                result.write_text(json.dumps(self._verify(file, names)), encoding="utf-8")
+            told: Told = json.loads(result.read_text(encoding="utf-8"))
+        return told
+
+    def _verify(self, file: Path, names: list[str]) -> Told:
+        from ..errors import UserError
+        from ..report.json_report import as_dict
+        from ..report.text import why_skipped
+        from ..report.tiers import limits
+
+        try:
+            verdict = _verdict(self.targets[file], names, self.config.getoption("fsdp2_tier"))
+        except UserError as error:
+            return {"wrong": str(error)}
+        if verdict.refused:
+            return {"refused": f"this machine refuses: {verdict.refused}"}
+        findings: dict[str, Told] = {}
+        for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
+            findings.setdefault(item["rule"], item)
+        return {
+            "unchecked": verdict.partial if verdict.verdict == "inconclusive" else "",
+            "limits": limits(verdict),
+            "findings": findings,
+            "skipped": {item["rule"]: why_skipped(item) for item in verdict.skipped},
+        }
+
+
+class TargetFile(pytest.File):
+    """A target: its items are the rules."""
+
+    def __init__(self, targets: Targets, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.targets = targets
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """An item for each rule that the tier judges."""
+        from ..pipeline import select
+
+        for name in select((), (), self.config.getoption("fsdp2_tier")):
+            yield RuleItem.from_parent(self, name=name, targets=self.targets)
+
+
+class RuleItem(pytest.Item):
+    """One rule on one target."""
+
+    def __init__(self, targets: Targets, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.targets = targets
+
+    def runtest(self) -> None:
+        """Pass, or tell the finding."""
+        from ..report.baseline import finding_of
+        from ..report.sanitize import harmless
+        from ..report.text import failure
+
+        told = self.targets.told(self.path, self.session)
+        if "wrong" in told:
+            raise Failed(told["wrong"])
+        if "refused" in told:
+            self._open(told["refused"])
+            return
+        if self.name in told["skipped"]:
+            pytest.skip(harmless(told["skipped"][self.name]))
+        if self.name not in told["findings"]:  # the sources alone never pass
+            if told["unchecked"]:
+                self._open(harmless(told["unchecked"]))
+            pytest.skip(harmless(f"no finding in {told['limits']}"))
+        finding = finding_of(told["findings"][self.name])
+        numbers = (("measured", finding.measured), ("limit", finding.limit))
+        self.user_properties += [(name, value) for name, value in numbers if value is not None]
+        if finding.status in ("pass", "not_applicable"):
+            self.add_report_section("call", "fsdp2", harmless(finding.evidence))
+        elif finding.status == "inconclusive":
+            self._open(harmless(finding.evidence), finding.required)
+        else:
+            word = "a consequence of what another rule has found:" if finding.consequence else "FAIL"
+            raise Failed(harmless("\n".join(failure(finding, word))))
+
+    def _open(self, reason: str, required: bool = True) -> None:
+        if not required or self.config.getoption("fsdp2_inconclusive") == "skip":
+            pytest.skip(f"not checked: {reason}")
+        raise Failed(f"not checked: {reason}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The finding alone: our own frames say nothing."""
+        return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """What stands in headings."""
+        return self.path, None, f"{self.path.name}::{self.name}"
+
+
+class Failed(Exception):
+    """A finding that is no pass, as text."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text` the report, `findings` and `data` of its JSON."""
+
+    verdict: str
+    text: str
+    findings: list[Told]
+    data: Told
+
+
+@pytest.fixture
+def fsdp2_verify() -> Callable[..., Report]:
+    """`fsdp2_verify("train.py", nproc=2, args=["--small"], only=["optimizer"])`; further options as those of `fsdp2 verify`."""
+
+    def run(target: str | Path, *, only: Any = (), skip: Any = (), tier: str = "ranks", **flags: Any) -> Report:
+        from ..config.target import resolve
+        from ..pipeline import select
+        from ..report import RENDERERS
+        from ..report.json_report import as_dict
+
+        if unknown := set(flags) - {*_FLAGS, "args", "oversubscribe", "thorough"}:
+            raise TypeError(f"fsdp2_verify has no option {', '.join(sorted(unknown))}")
+        words = {name: _line(value) if name != "args" else value for name, value in flags.items()}
+        verdict = _verdict(resolve(Path(target), words), select(only, skip, tier), tier)
+        data = as_dict(verdict)
+        return Report(verdict.verdict, RENDERERS["text"](verdict), data["findings"], data)
+
+    return run
+
+
+def _line(value: Any) -> Any:
+    return shlex.join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _verdict(target: Any, names: list[str], tier: str) -> Any:
+    """`verify` in a fresh folder that is cleared away."""
+    from ..pipeline import verify
+
+    work = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-")).resolve()
+    try:
+        return verify(target, work, names, tier=tier)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

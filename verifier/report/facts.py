@@ -1,0 +1,181 @@
+"""What was seen in the runs, as data for a report: no verdicts, but the numbers that the rules judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, nudged
+from ..analysis.opened import differing, opened
+from ..analysis.saves import given, kept
+from ..analysis.traffic import expected, traffic
+from ..evidence import LOADS, Evidence
+from ..trace import Run
+from .redact import stable
+
+Facts = dict[str, Any]
+
+
+def summary(run: Run) -> Facts:
+    """What a report says of a run."""
+    return {
+        "role": run.role,
+        "world_size": run.world_size,
+        "seconds": round(run.seconds, 3),
+        "completed": run.completed,
+        "exit": {str(e.rank): e.code for e in sorted(run.ended, key=lambda e: e.rank)},
+        "command": run.command,
+        "note": run.note,
+        "losses": run.losses,
+        "grad_norms": run.grad_norms,
+    }
+
+
+def facts(evidence: Evidence, work: Path) -> Facts:
+    """What was seen of the model, its sharding, its traffic and its checkpoints; {} if no model was called."""
+    run = evidence.train
+    if run is None or not run.parameters:
+        return {}
+    total = sum(e[0]["numel"] for e in run.parameters.values())
+    held = [
+        sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r)
+        for r in range(run.world_size)
+    ]
+    first = next((e[0] for e in run.parameters.values() if e[0]["sharded"]), None)
+    return {
+        "parameters": len(run.parameters),
+        "elements": total,
+        "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
+        "groups": sum(len(m["groups"]) for m in run.models),
+        "largest_share": max(held) / total if total else 0.0,
+        "downhill": run.downhill(),
+        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False))
+        if first
+        else {},
+        "saved_after_step": evidence.saved_after(),
+        "traffic": traffic(run),
+        "expected_traffic": expected(run),
+        "ranks": [trace.rank for trace in run.traces],
+        "shards": _shards(run),
+        "memory": _memory(run),
+        "comparisons": _comparisons(evidence),
+        "checkpoints": _checkpoints(evidence, work),
+        "returns": _returns(evidence, work),
+    }
+
+
+def _shards(run: Run) -> list[Facts]:
+    """Each parameter: how it is cut, and how many of its elements each of the ranks that were run holds."""
+    return [
+        {
+            "name": name,
+            "shape": entries[0]["shape"],
+            "dtype": entries[0]["dtype"],
+            "trainable": entries[0]["trainable"],
+            "placements": entries[0]["placements"],
+            "group": entries[0]["group"],
+            "elements": [held.get(trace.rank) for trace in run.traces],
+        }
+        for name, entries in run.parameters.items()
+        for held in [{entry["rank"]: entry["local_numel"] for entry in entries}]
+    ]
+
+
+def _memory(run: Run) -> list[Facts]:
+    """Bytes on each rank after its last optimizer step."""
+    last = [(trace.rank, found[-1]) for trace in run.traces if (found := trace.of("memory"))]
+    return [
+        {
+            "rank": rank,
+            **{kind: record[kind] for kind in ("parameters", "gradients", "optimizer")},
+            "process": {name: record[name] for name in ("before", "peak", "cuda")},
+        }
+        for rank, record in last
+    ]
+
+
+def _comparisons(evidence: Evidence) -> list[Facts]:
+    """For each pair of runs that a rule compares step by step: the relative differences, and what was allowed."""
+    exact, after = evidence.exact, evidence.saved_after() or 0
+
+    def allowed(rule: str) -> dict[str, float]:
+        found = limits(evidence, rule).allowed
+        return {"loss": found["loss"], "grad_norm": found["gradient norm"]}
+
+    found = []
+    for rule, oracle in (
+        ("matches-ddp", evidence.reference),
+        ("matches-single-process", evidence.single),
+        ("matches-original", evidence.original),
+    ):
+        if exact is not None and exact.completed and oracle is not None and not incomparable(exact, oracle, "", ""):
+            found.append(_apart(evidence, rule, exact, oracle, 0, allowed(rule)))
+    base = nudged(evidence)
+    if evidence.envelope is not None and base is not None:
+        found.append(_apart(evidence, None, evidence.envelope, base, 0, {"loss": None, "grad_norm": None}))
+    if evidence.resume is not None and evidence.train is not None:
+        bitwise = {"loss": 0.0, "grad_norm": None}
+        found.append(_apart(evidence, "resume-is-exact", evidence.resume, evidence.train, after, bitwise))
+    if (whole := evidence.continued) is not None:
+        offset = after if whole is evidence.train else 0
+        name = "reshard-keeps-trajectory"
+        rest = {**allowed(name), "grad_norm": None}
+        found += [_apart(evidence, name, run, whole, offset, rest) for run in evidence.reshards]
+    return [comparison for comparison in found if comparison["loss"]]
+
+
+def _apart(
+    evidence: Evidence, rule: str | None, run: Run, oracle: Run, after: int, allowed: Mapping[str, float | None]
+) -> Facts:
+    steps = range(1, min(run.steps(), oracle.steps() - after) + 1)
+    return {
+        "rule": rule,
+        "run": evidence.runs.index(run),
+        "oracle": evidence.runs.index(oracle),
+        "after_step": after,
+        "loss": [loss_apart(run, oracle, step, after) for step in steps],
+        "grad_norm": [norm_apart(run, oracle, step, after) for step in steps],
+        "allowed": dict(allowed),
+    }
+
+
+def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
+    """What the train run saved, and what another process found when it opened the files."""
+    if evidence.train is None:
+        return []
+    found = {record["path"]: record for record in opened(evidence)}
+    told = []
+    for path, saves in kept(evidence.train).items():
+        record, values = found.get(path), given(saves)
+        state = "not opened" if record is None else "gone" if record["format"] == "missing" else "opened"
+        told.append(
+            {
+                "path": stable(path, work),
+                "after_step": saves[0].after,
+                "op": saves[0].op,
+                "ranks": len({save.rank for save in saves}),
+                "tensors": len(values),
+                "state": "closed" if record is not None and record["error"] else state,
+                "wrong": len(differing(record, values)) if record is not None and state == "opened" else 0,
+                "error": stable(record["error"], work) if record is not None and record["error"] else None,
+            }
+        )
+    return told
+
+
+def _returns(evidence: Evidence, work: Path) -> list[Facts]:
+    """Each run that was to come back from a checkpoint, and what it asked for."""
+    recovered = [recovery for _, recovery in evidence.crashes]
+    resumed = [evidence.resume, *evidence.reshards, *recovered, *evidence.damaged]
+    return [
+        {
+            "run": evidence.runs.index(run),
+            "loads": list(
+                dict.fromkeys(stable(r["to"], work) for r in run.places("checkpoint") if r["op"] in LOADS and r["to"])
+            ),
+            "steps": run.steps(),
+        }
+        for run in resumed
+        if run is not None
+    ]

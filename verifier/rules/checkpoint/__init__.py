@@ -1,0 +1,3 @@
+"""Saves, loads, resumes and what survives a crash."""
+
+ORDER = 120

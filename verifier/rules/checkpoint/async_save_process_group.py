@@ -1,0 +1,68 @@
+"""The rule `async-save-process-group`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.saves import all_saves
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow
+from ...source.looks import is_const
+from ...source.registry import detector
+from ...source.values import Value, choices
+from ..base import Rule
+
+
+class AsyncSaveProcessGroup(Rule):
+    """A save in the background has a process group of its own.
+
+    Why: `async_save` issues collectives in a thread. On the group that training uses they meet those of the main thread in an
+    order that no two ranks share: a deadlock, sooner or later. On NCCL alone it is refused at once.
+    Wrong:
+        future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+        model(batch)  # collectives on the same group while the save is in flight
+        future.result()
+    Right:
+        group = dist.new_group(backend="gloo")  # once, at the start
+        future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path, process_group=group)
+        model(batch)
+        future.result()
+    Mend: Make a gloo group once, `group = dist.new_group(backend="gloo")`, and give it to every `async_save` as `process_group`.
+    Source: KempnerInstitute/KempnerForge#104; ByteDance-Seed/VeOmni PR#1176; InternLM/xtuner PR#1703.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None:
+            return self.unknown("the script was not run")
+        for trace in run.traces:
+            for record in trace.of("save_in_flight"):
+                if not record["apart"]:
+                    place = record["at_line"] or {}
+                    return self.failed(
+                        f"rank {trace.rank} issues collectives ({record['what']}, line {place.get('line')}) on the group "
+                        "on which an asynchronous save is in flight",
+                        record["saved_line"],
+                    )
+        number = sum(save.op == "async_save" for save in all_saves(run)) // max(run.world_size, 1)
+        if not number:
+            return self.passed("no asynchronous save")
+        return self.passed(f"{count(number, 'asynchronous save')}, none on a group that the main thread used meanwhile")
+
+
+@detector("async-save-process-group")
+def async_save_group(flow: Flow) -> Iterator[Hit]:
+    groups = flow.ops("dist.init_process_group")
+    backends = {one.const for e in groups for one in choices(e.arg(0, "backend") or Value("unknown"))}
+    if not groups or not backends <= {"gloo", "nccl"}:
+        return
+    for event in flow.ops("dcp.async_save"):
+        given = event.kwargs.get("process_group")
+        alone = given is None or is_const(given, None)
+        awaited = any(e.on is event.result and e.index == event.index + 1 for e in flow.methods("result"))
+        if alone and not event.open and not awaited and "async_checkpointer_type" not in event.kwargs:
+            told = "the background save and the training use one process group, in no fixed order"
+            yield flow.hit("async-save-process-group", told, event)

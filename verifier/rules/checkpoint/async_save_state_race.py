@@ -1,0 +1,31 @@
+"""The rule `async-save-state-race`."""
+
+from __future__ import annotations
+
+from ...analysis.opened import in_background
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+from ._holds import compare
+
+
+class AsyncSaveStateRace(Rule):
+    """A save in the background holds what the ranks held when it was called.
+
+    Why: training goes on while the background writes. Tensors that were not copied first (a stager that hands them on, a
+    thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
+    Wrong:
+        state = optimizer.state_dict()
+        threading.Thread(target=lambda: torch.save(state, path)).start()  # the next step changes what is being written
+    Right:
+        state = copy.deepcopy(optimizer.state_dict())
+        threading.Thread(target=lambda: torch.save(state, path)).start()
+    Mend: Save with `dcp.async_save` and its default stager, or copy every tensor before the thread starts.
+    Source: pytorch#144657; pytorch/torchtitan#930; Lightning-AI/pytorch-lightning#20953; meta-pytorch/torchrec PR#4322.
+    Torch: run on 2.13.0.
+    """
+
+    needs = frozenset({"train", "opened"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        return compare(self, evidence, in_background, "no save in the background")

@@ -1,0 +1,32 @@
+"""The rule `checkpoint-holds-what-ranks-held`."""
+
+from __future__ import annotations
+
+from ...analysis.opened import in_background
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+from ._holds import compare
+
+
+class CheckpointHoldsWhatRanksHeld(Rule):
+    """Every tensor of a checkpoint, opened by another process, is what the ranks gave to the save.
+
+    Why: a save that raises nothing may still be wrong on the disk: a second save into the same folder replaces the first,
+    ranks write over each other's file, a storage layer drops or casts.
+    Wrong:
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # replaces the model
+    Right:
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
+    Mend: Save everything in one call, or each part into a folder of its own.
+    Source: read back: every tensor of every save, compared with what the ranks held at the time of the call.
+    Torch: run on 2.13.0.
+    """
+
+    needs = frozenset({"train", "opened"})
+    names_a_cause = False
+
+    def judge(self, evidence: Evidence) -> Finding:
+        return compare(self, evidence, lambda save: not in_background(save), "no save in the main thread")

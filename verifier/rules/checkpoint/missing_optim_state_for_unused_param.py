@@ -1,0 +1,71 @@
+"""The rule `missing-optim-state-for-unused-param`."""
+
+from __future__ import annotations
+
+from ...analysis.root_cause import Blame
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run
+from ..base import RaisedRule
+from ..raised import stack
+
+
+class MissingOptimState(RaisedRule):
+    """Every trainable parameter gets gradients, or the resume allows that its optimizer state is missing.
+
+    Why: a parameter that never got a gradient has no optimizer state, so none is in the checkpoint; the template of the
+    resume asks for it, because the state-dict functions initialise the state of all trainable parameters.
+    Wrong:
+        whole = StateDictOptions(full_state_dict=True)
+        model.unused = nn.Linear(8, 8)
+        shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss_of(model, batch).backward()
+        optimizer.step()
+        states = get_state_dict(model, optimizer, options=whole)
+        optimizer = torch.optim.AdamW(model.parameters())
+        set_state_dict(  # raises RuntimeError
+            model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=whole
+        )
+    Right:
+        model.unused = nn.Linear(8, 8).requires_grad_(False)
+        shard(model)
+        optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+        loss_of(model, batch).backward()
+        optimizer.step()
+        states = get_state_dict(model, optimizer)
+    Mend: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of the template.
+    Source: pytorch#192224; pytorch#192202; verl PR#7283; InternLM/xtuner PR#2018.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = False
+    needs = frozenset({"train", "resume"})
+    pattern = (
+        r"Missing key in checkpoint state_dict: \S*state\.(?P<key>\S+?)\.(step|exp_avg|exp_avg_sq|momentum_buffer)\b|"
+        r"Missing optimizer state for parameter '(?P<name>[^']+)'|"
+        r"float\(\) argument must be a string or a real number, not 'dict'"
+    )
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        unused = _never_used(evidence.train)
+        if not unused or found.status == "inconclusive":
+            return found
+        told = f"{count(len(unused), 'trainable parameter')} never got a gradient: {some(unused)}"
+        if found.status == "fail":
+            return self.failed(f"{found.evidence}; {told}", found.location)
+        return self.passed(f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail")
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return "float() argument" not in cause.error or any("state_dict" in f["file"] for f in stack(run, cause))
+
+
+def _never_used(run: Run | None) -> list[str]:
+    """Trainable parameters without a gradient at any step, on any rank, of a run that made steps."""
+    if run is None or run.steps() == 0:
+        return []
+    used = {n for t in run.traces for r in t.of("step") for n, g in r["grads_at_step"].items() if g is not None}
+    held = {n for t in run.traces for r in t.of("step") for n in r["held"]}
+    return [n for n, e in run.parameters.items() if e[0]["trainable"] and n in held and n not in used]

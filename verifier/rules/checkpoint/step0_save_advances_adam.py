@@ -1,0 +1,66 @@
+"""The rule `step0-save-advances-adam`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.wording import count, some
+from ...evidence import LOADS, Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow, covers
+from ...source.looks import steps_of, text
+from ...source.looks_checkpoint import GETTERS, SAVES, SETTERS
+from ...source.registry import detector
+from ...source.values import reach
+from ..base import Rule
+
+
+class Step0SaveAdvancesAdam(Rule):
+    """Adam's step counter says how many steps were made.
+
+    Why: torch's state-dict helpers create missing optimizer state by a step with zero gradients, and leave its counter at 1.
+    A save (or a load template that is not filled) before the first step makes Adam's first update 1.34 times too small.
+    Wrong:
+        optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
+        dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # before any step
+    Right:
+        optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+    Mend: Do not take the optimizer's state before its first step, or set `state["step"]` back to 0 afterwards.
+    Source: measured: 1.34 times; the same in NVIDIA/Megatron-LM#5974, PR#5976.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not (first := run.at_step("step", 1)):
+            return self.unknown("no optimizer step was seen")
+        trace = run.traces[0]
+        before = first[0]["seq"]
+        if any(r["op"] in LOADS and r["seq"] < before for r in trace.of("checkpoint")):
+            return self.passed("the train run itself starts from a checkpoint")
+        counters = {n: s["step"] for n, s in first[0]["state"].items() if isinstance(s.get("step"), int | float)}
+        ahead = [name for name, value in counters.items() if value >= 1]
+        if not ahead:
+            return self.passed("no step is counted before the first")
+        made = [r for r in trace.of("template") if r["seq"] < before and r["optimizers"] and not r["had_state"]]
+        line = made[0]["at_line"] if made else first[0]["at_line"]
+        return self.failed(
+            f"before the first step the counter of {count(len(ahead), 'parameter')} ({some(ahead)}) is at {counters[ahead[0]]:g}",
+            line,
+        )
+
+
+@detector("step0-save-advances-adam")
+def saved_before_first_step(flow: Flow) -> Iterator[Hit]:
+    """The optimizer's state is saved before the first step, in any case."""
+    steps = steps_of(flow)
+    for event in flow.ops(*GETTERS[1:]):
+        adam = [o for o, _ in flow.optimizers if o.result in event.args and o.op.startswith("torch.optim.Ada")]
+        loaded = any(covers(e, event) for e in flow.ops("dcp.load", "torch.load", *SETTERS))
+        if not adam or not steps or event.index > steps[0].index or event.on_some_ranks or event.loops or loaded:
+            continue
+        saved = [e for e in flow.ops(*SAVES, "torch.save") if e.args and event.result in reach(e.args[0])]
+        if any(covers(event, e) and e.index < steps[0].index for e in saved):
+            told = f"{text(event.node)} before the first step makes the optimizer count one"
+            yield flow.hit("step0-save-advances-adam", told, event)

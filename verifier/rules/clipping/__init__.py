@@ -1,0 +1,3 @@
+"""Gradient norms and clipping."""
+
+ORDER = 110

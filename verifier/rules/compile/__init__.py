@@ -1,0 +1,3 @@
+"""torch.compile beside FSDP2."""
+
+ORDER = 30

@@ -1,0 +1,3 @@
+"""Which samples each rank trains on."""
+
+ORDER = 90

@@ -1,0 +1,120 @@
+"""The rule `same-data-on-every-rank`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import ITERATE, Event, Flow
+from ...source.looks import is_const, names_in, text, trains
+from ...source.registry import detector
+from ...source.values import Value, choices, reach
+from ..base import Rule
+
+
+class SameDataOnEveryRank(Rule):
+    """Data-parallel ranks train on different samples.
+
+    Why: without a sampler that knows the rank, or with one seeded generator everywhere, every rank computes the same
+    gradient. The loss falls as it should, N ranks do the work of one, and the global batch is N times smaller than it
+    says.
+    Wrong:
+        torch.manual_seed(0)
+        tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))  # the same on every rank
+        loss_of(model, tokens).backward()
+    Right:
+        start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
+        tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch
+        loss_of(model, tokens).backward()
+    Mend: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or a generator seeded
+    with seed + rank for data.
+    Source: the official pytorch/examples FSDP2 script (every rank seeded alike); mehta-lab/VisCy PR#408; the probe
+    hashes each sample.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        if run.world_size == 1:
+            return self.unknown("one rank has all the data")
+        if len(run.data_ranks) == 1:
+            return self.passed("one data-parallel rank: all ranks hold parts of one model and share its samples")
+        steps = range(1, run.steps() + 1)
+        rows = [run.rows(step) for step in steps]
+        if not any(sum(per_rank, start=rows[0][0] - rows[0][0]) for per_rank in rows):
+            return self.unknown("the model was given no tensor whose rows could be told apart")
+        shards = run.data_ranks
+        pairs = [
+            (a, b)
+            for a, b in combinations(shards, 2)
+            if all(per_rank[a] and per_rank[a] == per_rank[b] for per_rank in rows)
+        ]
+        if pairs:
+            a, b = pairs[0]
+            return self.failed(
+                f"ranks {a} and {b} were given exactly the same {count(rows[0][a].total(), 'sample')} "
+                f"in each of {count(len(rows), 'step')}",
+                evidence.line_of(run, "micro"),
+            )
+        shared = sum((rows[0][a] & rows[0][b]).total() for a, b in combinations(shards, 2))
+        return self.passed(
+            f"{rows[0][shards[0]].total()} samples on each rank in step 1, {shared} of them shared with another rank"
+        )
+
+
+_MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatDataset")
+
+
+def _loaded_in_training(flow: Flow, loader: Event) -> bool:
+    """Whether a loader is iterated over around a backward."""
+    for event in flow.ops(ITERATE):
+        inside = any(part is loader.result for part in reach(event.args[0]))
+        if inside and any(event.node in b.loops for b in flow.methods("backward")):
+            return True
+    return False
+
+
+@detector("same-data-on-every-rank")
+def same_data_on_every_rank(flow: Flow) -> Iterator[Hit]:
+    if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses:
+        return
+    if names_in(flow, "split_dataset_by_node", "node_rank", "dp_rank", "data_parallel_rank", "get_worker_info"):
+        return
+    for event in flow.ops("data.DataLoader"):
+        dataset = event.arg(0, "dataset")
+        samples = [event.kwargs.get("sampler"), event.kwargs.get("batch_sampler"), event.kwargs.get("collate_fn")]
+        if (
+            dataset is None
+            or event.open
+            or len(event.args) > 3
+            or any(s is not None and not is_const(s, None) for s in samples)
+        ):
+            continue
+        seeded = _same_order(flow, event)
+        if _is_map(flow, dataset) and seeded and _loaded_in_training(flow, event) and not flow.escapes(event.result):
+            told = f"{text(event.node)} has no sampler, and nothing in the script gives a rank data of its own"
+            yield flow.hit("same-data-on-every-rank", told, event)
+
+
+def _same_order(flow: Flow, event: Event) -> bool:
+    """Whether all ranks take the samples in one order."""
+    shuffle = event.arg(2, "shuffle")
+    if shuffle is None or is_const(shuffle, False):
+        return True
+    generator = event.kwargs.get("generator")
+    if generator is not None:
+        return any(part.name == "torch.Generator" for part in reach(generator))
+    return any(e.args and not e.args[0].rank for e in flow.ops("torch.manual_seed") if e.index < event.index)
+
+
+def _is_map(flow: Flow, dataset: Value) -> bool:
+    for one in choices(dataset):
+        own = one.kind == "object" and one.cls is not None and "Iterable" not in "".join(flow.external_bases(one.cls))
+        if not own and not (one.kind == "made" and one.name in _MAPS):
+            return False
+    return True

@@ -1,0 +1,3 @@
+"""Devices and backends."""
+
+ORDER = 40

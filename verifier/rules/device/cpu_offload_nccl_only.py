@@ -1,0 +1,44 @@
+"""The rule `cpu-offload-nccl-only`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import made_by
+from ...source.looks_device import is_nccl, process_groups
+from ...source.registry import detector
+from ..base import SourceRule
+
+
+class CpuOffloadNcclOnly(SourceRule):
+    """A process group that serves CPU-offloaded parameters has a backend for the CPU.
+
+    Why: `CPUOffloadPolicy` keeps shards and gradients in the memory of the host. NCCL has no way to them, so the first
+    collective on them (the norm for clipping, a checkpoint) stops with "No backend type associated with device type
+    cpu", after the model was loaded and the first step was computed.
+    Wrong:
+        def build():
+            dist.init_process_group("nccl")
+            return fully_shard(Decoder(), offload_policy=CPUOffloadPolicy())
+    Right:
+        def build():
+            dist.init_process_group("cpu:gloo,cuda:nccl")
+            return fully_shard(Decoder(), offload_policy=CPUOffloadPolicy())
+    Mend: Give the process group both backends: `init_process_group("cpu:gloo,cuda:nccl")`.
+    Source: pytorch#148532, PR#136156; meta-pytorch/torchtune#1977; NVIDIA-NeMo/Automodel PR#3461.
+    Torch: read from the sources alone; not run, it needs a GPU.
+    """
+
+
+@detector("cpu-offload-nccl-only")
+def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:
+    groups = process_groups(flow)
+    if not groups or not all(is_nccl(e) for e in groups):
+        return
+    for event, _ in flow.shards:
+        if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy") is not None:
+            told = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
+            yield flow.hit("cpu-offload-nccl-only", told, groups[0])
+            return

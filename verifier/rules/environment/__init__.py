@@ -1,0 +1,3 @@
+"""Faults of this torch on this machine, not of the script."""
+
+ORDER = 10

@@ -1,0 +1,3 @@
+"""Accumulation, scaling and clearing of gradients."""
+
+ORDER = 100

@@ -1,0 +1,5 @@
+"""The weight of the loss that a step used, by what its criteria recorded."""
+
+from __future__ import annotations
+
+SAME = 1e-3  # relative: far above rounding, far below the smallest factor of two

@@ -1,0 +1,34 @@
+"""The rule `gloo-premul-sum`."""
+
+from __future__ import annotations
+
+from ...analysis.root_cause import Blame
+from ...trace import Record, Run
+from ..base import RaisedRule
+
+
+class GlooPremulSum(RaisedRule):
+    """With gloo, a gradient divide factor goes with sum reduction.
+
+    Why: FSDP puts a factor of your own into the reduction as NCCL's PREMUL_SUM, which gloo does not have.
+    Wrong:
+        model.set_gradient_divide_factor(1.0)
+        loss_of(model, batch).backward()  # at two ranks: Cannot use ReduceOp.PREMUL_SUM with Gloo
+    Right:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        loss_of(model, batch).backward()
+    Mend: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide factor.
+    Source: the docstring of `set_gradient_divide_factor`; verl PR#7917.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = False
+    pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """Where the factor was set."""
+        lines = [r["at_line"] for r in run.places("divide") if r["at_line"]]
+        return lines[-1] if lines else cause.location

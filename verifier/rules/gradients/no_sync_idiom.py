@@ -1,0 +1,51 @@
+"""The rule `no-sync-idiom`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import STORE, Flow
+from ...source.looks import text
+from ...source.registry import detector
+from ..base import RaisedRule
+
+
+class NoSyncIdiom(RaisedRule):
+    """Gradient accumulation uses `set_requires_gradient_sync`, not `no_sync`.
+
+    Why: `no_sync` is a method of DDP and FSDP1. FSDP2 keeps your class and has a flag in its place. DDP's attribute
+    `require_backward_grad_sync` can be set on a sharded module and does nothing: every micro-batch is reduced.
+    Wrong:
+        with model.no_sync():  # raises AttributeError
+            loss_of(model, micros[0]).backward()
+    Right:
+        model.set_requires_gradient_sync(False)
+        loss_of(model, micros[0]).backward()
+        model.set_requires_gradient_sync(True)
+        loss_of(model, micros[1]).backward()
+    Mend: Call `model.set_requires_gradient_sync(is_last_micro_batch)` before each forward, without `no_sync`.
+    Source: huggingface/accelerate PR#3762; NVIDIA/cosmos-framework#161.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"'FSDP\w*' object has no attribute 'no_sync'"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        hits = evidence.hits.get(self.name, ())  # what no error tells
+        return self.failed(hits[0].told, hits[0].location, tier="static") if hits and found.status == "pass" else found
+
+
+@detector("no-sync-idiom")
+def no_sync_idiom(flow: Flow) -> Iterator[Hit]:
+    for event in flow.methods("no_sync"):
+        model = event.on
+        if model is not None and flow.sharded_by(model, event) is not None:
+            yield flow.hit("no-sync-idiom", "a module sharded by fully_shard has no `no_sync`", event)
+    for event in flow.ops(STORE):
+        model = event.on if event.method == "require_backward_grad_sync" else None
+        if model is not None and flow.sharded_by(model, event) is not None:
+            told = f"{text(event.node)} does nothing on a sharded module: every micro-batch is reduced"
+            yield flow.hit("no-sync-idiom", told, event)

@@ -1,0 +1,44 @@
+"""The rule `zero-grad-while-unsharded`."""
+
+from __future__ import annotations
+
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+
+
+class ZeroGradWhileUnsharded(Rule):
+    """`model.zero_grad()` clears the gradients that the optimizer uses.
+
+    Why: between forward and backward some groups are unsharded (the root always, the others with
+    `reshard_after_forward=False`). `model.parameters()` then returns temporary tensors, and `model.zero_grad()` clears
+    theirs: the gradients of embedding, norm and head pile up from step to step, those of the blocks do not.
+    Wrong:
+        loss = loss_of(model, batch)
+        model.zero_grad()  # the root group is unsharded here
+        loss.backward()
+        optimizer.step()
+    Right:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()  # the optimizer holds the sharded parameters
+        loss.backward()
+        optimizer.step()
+    Mend: Call `optimizer.zero_grad()`, or `model.zero_grad()` before the forward.
+    Source: measured: the gradient norm of a small model was 3.5 times too large in step 5.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        for trace in run.traces:
+            left = trace.first("not_cleared")
+            if left is not None and any(r["seq"] > left["seq"] for r in trace.of("step")):
+                return self.failed(
+                    f"`zero_grad` of the model left the gradients of {count(len(left['names']), 'parameter')} "
+                    f"({some(left['names'])}) as they were: their groups were unsharded at that moment",
+                    left["at_line"],
+                )
+        return self.passed("no `zero_grad` of a model left a gradient")

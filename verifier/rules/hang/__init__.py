@@ -1,0 +1,3 @@
+"""Ranks that wait for one another, and runs that do not complete."""
+
+ORDER = 130

@@ -1,0 +1,67 @@
+"""The rule `rank-local-control-flow`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Event, Flow
+from ...source.looks_hang import said
+from ...source.registry import detector
+from ...source.values import Value, reach
+from ._named import HangRule
+
+
+class RankLocalControlFlow(HangRule):
+    """A decision to skip, repeat or stop is taken by all ranks together.
+
+    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If it skips its backward or
+    leaves the loop alone, the others wait for it in theirs.
+    Wrong:
+        loss = loss_of(model, batch)
+        if torch.isfinite(loss):
+            loss.backward()
+    Right:
+        loss = loss_of(model, batch)
+        good = torch.isfinite(loss).float()
+        dist.all_reduce(good, op=dist.ReduceOp.MIN)
+        if good:
+            loss.backward()
+    Mend: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
+    Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
+    Torch: run on 2.13.0.
+    """
+
+
+_FINITE = ("isnan", "isfinite", "isinf")
+
+
+@detector("rank-local-control-flow")
+def rank_local_control_flow(flow: Flow) -> Iterator[Hit]:
+    """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
+    for leave in flow.ops("(continue)", "(break)"):
+        for guard in leave.guards:
+            test = guard.test
+            asks = any(part.name.rpartition(".")[2] in (*_FINITE, "Lt", "LtE", "Gt", "GtE") for part in reach(test))
+            synced = any(part.synced for part in reach(test))
+            inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
+            if asks and test.local and not synced and inside and _from_forward(flow, test) and _skips(flow, leave):
+                told = f"a rank whose own value meets {said(guard)} leaves out a step that the others wait in"
+                yield flow.hit("rank-local-control-flow", told, leave)
+                break
+
+
+def _from_forward(flow: Flow, test: Value) -> bool:
+    """Whether a sharded model's output went into a condition."""
+    for part in reach(test):
+        event = part.event if part.kind == "derived" and part.name == "forward" else None
+        if event is not None and event.on is not None and flow.sharded_by(event.on, event) is not None:
+            return True
+    return False
+
+
+def _skips(flow: Flow, leave: Event) -> bool:
+    """Whether a backward stands behind, in the same loop, or in the turns that are left out."""
+    inside = [e for e in flow.methods("backward") if leave.loops[-1] in e.loops]
+    return any(e.index > leave.index for e in inside) or (bool(inside) and leave.op == "(break)")

@@ -1,0 +1,46 @@
+"""The rule `run-completes`."""
+
+from __future__ import annotations
+
+from ...analysis.root_cause import blame
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+
+
+class RunCompletes(Rule):
+    """Every rank comes to the end of the run: none crashes, hangs, is killed, or leaves early.
+
+    Why: a collective that only some ranks call waits for ever, and launchers name the victim: torchrun exits 1
+    whatever happened and blames the rank that it stopped itself when another left in silence.
+    Wrong:
+        if dist.get_rank() == 0:
+            torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), path)  # a collective
+    Right:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if dist.get_rank() == 0:
+            torch.save(state, path)
+    Mend: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
+    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for
+    `sys.exit(7)` and `os._exit(0)`.
+    Torch: run on 2.13.0.
+    """
+
+    names_a_cause = False
+    simulated = True
+
+    def judge(self, evidence: Evidence) -> Finding:
+        if evidence.train is None:
+            return self.unknown(evidence.missing.get("train", "the script was not run"))
+        run = evidence.train
+        if not run.completed and run.role == "simulate":
+            return self.unknown(
+                f"the simulated run stopped early, perhaps on numbers that are not real: {blame(run).text}"
+            )
+        if not run.completed:
+            cause = blame(run)
+            return self.failed(cause.text, cause.location, fix=cause.mend)
+        if run.steps() == 0:
+            return self.unknown("the script ended without a step of any torch optimizer: there is no training to judge")
+        return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")

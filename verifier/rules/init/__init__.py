@@ -1,0 +1,3 @@
+"""Initial weights and buffers."""
+
+ORDER = 50

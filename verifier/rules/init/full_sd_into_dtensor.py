@@ -1,0 +1,63 @@
+"""The rule `full-sd-into-dtensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import is_known, shared, text
+from ...source.registry import detector
+from ...source.values import Value, reach
+from ..raised import MixedRule
+
+
+class FullSdIntoDtensor(MixedRule):
+    """Whole tensors are loaded into a sharded model or optimizer by the distributed state-dict functions.
+
+    Why: after `fully_shard` the weights are DTensors; `model.load_state_dict`, `param.copy_` and
+    `optimizer.load_state_dict` take whole tensors as they are and do not cut them.
+    Wrong:
+        whole = {name: value.clone() for name, value in model.state_dict().items()}
+        shard(model)
+        model.load_state_dict(whole)  # raises RuntimeError
+    Right:
+        whole = {name: value.clone() for name, value in model.state_dict().items()}
+        shard(model)
+        set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
+    Mend: Use `set_model_state_dict` or `set_optimizer_state_dict` with `options=StateDictOptions(full_state_dict=True)`
+    (and `broadcast_from_rank0=True` if only rank 0 has the tensors), or load before sharding.
+    Source: pytorch#136336; pytorch PR#124651.
+    Torch: run on 2.13.0.
+    """
+
+
+@detector("full-sd-into-dtensor")
+def full_into_dtensor(flow: Flow) -> Iterator[Hit]:
+    for event in flow.methods("load_state_dict"):
+        model, state = event.on, event.arg(0, "state_dict")
+        if model is None or state is None or flow.sharded_by(model, event) is None or _saved_sharded(flow):
+            continue
+        if event.open or "assign" in event.kwargs:
+            continue
+        read = [p for p in reach(state) if p.kind == "made" and p.name in ("torch.load", "safetensors.torch.load_file")]
+        read += [p for p in reach(state) if _of_plain_model(flow, p)]
+        split = any(p.name in ("tensor.distribute_tensor", "dsd.get_model_state_dict") for p in reach(state))
+        if read and not any(p.rank for p in reach(state)) and not split:
+            told = f"{text(event.node)} puts whole tensors into parameters that are shards"
+            yield flow.hit("full-sd-into-dtensor", told, event)
+
+
+def _of_plain_model(flow: Flow, part: Value) -> bool:
+    """Whether a value is the state dict of a known model that nobody shards."""
+    model = part.event.on if part.kind == "made" and part.name == "state_dict" and part.event is not None else None
+    return model is not None and is_known(flow, model) and id(model) not in flow.roots
+
+
+def _saved_sharded(flow: Flow) -> bool:
+    """Whether the project itself saves state dicts that were not gathered."""
+    for event in flow.ops("torch.save"):
+        raw = [p for a in event.args[:1] for p in reach(a) if p.kind == "made" and p.name == "state_dict"]
+        if raw and not shared(event.args[0]):
+            return True
+    return False

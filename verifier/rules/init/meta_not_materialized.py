@@ -1,0 +1,41 @@
+"""The rule `meta-not-materialized`."""
+
+from __future__ import annotations
+
+from ...analysis.root_cause import Blame
+from ...trace import Record, Run
+from ..base import RaisedRule
+from ..raised import last_shard
+
+
+class MetaNotMaterialized(RaisedRule):
+    """A model built on the meta device gets memory and values before its first forward.
+
+    Why: on the meta device there are shapes and no numbers. `fully_shard` keeps them so; the first forward refuses.
+    Wrong:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model(batch)  # raises RuntimeError
+    Right:
+        with torch.device("meta"):
+            model = Decoder()
+        shard(model)
+        model.to_empty(device="cpu")
+        model.init_weights()
+        model.init_buffers()
+        model(batch)
+    Mend: After `fully_shard` call `model.to_empty(device=...)`, then give every parameter and every buffer its values
+    (the model's own initialisation, or a checkpoint).
+    Source: pytorch PR#120351.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor; no data!"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return last_shard(run) is not None
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The last sharding: `to_empty` belongs below it."""
+        return cause.location if "Cannot copy" in cause.error else last_shard(run) or cause.location

@@ -1,0 +1,91 @@
+"""The rule `rank0-sd-without-broadcast`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow
+from ...source.looks import is_const, made_by
+from ...source.registry import detector
+from ..base import Rule
+
+
+class Rank0SdWithoutBroadcast(Rule):
+    """A state dict that only rank 0 holds is set with `broadcast_from_rank0=True`.
+
+    Why: `set_model_state_dict` is a collective. If rank 0 has read the file and the others hold an empty dict, the
+    others raise or do nothing while rank 0 waits for them: a time-out, or `Connection closed by peer`.
+    Wrong:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state = state if dist.get_rank() == 0 else {}
+        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
+    Right:
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state = state if dist.get_rank() == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, state, options=options)
+    Mend: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+    Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
+    Torch: run on 2.13.0.
+    """
+
+    explains = ("meta-params-not-reset",)
+
+    reads = frozenset({"resume"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        if evidence.train is None or not evidence.train.traces:
+            return self.unknown("the script was not run")
+        calls = 0
+        for run in (evidence.train, evidence.resume):
+            if run is None:
+                continue
+            per_rank = [t.of("set_state") for t in run.traces]
+            for records in zip(*per_rank, strict=False):
+                calls += 1
+                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r["given"] == 0]
+                if empty and len(empty) < len(records) and not all(r["broadcast"] for r in records):
+                    full = next(r for r in records if r["given"])
+                    return self.failed(
+                        f"{full['op']} is given {count(full['given'], 'key')} on some ranks and none on "
+                        f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
+                        full["at_line"],
+                    )
+        if not calls and not evidence.train.models:
+            return self.unknown("no forward of a model was seen")
+        return self.passed(
+            f"every rank gave keys, or rank 0 broadcast them, in {count(calls, 'call')}" if calls else NO_SETTER
+        )
+
+
+NO_SETTER = "the script sets no state dict with torch's setters"
+
+
+@detector("rank0-sd-without-broadcast")
+def rank0_without_broadcast(flow: Flow) -> Iterator[Hit]:
+    setters = {"dsd.set_model_state_dict": (1, "model_state_dict"), "dsd.set_state_dict": (2, "model_state_dict")}
+    for event in flow.ops(*setters):
+        state = event.arg(*setters[event.op])
+        options = event.kwargs.get("options")
+        made = made_by(options, "dsd.StateDictOptions") if options is not None else None
+        unclear = event.open or (options is not None and (made is None or made.open))
+        if state is None or unclear or event.on_some_ranks or state.kind != "either":
+            continue
+        if (
+            made is not None
+            and "broadcast_from_rank0" in made.kwargs
+            and not is_const(made.kwargs["broadcast_from_rank0"], False)
+        ):
+            continue
+        read = [p for p in state.parts if p.event is not None and p.kind == "made" and p.event.on_some_ranks]
+        rest = [p for p in state.parts if p not in read]
+        if (
+            read
+            and rest
+            and all((p.kind == "dict" and not p.parts) or (p.kind == "const" and p.const is None) for p in rest)
+        ):
+            told = "only some ranks hold the state dict, and broadcast_from_rank0 is not set"
+            yield flow.hit("rank0-sd-without-broadcast", told, event)

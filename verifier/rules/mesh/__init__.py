@@ -1,0 +1,3 @@
+"""Device meshes, replicas and tensor parallelism."""
+
+ORDER = 60

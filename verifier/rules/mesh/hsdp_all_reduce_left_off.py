@@ -1,0 +1,74 @@
+"""The rule `hsdp-all-reduce-left-off`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow
+from ...source.looks_gradients import never_on
+from ...source.registry import detector
+from ..base import Rule
+from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
+
+
+class HsdpAllReduceLeftOff(Rule):
+    """Every optimizer step of a hybrid mesh uses gradients that were all-reduced over the replicas.
+
+    Why: with `set_requires_all_reduce(False)` the gradients of the replicas are kept apart. If the last micro-batch
+    does not turn it on again, FSDP holds them back: `.grad` is None and the step changes nothing; if only some are
+    reduced, the replicas drift apart.
+    Wrong:
+        model.set_requires_all_reduce(False)
+        for micro in micros:
+            loss_of(model, micro).backward()
+        optimizer.step()
+    Right:
+        for i, micro in enumerate(micros):
+            model.set_requires_all_reduce(i == len(micros) - 1)
+            loss_of(model, micro).backward()
+        optimizer.step()
+    Mend: Set the flag before every micro-batch, to whether it is the last one of this step.
+    Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of `set_requires_all_reduce`.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        flags = sum(not r["value"] for r in run.places("all_reduce"))
+        line = evidence.line_of(run, "all_reduce", last=True) or evidence.line_of(run, "step")
+        held = next((r for t in run.traces for r in t.of("partial") if r["step"] <= run.steps()), None)
+        if held is not None:
+            return self.failed(
+                f"at step {held['step']} FSDP still holds back gradients of {count(len(held['groups']), 'group')} that "
+                f"were reduced in their replica and not over the replicas ({count(flags, 'call')} turned it off)",
+                line,
+            )
+        before = replicas_of(run, {name: [e["sketch"] for e in entries] for name, entries in run.parameters.items()})
+        if not before:
+            return self.passed(NO_REPLICAS)
+        same = set(before) - set(replicas_apart(before))
+        for step in range(1, run.steps() + 1):
+            records = run.at_step("stepped", step)
+            weights = {
+                name: [records[e["rank"]]["weights"].get(name, e["sketch"]) for e in run.parameters[name]]
+                for name in same
+            }
+            if apart := replicas_apart(replicas_of(run, weights)):
+                return self.failed(
+                    f"after step {step} the replicas of {count(len(apart), 'parameter')} ({some(apart)}) differ, which "
+                    "were the same before it: their gradients were not all-reduced",
+                    line,
+                )
+        return self.passed(
+            f"{count(len(same), 'parameter')} equal in all replicas after each of {count(run.steps(), 'step')}"
+        )
+
+
+@detector("hsdp-all-reduce-left-off")
+def all_reduce_left_off(flow: Flow) -> Iterator[Hit]:
+    yield from never_on(flow, "set_requires_all_reduce", "hsdp-all-reduce-left-off", "replicas never share gradients")

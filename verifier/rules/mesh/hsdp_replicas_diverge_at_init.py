@@ -1,0 +1,43 @@
+"""The rule `hsdp-replicas-diverge-at-init`."""
+
+from __future__ import annotations
+
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
+
+
+class HsdpReplicasDivergeAtInit(Rule):
+    """With a hybrid mesh all replicas start from the same weights.
+
+    Why: the replicate dim of the mesh is a label. `fully_shard` neither broadcasts nor compares; replicas that start
+    apart get equal gradients ever after and stay apart. A restart repairs it, as a checkpoint keeps one of them.
+    Wrong:
+        replica = mesh["dp_replicate"].get_local_rank()
+        torch.manual_seed(seed + replica)  # another model in every replica
+        model = shard(Decoder(), mesh=mesh)
+    Right:
+        torch.manual_seed(seed)
+        model = shard(Decoder(), mesh=mesh)
+    Mend: Seed alike on every rank before the model is built, or broadcast rank 0's weights
+    (`set_model_state_dict` with `broadcast_from_rank0=True`).
+    Source: allenai/OLMo-core PR#319; mosaicml/llm-foundry PR#830.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        replicas = replicas_of(run, {name: [e["sketch"] for e in entries] for name, entries in run.parameters.items()})
+        if not replicas:
+            return self.passed(NO_REPLICAS)
+        if apart := replicas_apart(replicas):
+            return self.failed(
+                f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) are not the same in all "
+                f"{max(len(r) for r in replicas.values())} replicas at the first forward",
+                evidence.line_of(run, "shard"),
+            )
+        return self.passed(f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward")

@@ -1,0 +1,108 @@
+"""The rule `mesh-argument-wrong`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow, covers
+from ...source.looks import made_by, text
+from ...source.registry import detector
+from ...source.values import holders
+from ..base import Rule
+
+
+class MeshArgumentWrong(Rule):
+    """A mesh with two dims for `fully_shard` is (replicate, shard), and holds no dim of another parallelism.
+
+    Why: `fully_shard` goes by position, not by name: dim 0 replicates, dim 1 shards. A mesh named the other way round
+    replicates over what is called shard. A whole ("dp", "tp") mesh makes hybrid sharding over the tp dim: there is no
+    tensor parallelism, and ranks of one tp group average gradients of samples that are the same.
+    Wrong:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "dp_replicate"))
+        model = shard(Decoder(), mesh=mesh)
+    Right:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
+        model = shard(Decoder(), mesh=mesh)
+    Mend: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and give `fully_shard` its data-parallel part only.
+    Source: the docstring of `fully_shard` against pytorch/torchtitan docs/fsdp.md; pytorch#124019.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = True
+    shards = re.compile(r"shard|fsdp", re.I)
+    replicates = re.compile(r"repl|ddp", re.I)
+    foreign = re.compile(r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I)
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.traces:
+            return self.unknown("the script was not run")
+        wraps = list(run.places("wrap"))
+        if not wraps and not run.models:
+            return self.unknown("no fully_shard and no forward of a model was seen")
+        for record in wraps:
+            mesh = record["mesh"]
+            if mesh is None or len(mesh["names"]) != 2 or record["explicit_dims"]:
+                continue
+            first, second = mesh["names"]
+            if max(mesh["shape"]) == 1:
+                continue
+            told = f"fully_shard is given a mesh of {first}={mesh['shape'][0]} x {second}={mesh['shape'][1]}"
+            if strange := next((name for name in (first, second) if self.foreign.search(name)), None):
+                return self.failed(
+                    f"{told}: it replicates over '{first}' and shards over '{second}', and '{strange}' is no data-parallel dim",
+                    record["at_line"],
+                )
+            reversed_names = self.shards.search(first) and not self.replicates.search(first)
+            if reversed_names and self.replicates.search(second):
+                return self.failed(
+                    f"{told}: it replicates over the first dim, '{first}', and shards over the second, '{second}'",
+                    record["at_line"],
+                )
+        two = next((r["mesh"] for r in wraps if r["mesh"] and len(r["mesh"]["shape"]) == 2), None)
+        if two is None:
+            return self.passed("fully_shard is given meshes of one dim")
+        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {two['names'] or two['shape']}")
+
+
+_MODEL = ("tp", "tensor_parallel", "pp", "pipeline_parallel", "ep", "expert_parallel", "cp", "context_parallel")
+
+
+@detector("mesh-argument-wrong")
+def mesh_argument_wrong(flow: Flow) -> Iterator[Hit]:
+    seen: set[int] = set()
+    for event, _ in flow.shards:
+        mesh = event.arg(1, "mesh")
+        made = made_by(mesh, "dist.init_device_mesh") if mesh is not None else None
+        names = made.arg(2, "mesh_dim_names") if made is not None else None
+        if made is None or names is None or names.kind not in ("tuple", "list") or id(made) in seen:
+            continue
+        words = [part.const for part in names.parts if isinstance(part.const, str)]
+        if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
+            said = text(names.node or made.node)
+            told = (
+                f"fully_shard takes the first dimension as replicas and the second as shards; {said} says the reverse"
+            )
+        elif len(words) == 2 and words[1] in _MODEL:
+            told = f"fully_shard is given the whole mesh: it shards over {words[1]!r} too"
+        else:
+            continue
+        seen.add(id(made))
+        yield flow.hit("mesh-argument-wrong", told, made if "reverse" in told else event)
+
+
+@detector("mesh-argument-wrong")
+def parallel_after_shard(flow: Flow) -> Iterator[Hit]:
+    for event in flow.ops("tp.parallelize_module"):
+        model = event.arg(0, "module")
+        shard = (
+            next((flow.sharded_by(h, event) for h in holders(model) if flow.sharded_by(h, event)), None)
+            if model
+            else None
+        )
+        if shard is not None and covers(shard, event):
+            told = f"parallelize_module after fully_shard (line {shard.line}): tensor parallelism comes first"
+            yield flow.hit("mesh-argument-wrong", told, event)

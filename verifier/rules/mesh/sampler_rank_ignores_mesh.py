@@ -1,0 +1,110 @@
+"""The rule `sampler-rank-ignores-mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Event, Flow
+from ...source.looks import is_const, made_by, text
+from ...source.looks_data import SAMPLER
+from ...source.registry import detector
+from ...trace import Record, Run
+from ..base import Rule
+
+
+class SamplerRankIgnoresMesh(Rule):
+    """The ranks of one tensor-parallel group train on the same samples.
+
+    Why: with tensor parallelism the ranks of a group hold parts of one model and must be given one batch. A sampler
+    that goes by the global rank gives each its own: the parts of activations of different samples are added up, and
+    nothing is raised.
+    Wrong:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        tokens = dataset[rank::ranks]  # another slice on every rank of a tp group
+    Right:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
+        tokens = dataset[mesh["dp"].get_local_rank() :: mesh["dp"].size()]
+    Mend: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank and world size.
+    Source: huggingface/accelerate#3092; measured on (dp, tp) = (2, 2).
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        groups = _tensor_parallel_groups(run)
+        if not groups:
+            return self.passed("no parameter is sharded over a tensor-parallel dim beside the mesh of fully_shard")
+        if any(t.first("sharded_input") for t in run.traces):
+            return self.unknown("the model is given DTensors, whose samples cannot be compared")
+        for step in range(1, run.steps() + 1):
+            rows = run.rows(step)
+            for group in groups:
+                other = next((rank for rank in group[1:] if rows[rank] != rows[group[0]]), None)
+                if other is not None:
+                    shared = (rows[other] & rows[group[0]]).total()
+                    return self.failed(
+                        f"ranks {group[0]} and {other} hold parts of the same layers, and at step {step} they are given "
+                        f"different samples ({shared} of {rows[group[0]].total()} are the same)",
+                        evidence.line_of(run, "micro"),
+                    )
+        if not any(rows.total() for rows in run.rows(1)):
+            return self.unknown("the model was given no tensor whose rows could be told apart")
+        return self.passed(f"the same samples on the ranks of each of {count(len(groups), 'tensor-parallel group')}")
+
+
+def _tensor_parallel_groups(run: Run) -> list[list[int]]:
+    """Ranks that stand at the same place of parallel data meshes, if parameters are sharded over more than those."""
+    meshes: dict[int, list[int]] = {}
+    for trace in run.traces:
+        given = [r["mesh"]["ranks"] for r in trace.of("wrap") if r["mesh"] is not None]
+        if not given:
+            return []
+        meshes[trace.rank] = max(given, key=len)
+    if any(rank not in ranks for rank, ranks in meshes.items()) or len(run.data_ranks) == run.world_size:
+        return []
+    if not any(_beyond(entry, meshes) for entries in run.parameters.values() for entry in entries):
+        return []
+    places: dict[int, list[int]] = {}
+    for rank, ranks in meshes.items():
+        places.setdefault(ranks.index(rank), []).append(rank)
+    return [group for group in places.values() if len(group) > 1]
+
+
+def _beyond(entry: Record, meshes: dict[int, list[int]]) -> bool:
+    """Whether a parameter is cut over ranks outside of this rank's data mesh."""
+    own = set(meshes.get(entry["rank"], ()))
+    return bool(own) and own < set(entry["ranks"]) and sum("S" in p for p in entry["placements"]) > 1
+
+
+_OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")
+
+
+@detector("sampler-rank-ignores-mesh")
+def sampler_rank_ignores_mesh(flow: Flow) -> Iterator[Hit]:
+    meshes = [m for m in flow.ops("dist.init_device_mesh") if _splits_model(m)]
+    if not meshes or not flow.ops("tp.parallelize_module", "tensor.experimental.context_parallel"):
+        return
+    for event in flow.ops(SAMPLER):
+        rank = event.arg(2, "rank")
+        by_world = (
+            rank is None or is_const(rank, None) or (made_by(rank, "dist.get_rank") is not None and rank.rank == 2)
+        )
+        if by_world and not event.open:
+            told = f"{text(event.node)} splits the data over all ranks, and the mesh has a dimension whose ranks need the same samples"
+            yield flow.hit("sampler-rank-ignores-mesh", told, event)
+
+
+def _splits_model(event: Event) -> bool:
+    """Whether a mesh has a dimension for parts of one sample or layer."""
+    names, shape = event.arg(2, "mesh_dim_names"), event.arg(1, "mesh_shape")
+    if names is None or names.kind not in ("tuple", "list"):
+        return False
+    sizes = shape.parts if shape is not None and len(shape.parts) == len(names.parts) else [None] * len(names.parts)
+    return any(
+        n.const in _OTHER and not (s is not None and s.const == 1) for n, s in zip(names.parts, sizes, strict=True)
+    )

@@ -1,0 +1,3 @@
+"""Which tensors the optimizer holds and what it does with them."""
+
+ORDER = 70

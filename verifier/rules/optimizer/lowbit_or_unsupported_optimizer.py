@@ -1,0 +1,54 @@
+"""The rule `lowbit-or-unsupported-optimizer`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import text
+from ...source.registry import detector
+from ...trace import Record, Run
+from ..base import RaisedRule
+from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
+
+
+class UnsupportedOptimizer(RaisedRule):
+    """The optimizer's operations are defined on sharded tensors.
+
+    Why: an optimizer that reduces over a parameter (row and column means, norms) makes partial results of DTensors, and
+    some in-place operations on them have no meaning. `torch.optim.Adafactor` stops, and so does one that keeps its state
+    in plain tensors (that of transformers); 8-bit optimizers with kernels of
+    their own read shards as if they were whole.
+    Wrong:
+        optimizer = torch.optim.Adafactor(model.parameters())
+        optimizer.step()  # raises RuntimeError
+    Right:
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.step()
+    Mend: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2 (torchao).
+    Source: bitsandbytes-foundation/bitsandbytes#1633; pytorch/ao#4912; axolotl-ai-cloud/axolotl#2744.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = rf"{NO_STRATEGY}|{MIXED}"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        if re.search(MIXED, cause.error):
+            return culprit(run, cause)[0] == self.name
+        return any("optimizer" in f for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """Where the optimizer was constructed."""
+        lines = [r["at_line"] for r in run.places("optimizer") if r["at_line"]]
+        return lines[-1] if lines else cause.location
+
+
+@detector("lowbit-or-unsupported-optimizer")
+def unsupported_optimizer(flow: Flow) -> Iterator[Hit]:
+    for event in flow.ops("torch.optim.Adafactor"):
+        models = next((models for made, models in flow.optimizers if made is event), [])
+        if any(flow.sharded_by(model, event) is not None for model in models):
+            yield flow.hit("lowbit-or-unsupported-optimizer", f"{text(event.node)} cannot step sharded matrices", event)

@@ -1,0 +1,3 @@
+"""Whole trajectories compared with an oracle."""
+
+ORDER = 140

@@ -1,0 +1,95 @@
+"""The rule `reshard-keeps-trajectory`."""
+
+from __future__ import annotations
+
+import math
+
+from ...analysis.comparison import limits, loss_apart, undecided
+from ...analysis.root_cause import blame
+from ...analysis.wording import some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run, difference
+from ..base import Rule
+from ..checkpoint._resumed import load_line, saved_at
+
+
+class ReshardKeepsTrajectory(Rule):
+    """A checkpoint resumed on another number of ranks goes on with the same state and the same losses.
+
+    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another
+    world size: samples are lost or repeated, or the run does not start at all.
+    Wrong:
+        torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
+    Right:
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
+    Mend: Save through DCP (which reshards), and keep the data position in global samples.
+    Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
+    Torch: run on 2.13.0.
+    """
+
+    names_a_cause = False
+    needs = frozenset({"train", "reference", "envelope", "single", "continued", "reshard"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        base, after = evidence.continued, evidence.saved_after()
+        if not evidence.reshards or base is None:
+            return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
+        if after is None:
+            return self.unknown("the train run saved nothing before its last step")
+        saved = saved_at(evidence)
+        offset = after if base is evidence.train else 0
+        found = limits(evidence, self.name)
+        allowed = found.allowed["loss"]
+        worst, told = 0.0, []
+        for run in evidence.reshards:
+            where = f"{base.world_size} -> {run.world_size} ranks"
+            if not run.completed:
+                cause = blame(run)
+                return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
+            if (wrong := _state_differs(base, run, offset + 1)) is not None:
+                return self.failed(f"{where}: {wrong}{saved}", load_line(evidence, run))
+            mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
+            if mine.total() != theirs.total():
+                return self.unknown(
+                    f"{where}: the state is as saved, but the script changes its global batch with the number of ranks"
+                )
+            if mine != theirs:
+                return self.failed(
+                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others{saved}",
+                    load_line(evidence, run),
+                )
+            for k in range(1, min(run.steps(), base.steps() - offset) + 1):
+                if run.objective(k) is not None and base.objective(offset + k) is not None:
+                    apart = loss_apart(run, base, k, offset)
+                    worst = math.inf if math.isnan(apart) else max(worst, apart)
+            told.append(where)
+        if worst > allowed and not found.differ({"loss": worst}):
+            return self.unknown(f"{'; '.join(told)}: {undecided('loss', worst, found)}")
+        if worst > allowed:
+            return self.failed(
+                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)}){saved}",
+                load_line(evidence, evidence.reshards[0]),
+                measured=worst,
+                limit=allowed,
+            )
+        return self.passed(
+            f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed
+        )
+
+
+def _state_differs(base: Run, run: Run, step: int) -> str | None:
+    """What of weights and optimizer state is another at `step` of `base` and at the first step of `run`."""
+    for field in ("weights", "state"):
+        theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
+        if field == "weights":  # a model that the resumed run has not called yet is not known
+            theirs = {name: value for name, value in theirs.items() if name in mine}
+        wrong = [n for n, a in theirs.items() if (b := mine.get(n)) is None or not _same(a, b)]
+        if wrong:
+            owner = "model" if field == "weights" else "optimizer"
+            return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
+    return None
+
+
+def _same(a: list[float], b: list[float]) -> bool:
+    return difference(a, b) <= 1e-6 * math.sqrt(a[0]) + 1e-12

@@ -1,0 +1,3 @@
+"""Dtypes of weights, compute and reduction."""
+
+ORDER = 80

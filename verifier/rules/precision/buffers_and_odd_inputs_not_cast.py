@@ -1,0 +1,63 @@
+"""The rule `buffers-and-odd-inputs-not-cast`."""
+
+from __future__ import annotations
+
+from ...analysis.precision import LOW
+from ...analysis.root_cause import Blame
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Record, Run
+from ..base import RaisedRule
+from ..raised import DTYPES, inner_output, stack
+
+
+def _policies(run: Run) -> list[Record]:
+    """The calls of fully_shard with a low-precision param_dtype."""
+    return [r for r in run.places("shard") if r["param_dtype"] in LOW]
+
+
+class BuffersAndOddInputsNotCast(RaisedRule):
+    """Under a mixed-precision policy, buffers and tensors that FSDP does not see are cast by the model itself.
+
+    Why: `param_dtype` casts parameters, and the floating tensors among the arguments of a forward. A buffer, a tensor
+    that forward makes, or one inside an object of your own stays float32 and meets bfloat16 weights.
+    Wrong:
+        mix = torch.eye(8)  # a buffer
+        forward = model.embedding.forward
+        model.embedding.forward = lambda tokens: forward(tokens) @ mix
+        shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        model(batch)  # raises RuntimeError
+    Right:
+        mix = torch.eye(8)
+        forward = model.embedding.forward
+        model.embedding.forward = lambda tokens: (x := forward(tokens)) @ mix.to(x.dtype)
+        shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        model(batch)
+    Mend: Cast the tensor where it is used: `.to(x.dtype)`.
+    Source: pytorch#146114; pytorch#153077; pytorch#143900; pytorch#159359; goodfire-ai/spd PR#491. On 2.7.1 also
+    tensors in a dataclass are left as they are, and the arguments of a sharded module that a checkpoint recomputes.
+    Torch: run on 2.13.0 and 2.7.1.
+    """
+
+    pattern = DTYPES
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return bool(_policies(run)) and inner_output(run) is None and _in_forward(run, cause)
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        run = evidence.train
+        if found.status != "fail" or run is None or run.completed:
+            return found
+        seen = [f for t in run.traces if (r := t.first("raised")) for f in r["frames"] if f["own"] and "module" in f]
+        if not seen:
+            return found
+        kinds = {**seen[0]["tensors"], **{f"self.{name}": dtype for name, dtype in seen[0]["buffers"].items()}}
+        told = ", ".join(f"{name} is {dtype}" for name, dtype in kinds.items())
+        return self.failed(f"{found.evidence}; there {told}" if told else found.evidence, found.location)
+
+
+def _in_forward(run: Run, cause: Blame) -> bool:
+    """Whether the error came up within a module, or cannot be placed."""
+    frames = stack(run, cause)
+    return not frames or any("module" in f for f in frames)

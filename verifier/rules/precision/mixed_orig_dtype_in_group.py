@@ -1,0 +1,67 @@
+"""The rule `mixed-orig-dtype-in-group`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import Flow, covers
+from ...source.looks import is_known, text
+from ...source.looks_precision import cast_of
+from ...source.registry import detector
+from ...source.values import holders, root_of
+from ...trace import Record, Run
+from ..base import RaisedRule
+
+
+class MixedOrigDtypeInGroup(RaisedRule):
+    """All trainable parameters of one FSDP group have one dtype before sharding.
+
+    Why: a group is gathered and reduced as one buffer. Norms or adapters in float32 in a bfloat16 block, or a frozen
+    quantised block with trainable parts, do not fit into one.
+    Wrong:
+        for block in model.blocks:
+            block.up.to(torch.bfloat16)
+        shard(model)
+        model(batch)  # raises AssertionError
+    Right:
+        shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        model(batch)
+    Mend: Leave all parameters in float32 and let `mp_policy` cast, or call `fully_shard` on the odd modules first, so
+    that they get groups of their own.
+    Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The first sharding that takes parameters of several dtypes into one group."""
+        for record in run.places("shard"):
+            if len({p.get("dtype") for p in record["parameters"]}) > 1:
+                line: Record | None = record["at_line"]
+                return line
+        return cause.location
+
+
+@detector("mixed-orig-dtype-in-group")
+def mixed_orig_dtype_in_group(flow: Flow) -> Iterator[Hit]:
+    """A model cast to 16 bits of which one part is cast back, in one group with the rest."""
+    for event in flow.events:
+        if event.on is None or event.on.owner is None or cast_of(event) is not False:
+            continue
+        group = next((h for h in holders(event.on) if id(h) in flow.first_shard), None)
+        if (
+            group is None
+            or group is event.on
+            or not covers(event, flow.first_shard[id(group)])
+            or flow.methods("requires_grad_")
+        ):
+            continue
+        low = [
+            e for e in flow.events[: event.index] if e.on is root_of(group) and cast_of(e) is True and covers(e, event)
+        ]
+        if low and is_known(flow, root_of(group)):
+            told = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} cast in line {low[0].line}"
+            yield flow.hit("mixed-orig-dtype-in-group", told, event)

@@ -1,0 +1,73 @@
+"""The rule `output-dtype-on-inner-blocks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import FULL, LOW_DTYPES, is_dtype, is_known, made_by
+from ...source.looks_precision import POLICY
+from ...source.registry import detector
+from ...source.values import Value, root_of
+from ...trace import Record, Run
+from ..base import RaisedRule
+from ..raised import DTYPES, inner_output
+
+
+class OutputDtypeOnInnerBlocks(RaisedRule):
+    """`output_dtype` is set on the root, not on the blocks within it.
+
+    Why: it casts what a module returns. On every block, the next operation of the root gets float32 while its own
+    parameters were cast to bfloat16.
+    Wrong:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        model.norm = nn.LayerNorm(8)
+        forward = model.forward
+        model.forward = lambda tokens: model.norm(model.blocks[1](model.blocks[0](model.embedding(tokens))))
+        shard(model, mp_policy=policy)
+        model(batch)  # raises RuntimeError
+    Right:
+        for block in model.blocks:
+            fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
+        model(batch)
+    Mend: Give the blocks a policy without `output_dtype`, and the root one with it.
+    Source: goodfire-ai/spd PR#491.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = DTYPES
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return inner_output(run) is not None
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The call on a block."""
+        inner = inner_output(run)
+        return inner["at_line"] if inner is not None else cause.location
+
+
+@detector("output-dtype-on-inner-blocks")
+def output_dtype_on_inner_blocks(flow: Flow) -> Iterator[Hit]:
+    for event, module in flow.shards:
+        policy = made_by(event.kwargs.get("mp_policy"), POLICY)
+        if policy is None or not event.loops or root_of(module) is module:
+            continue
+        root = root_of(module)
+        outer = flow.first_shard.get(id(root))
+        whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
+        low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW_DTYPES)
+        widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(policy.arg(0, "param_dtype"), LOW_DTYPES)
+        if low and widens and is_known(flow, root) and not _casts_inside(root):
+            told = "every block gives float32 to a module of the root, whose parameters are cast to 16 bits"
+            yield flow.hit("output-dtype-on-inner-blocks", told, policy)
+            return
+
+
+def _casts_inside(root: Value) -> bool:
+    """Whether the model's own forward casts."""
+    forward = root.cls.methods.get("forward")
+    lines = root.cls.home.lines[forward.lineno - 1 : forward.end_lineno] if forward is not None else [".to("]
+    return any(word in line for line in lines for word in (".to(", ".type", "autocast", "bfloat16"))

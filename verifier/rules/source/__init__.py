@@ -1,0 +1,3 @@
+"""Comments that this tool reads."""
+
+ORDER = 150

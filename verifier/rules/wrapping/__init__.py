@@ -1,0 +1,3 @@
+"""What is sharded, in which groups, and what is done to modules afterwards."""
+
+ORDER = 20

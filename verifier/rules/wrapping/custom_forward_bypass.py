@@ -1,0 +1,69 @@
+"""The rule `custom-forward-bypass`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import CALL, Event, Flow
+from ...source.looks import has_parameters, is_known, text
+from ...source.registry import detector
+from ...source.values import Value, choices
+from ..raised import MixedRule
+
+
+class CustomForwardBypass(MixedRule):
+    """A sharded module is run through its `forward`, or through a method registered for FSDP.
+
+    Why: FSDP gathers weights in hooks around `module(...)`. A method of your own (`generate`, `encode`,
+    `compute_loss`), or a submodule that is no FSDP module itself, runs without them and meets the shards.
+    Wrong:
+        hidden = model.embedding(batch)  # raises RuntimeError
+    Right:
+        logits = model(batch)
+    Mend: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go through `model(...)`.
+    Source: pytorch PR#125394; huggingface/transformers#30228; pytorch#156535; huggingface/trl#4550.
+    Torch: run on 2.13.0.
+    """
+
+
+@detector("custom-forward-bypass")
+def custom_forward_bypass(flow: Flow) -> Iterator[Hit]:
+    names = [one for e in flow.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
+    if any(one.kind != "const" for one in names):
+        return
+    registered = {one.const for one in names}
+    for event in flow.methods("forward"):
+        around = {event.function.rpartition(".")[2], "forward"} & registered
+        if event.on is not None and flow.sharded_by(event.on, event) is not None and not around:
+            yield flow.hit(
+                "custom-forward-bypass", f"{text(event.node)} goes past the hooks that gather the parameters", event
+            )
+    seen: set[int] = set()
+    for event in flow.events:
+        owner = _own_module_call(flow, event)
+        if owner is None or id(event.node) in seen or event.function.rpartition(".")[2] in registered:
+            continue
+        if flow.sharded_by(owner, event) is None or any(
+            one.on is owner and _around(one, event) for one in flow.forwards(owner)
+        ):
+            continue
+        seen.add(id(event.node))
+        told = f"{event.function} runs {text(event.node)} outside of forward: nothing gathers the parameters for it"
+        yield flow.hit("custom-forward-bypass", told, event)
+
+
+def _around(forward: Event, event: Event) -> bool:
+    return forward.function == event.function and forward.index < event.index
+
+
+def _own_module_call(flow: Flow, event: Event) -> Value | None:
+    """The known model in whose own method, not its forward, a plain part of it is called."""
+    if event.op != CALL or event.on is None or event.on.kind != "made" or event.on.owner is None:
+        return None
+    owner = event.on.owner
+    inside = event.function.rpartition(".")[2] not in ("forward", "__init__", "__call__", "<module>")
+    if not inside or not is_known(flow, owner) or not event.function.startswith(f"{owner.name}."):
+        return None
+    alone = id(event.on) in flow.first_shard or not has_parameters(flow, event.on)
+    return None if alone or event.on.name == "torch.nn.ModuleList" else owner

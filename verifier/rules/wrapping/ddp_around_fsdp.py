@@ -1,0 +1,44 @@
+"""The rule `ddp-around-fsdp`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import text
+from ...source.registry import detector
+from ...trace import Run
+from ..raised import MIXED, MixedRule, wrapped_in_ddp
+
+
+class DdpAroundFsdp(MixedRule):
+    """A model is sharded by `fully_shard` or wrapped in DDP, never both.
+
+    Why: DDP copies and averages whole plain tensors; a model of DTensors is not its business, and FSDP already averages.
+    Wrong:
+        shard(model)
+        model = nn.parallel.DistributedDataParallel(model)  # raises RuntimeError
+    Right:
+        shard(model)
+    Mend: Delete the wrapping in DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
+    Source: the documentation of `fully_shard` (HSDP by a 2-D mesh).
+    Torch: run on 2.13.0.
+    """
+
+    pattern = rf"{MIXED}|does not have a sharding strategy registered"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return wrapped_in_ddp(run, cause)
+
+
+_WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel")
+
+
+@detector("ddp-around-fsdp")
+def ddp_around_fsdp(flow: Flow) -> Iterator[Hit]:
+    for event in flow.ops(*_WRAPPERS):
+        model = event.arg(0, "module")
+        if model is not None and flow.sharded_by(model, event) is not None:
+            yield flow.hit("ddp-around-fsdp", f"{text(event.node)} wraps a model that is sharded already", event)

@@ -1,0 +1,46 @@
+"""The rule `deepcopy-of-fsdp-model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import text
+from ...source.registry import detector
+from ..base import RaisedRule
+
+
+class DeepcopyOfFsdpModel(RaisedRule):
+    """A model is copied before it is sharded.
+
+    Why: an FSDP module holds groups and hooks that no copy can share, so `copy.deepcopy`, and `AveragedModel` which
+    uses it, refuse a sharded model.
+    Wrong:
+        import copy
+
+        shard(model)
+        average = copy.deepcopy(model)  # raises AssertionError
+    Right:
+        import copy
+
+        average = copy.deepcopy(model)
+        shard(model)
+        shard(average)
+    Mend: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the same layout.
+    Source: pytorch#149138; pytorch#82070.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"FSDP does not support deepcopy"
+
+
+@detector("deepcopy-of-fsdp-model")
+def deepcopy_of_model(flow: Flow) -> Iterator[Hit]:
+    copies = ("copy.deepcopy", "torch.optim.swa_utils.AveragedModel")
+    for event in flow.ops(*copies):
+        model = event.args[0] if event.args else None
+        if model is not None and flow.sharded_by(model, event) is not None:
+            yield flow.hit(
+                "deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is sharded already", event
+            )

@@ -1,0 +1,40 @@
+"""The rule `fsdp1-idiom`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.registry import detector
+from ..base import RaisedRule
+
+
+class Fsdp1Idiom(RaisedRule):
+    """What FSDP1 and DDP offered as methods and arguments is written as FSDP2 has it.
+
+    Why: FSDP2 keeps your class: there is no wrapper with `.module`, `clip_grad_norm_`, `summon_full_params`, and
+    `fully_shard` knows neither `sharding_strategy` nor `auto_wrap_policy`.
+    Wrong:
+        model.clip_grad_norm_(max_norm)  # raises AttributeError
+    Right:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    Mend: `model.module` is `model`; `model.clip_grad_norm_(x)` is `torch.nn.utils.clip_grad_norm_(model.parameters(), x)`;
+    `summon_full_params` is `get_model_state_dict` with `full_state_dict=True`; a sharding strategy is
+    `reshard_after_forward` and the mesh; a wrap policy is one call of `fully_shard` for each block.
+    Source: the FSDP1-to-FSDP2 guide in pytorch's `fully_shard` tutorial.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = (
+        r"'FSDP\w*' object has no attribute '(module|clip_grad_norm_|summon_full_params|state_dict_type|full_optim_state_dict|"
+        r"_fsdp_wrapped_module|set_state_dict_type|optim_state_dict)'|"
+        r"fully_shard\(\) got an unexpected keyword argument"
+    )
+
+
+@detector("fsdp1-idiom")
+def fsdp1_idiom(flow: Flow) -> Iterator[Hit]:
+    for event in flow.methods("clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
+        if event.on is not None and flow.sharded_by(event.on, event) is not None:
+            yield flow.hit("fsdp1-idiom", f"a module sharded by fully_shard has no `{event.method}`", event)

@@ -1,0 +1,52 @@
+"""The rule `local-shard-assumptions`."""
+
+from __future__ import annotations
+
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+
+
+class LocalShardAssumptions(Rule):
+    """Code that makes a DTensor of shards tells it the size of the whole.
+
+    Why: a dim that does not divide by the ranks gives the last ranks smaller shards, or empty ones.
+    `DTensor.from_local` without `shape` multiplies the local size by the ranks, so every rank believes in another
+    tensor: statistics are divided by different numbers, a gather waits or mixes rows, and no error says so.
+    Wrong:
+        for param in model.parameters():
+            size = DTensor.from_local(param.detach().to_local().abs(), param.device_mesh, param.placements)
+            mean = size.sum().full_tensor() / size.numel()  # numel is a guess
+    Right:
+        for param in model.parameters():
+            size = param.detach().abs()  # a DTensor already
+            mean = size.sum().full_tensor() / size.numel()
+    Mend: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to `from_local`.
+    Source: NCAR/miles-credit PR#416; microsoft/dion PR#74; pytorch#136228.
+    Torch: run on 2.13.0.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.traces:
+            return self.unknown("the script was not run")
+        per_rank = [t.of("from_local") for t in run.traces]
+        if not any(per_rank):
+            if not run.models:
+                return self.unknown("no forward of a model was seen")
+            return self.passed("the script makes no DTensor of local shards")
+        if len({len(records) for records in per_rank}) > 1 and run.completed:
+            return self.unknown("ranks make a different number of DTensors of local shards")
+        for records in zip(*per_rank, strict=False):
+            first = records[0]
+            other = next(
+                (r for r in records[1:] if r["ranks"] == first["ranks"] and r["shape"] != first["shape"]), None
+            )
+            if other is not None and other["at_line"] == first["at_line"]:
+                return self.failed(
+                    f"from_local takes shards of {tuple(first['local'])} and {tuple(other['local'])} on two ranks for parts of "
+                    f"tensors of {tuple(first['shape'])} and {tuple(other['shape'])}: it was not told the size of the whole",
+                    first["at_line"],
+                )
+        return self.passed(f"{count(len(per_rank[0]), 'DTensor')} made of local shards, of one size on all ranks")

@@ -1,0 +1,40 @@
+"""The rule `mesh-refused`."""
+
+from __future__ import annotations
+
+import re
+
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import RaisedRule
+
+
+class MeshRefused(RaisedRule):
+    """The mesh has as many ranks as the run, and one dimension, or two with names.
+
+    Why: with two dimensions `fully_shard` shards over the second and replicates over the first, and finds them by name.
+    A mesh of more ranks than there are cannot be made.
+    Wrong:
+        mesh = torch.distributed.init_device_mesh("cpu", (1, 1))
+        shard(model, mesh=mesh)  # raises AssertionError
+    Right:
+        mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        shard(model, mesh=mesh)
+    Mend: Give `init_device_mesh` `mesh_dim_names`, and sizes whose product is the number of ranks.
+    Source: the messages of torch 2.13.0 in `_fsdp_init.py` and `device_mesh.py`.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = (
+        r"Please init the 2D mesh for HSDP with mesh_dim_names specified|fully_shard expects a 1D or 2D DeviceMesh|"
+        r"Mesh should not be bigger than default world size \d+, but found (?P<ranks>\d+) ranks|"
+        r"Invalid mesh_dim_names"
+    )
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        ranks = re.search(r"but found (\d+) ranks", found.evidence) if found.status == "fail" else None
+        if ranks is None:
+            return found
+        fix = f"Run it on {ranks[1]} ranks (`--nproc {ranks[1]}`), or make the mesh from the number of ranks."
+        return self.failed(found.evidence, found.location, fix=fix)

@@ -1,0 +1,49 @@
+"""The rule `model-gathered-every-step`."""
+
+from __future__ import annotations
+
+from ...analysis.traffic import whole
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+
+
+class ModelGatheredEveryStep(Rule):
+    """The script does not gather the whole model in every step, beside what forward and backward gather.
+
+    Why: `full_tensor()` on every parameter, or a full state dict, is a collective over the whole model. In a loop, for
+    a norm that is logged or an average that is kept, it doubles the traffic of a step and takes the memory of an
+    unsharded model.
+    Wrong:
+        total = sum(p.full_tensor().square().sum() for p in model.parameters())
+    Right:
+        squares = torch.stack([p.square().sum().full_tensor() for p in model.parameters()])  # gathers scalars
+        total = squares.sum()
+    Mend: Work on the DTensor (or its local shard and one all-reduce) and gather only the result.
+    Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each step is counted.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = True
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        whole = sum(whole(run, name) for name, entries in run.parameters.items() if entries[0]["sharded"])
+        if whole == 0:
+            return self.passed("no parameter is sharded")
+        saved = {record["after_step"] + 1 for record in run.places("checkpoint")}
+        steps = [r for r in run.places("traffic") if r["step"] > 1 and r["step"] not in saved]
+        if not steps:
+            return self.unknown("no step without a checkpoint was counted")
+        least = min(_bytes(r["script"], "all_gather") for r in steps)
+        told = f"{least:,} bytes gathered by the script in each step, {whole:,} bytes of sharded parameters"
+        if least < whole:
+            return self.passed(told, measured=float(least), limit=float(whole))
+        line = next((entry["at_line"] for entry in steps[-1]["lines"]), None)
+        return self.failed(told, line, measured=float(least), limit=float(whole))
+
+
+def _bytes(kinds: dict[str, list[int]], kind: str) -> int:
+    return kinds.get(kind, [0, 0])[1]

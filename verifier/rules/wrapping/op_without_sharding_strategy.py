@@ -1,0 +1,37 @@
+"""The rule `op-without-sharding-strategy`."""
+
+from __future__ import annotations
+
+import re
+
+from ...analysis.root_cause import Blame
+from ...trace import Run
+from ..base import RaisedRule
+from ..raised import MESHES, NO_STRATEGY, stack, wrapped_in_ddp
+
+
+class OpWithoutShardingStrategy(RaisedRule):
+    """On sharded parameters and gradients only operations run that DTensor defines.
+
+    Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare operations have no rule for
+    shards.
+    Wrong:
+        with torch.no_grad():
+            large = model.head.weight[model.head.weight > 0]  # raises RuntimeError
+    Right:
+        with torch.no_grad():
+            whole = model.head.weight.full_tensor()
+            large = whole[whole > 0]
+    Mend: Do it on `.full_tensor()` (on all ranks), or element by element on `.to_local()`.
+    Source: the messages of torch 2.13.0 in `torch/distributed/tensor`.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = rf"{NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        frames = stack(run, cause)
+        if cause.error == "AssertionError: " and not (frames and "torch/distributed/tensor/" in frames[0]["file"]):
+            return False  # the text of `plain += sharded.norm()`; else an assertion of the script
+        elsewhere = any("optimizer" in f for f in frames) or wrapped_in_ddp(run, cause)
+        return not elsewhere and re.search(MESHES, cause.error) is None

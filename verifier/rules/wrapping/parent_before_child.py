@@ -1,0 +1,63 @@
+"""The rule `parent-before-child`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import Flow, covers
+from ...source.looks import text
+from ...source.registry import detector
+from ...source.values import holders
+from ...trace import Record, Run
+from ..base import RaisedRule
+
+
+class ParentBeforeChild(RaisedRule):
+    """`fully_shard` is called bottom-up: on the blocks first, on the root last.
+
+    Why: the call on the root takes every parameter that no group has yet. The blocks then find DTensors, which
+    `fully_shard` takes for tensor parallelism, and fails on their mesh with a text that does not say so.
+    Wrong:
+        fully_shard(model)
+        for block in model.blocks:
+            fully_shard(block)  # raises TypeError
+    Right:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    Mend: Move the call on the root below the calls on its blocks.
+    Source: the docstring of `fully_shard` ("should be called bottom-up").
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"Invariant encountered: value was None when it should not be|Cannot concatenate overlapping meshes"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        lines = [f["line"] for f in cause.frames]
+        return any(r["at_line"] and r["at_line"]["line"] in lines for r in run.places("shard")) and not _parallel(cause)
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The call before the one that failed: the parent's."""
+        lines: list[Record] = [r["at_line"] for r in run.places("shard") if r["at_line"]]
+        failed = lines[-1]
+        return next((line for line in reversed(lines) if line["line"] != failed["line"]), failed)
+
+
+def _parallel(cause: Blame) -> bool:
+    """Whether the two meshes of the message differ: tensor parallelism is at work."""
+    meshes = re.findall(r"DeviceMesh\((\([^)]*\))", cause.error)
+    return len(set(meshes)) > 1
+
+
+@detector("parent-before-child")
+def parent_before_child(flow: Flow) -> Iterator[Hit]:
+    for event, module in flow.shards:
+        for holder in list(holders(module))[1:]:
+            parent = flow.first_shard.get(id(holder))
+            if parent is not None and parent is not event and covers(parent, event):
+                told = f"{text(event.node)} comes after its parent was sharded in line {parent.line}"
+                yield flow.hit("parent-before-child", told, event)
+                break

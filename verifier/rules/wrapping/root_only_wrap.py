@@ -1,0 +1,77 @@
+"""The rule `root-only-wrap`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding, Hit
+from ...source.events import Flow
+from ...source.looks import has_parameters, inner, is_known, parts_of, trains
+from ...source.registry import detector
+from ...source.values import Value
+from ..base import Rule
+from ._late import NOT_USED
+
+
+class RootOnlyWrap(Rule):
+    """Repeated blocks are groups of their own, not one group with the whole model.
+
+    Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds
+    the whole unsharded model at once and nothing overlaps: the numbers are right and the memory saving is gone.
+    Wrong:
+        fully_shard(model)
+    Right:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    Mend: Call `fully_shard` on each block before the root.
+    Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module");
+    huggingface/lerobot PR#4010.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = True
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        groups = [g for model in run.models for g in model["groups"]]
+        if not groups:
+            return self.unknown(NOT_USED)
+        total = sum(e[0]["numel"] for e in run.parameters.values())
+        blocks = max((b for m in run.models for b in m["blocks"]), key=lambda b: b["numel"], default=None)
+        if len(groups) > 1 or blocks is None or 2 * blocks["numel"] < total:
+            return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
+        kind = blocks["cls"].rpartition(".")[2]
+        return self.failed(
+            f"one group holds all {total:,} elements; the {blocks['count']} modules of class {kind} under "
+            f"'{blocks['parent']}' hold {blocks['numel'] / total:.0%} of them and have no group of their own",
+            evidence.line_of(run, "shard"),
+        )
+
+
+@detector("root-only-wrap")
+def root_only_wrap(flow: Flow) -> Iterator[Hit]:
+    if not flow.certain or not trains(flow):
+        return
+    modules = {id(m): m for _, m in flow.shards}
+    for event, module in flow.shards:
+        if len(modules) != 1 or not is_known(flow, module) or event.loops:
+            continue
+        for name, part in parts_of(module):
+            if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential") or len(part.event.args) == 0:
+                continue
+            elements = [one for given in part.event.args for one in inner(given)]
+            many = len(elements) > 1 or any(a.name == "many" for a in part.event.args)
+            heavy = all(one.kind == "object" and _layers(flow, one) > 1 for one in elements)
+            if elements and many and heavy:
+                told = f"fully_shard is called on the root alone: the modules of {module.name}.{name} have no group of their own"
+                yield flow.hit("root-only-wrap", told, event)
+                return
+
+
+def _layers(flow: Flow, module: Value) -> int:
+    return sum(has_parameters(flow, part) for _, part in parts_of(module))

@@ -1,0 +1,51 @@
+"""The rule `stale-unsharded-after-step`."""
+
+from __future__ import annotations
+
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ..base import Rule
+
+
+class StaleUnshardedAfterStep(Rule):
+    """No forward runs on weights that were gathered before the last optimizer step.
+
+    Why: a group that stays unsharded keeps a gathered copy. The optimizer updates the shards; if nothing frees the copy,
+    the next forward finds it there, gathers nothing, and computes with the old weights. So it is after an evaluation
+    between backward and step (the root stays gathered), and with `reshard_after_forward=False` after any.
+    Wrong:
+        loss_of(model, batch).backward()
+        with torch.no_grad():
+            loss_of(model, batch)  # gathers the root, and leaves it so
+        optimizer.step()
+    Right:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        with torch.no_grad():
+            loss_of(model, batch)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+    Mend: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after it.
+    Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice.
+    Torch: run on 2.13.0.
+    """
+
+    simulated = True
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.train
+        if run is None or not run.models:
+            return self.unknown("no forward of a model was seen")
+        stale = next((r for t in run.traces for r in t.of("stale")), None)
+        if stale is not None:
+            names = some(f"'{name or 'root'}'" for name in stale["groups"])
+            return self.failed(
+                f"the forward after step {stale['after_step']} uses weights of group {names} that were gathered before "
+                "that step: the group was not resharded",
+                stale["evaluated"] or stale["at_line"],
+            )
+        if run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
+        return self.passed(f"no group was left gathered over any of {count(run.steps(), 'step')}")

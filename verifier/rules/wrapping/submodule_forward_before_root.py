@@ -1,0 +1,58 @@
+"""The rule `submodule-forward-before-root`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...analysis.root_cause import Blame
+from ...finding import Hit
+from ...source.events import CALL, Flow, covers
+from ...source.looks import is_known, text
+from ...source.registry import detector
+from ...source.values import choices, root_of
+from ...trace import Record, Run
+from ..base import RaisedRule
+
+
+class SubmoduleForwardBeforeRoot(RaisedRule):
+    """The first forward after sharding goes through the root, not through a block.
+
+    Why: FSDP settles at the first forward which module is the root. A block that runs alone first (a shape probe, a
+    FLOP count, a warm-up) takes itself for the root, and the real root then refuses to run.
+    Wrong:
+        shard(model)
+        model.blocks[0](torch.randn(2, 3, 8))  # a probe
+        model(batch)  # raises RuntimeError
+    Right:
+        model.blocks[0](torch.randn(2, 3, 8))  # a probe, before sharding
+        shard(model)
+        model(batch)
+    Mend: Move the call on the block above the sharding, or call the root first.
+    Source: torch 2.13.0 `_fsdp_state.py`.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"FSDP state has already been lazily initialized for (?P<module>\S+)"
+
+    def place(self, run: Run, cause: Blame) -> Record | None:
+        """The first call of any root: the probe."""
+        lines = [r["at_line"] for r in run.places("model") if r["at_line"]]
+        return lines[0] if lines else cause.location
+
+
+@detector("submodule-forward-before-root")
+def submodule_first(flow: Flow) -> Iterator[Hit]:
+    for event in flow.by_op.get(CALL, []):
+        module = event.on
+        if module is None or event.function.rpartition(".")[2] == "forward" or flow.partial:
+            continue
+        for one in choices(module):
+            root = root_of(one)
+            shard = flow.sharded_by(one, event)
+            if root is one or shard is None or flow.sharded_by(root, event) is None or not is_known(flow, root):
+                continue
+            forwards = flow.forwards(root)
+            if forwards and event.index < forwards[0].index and covers(event, forwards[0]):
+                told = f"{text(event.node)} runs a part of the sharded model before the model itself (line {forwards[0].line})"
+                yield flow.hit("submodule-forward-before-root", told, event)
+                return

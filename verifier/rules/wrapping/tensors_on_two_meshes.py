@@ -1,0 +1,37 @@
+"""The rule `tensors-on-two-meshes`."""
+
+from __future__ import annotations
+
+from ...analysis.root_cause import Blame
+from ...trace import Run
+from ..base import RaisedRule
+from ..raised import by_norm
+
+
+class TensorsOnTwoMeshes(RaisedRule):
+    """DTensors that are combined lie on one mesh.
+
+    Why: a mesh is compared by its shape and names. Two models that were sharded over meshes made apart (one with names,
+    one without; one 1-D, one 2-D) hold the same numbers on the same ranks, and no operation takes both.
+    Wrong:
+        average = Decoder()
+        shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        shard(average, mesh=torch.distributed.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)))
+        with torch.no_grad():
+            average.scale.lerp_(model.scale, 0.1)  # raises RuntimeError
+    Right:
+        average = Decoder()
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        shard(model, mesh=mesh)
+        shard(average, mesh=mesh)
+        with torch.no_grad():
+            average.scale.lerp_(model.scale, 0.1)
+    Mend: Make one mesh and give it to every `fully_shard`.
+    Source: the message of torch 2.13.0 in `torch/distributed/tensor`.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = r"Cannot run aten\.\S+ on inputs with different meshes|All operands in aten\.\S+ must have the same mesh"
+
+    def fits(self, run: Run, cause: Blame) -> bool:
+        return "different meshes" in cause.error or not by_norm(run, cause)

@@ -1,0 +1,62 @@
+"""The rule `unsupported-module-or-param`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import Flow
+from ...source.looks import is_known, made_by, parts_of
+from ...source.registry import detector
+from ...source.values import Value
+from ..base import RaisedRule
+
+
+class UnsupportedModuleOrParam(RaisedRule):
+    """`fully_shard` gets modules with a forward, and parameters with a dimension that it can cut.
+
+    Why: hooks sit on forward, which ModuleList and ModuleDict do not have; a 0-d parameter has nothing to cut; another
+    dimension than 0 must be a multiple of the number of ranks; memory must be contiguous.
+    Wrong:
+        fully_shard(model.blocks)  # raises ValueError
+    Right:
+        for block in model.blocks:
+            fully_shard(block)
+    Mend: Shard each element of the container; make a scalar parameter 1-d (`torch.ones(1)`), a transposed one
+    `.contiguous()`; shard on dimension 0 where the size is no multiple of the ranks.
+    Source: pytorch#167856; pytorch PR#168905.
+    Torch: run on 2.13.0.
+    """
+
+    pattern = (
+        r"fully_shard does not support containers that do not implement forward|"
+        r"fully_shard doesn't support scalar parameters|FSDP does not support uneven sharding on dim|"
+        r"FSDP does not support non-contiguous parameters"
+    )
+
+
+@detector("unsupported-module-or-param")
+def unsupported_module(flow: Flow) -> Iterator[Hit]:
+    for event, module in flow.shards:
+        if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
+            told = f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward"
+            yield flow.hit("unsupported-module-or-param", told, event)
+        elif is_known(flow, module) and "ignored_params" not in event.kwargs and not event.open:
+            for name, part in parts_of(module):
+                if (
+                    made_by(part, "torch.nn.Parameter") is not None
+                    and part.event.args
+                    and _is_scalar(part.event.args[0])
+                ):
+                    told = f"{module.name}.{name} is a parameter without a dimension, which fully_shard refuses"
+                    yield flow.hit("unsupported-module-or-param", told, part.event)
+
+
+def _is_scalar(value: Value) -> bool:
+    if value.kind != "made" or value.event is None:
+        return False
+    shape = value.event.arg(0, "size")
+    if value.name in ("torch.zeros", "torch.ones", "torch.empty", "torch.rand", "torch.randn") and shape is not None:
+        return shape.kind in ("tuple", "list") and not shape.parts and shape.name != "many"
+    number = value.event.arg(0, "data")
+    return value.name == "torch.tensor" and number is not None and isinstance(number.const, int | float)

@@ -1,0 +1,52 @@
+"""The rule `weight-used-outside-forward`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...finding import Hit
+from ...source.events import CALL, Flow
+from ...source.looks import is_const, text
+from ...source.registry import detector
+from ...source.values import Value
+from ..raised import MixedRule
+
+
+class WeightUsedOutsideForward(MixedRule):
+    """A sharded weight is used as a tensor only inside the forward of the FSDP module that owns it.
+
+    Why: outside, `model.head.weight` is a DTensor that holds a shard, and torch refuses to mix it with plain tensors: a
+    fused linear and cross entropy, a tied projection, a penalty on weights, a moving average in plain tensors.
+    Wrong:
+        hidden = torch.randn(4, 8)
+        logits = F.linear(hidden, model.head.weight)  # raises RuntimeError
+    Right:
+        logits = model(batch)  # the forward uses the head
+    Mend: Compute it inside the forward of the FSDP module that owns the weight. Where the other tensor is a copy of the
+    weights (a moving average), make that copy from the sharded model.
+    Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
+    Torch: run on 2.13.0.
+    """
+
+
+_MATRIX = ("F.linear", "F.embedding", "torch.matmul", "torch.mm", "torch.einsum", "F.layer_norm")
+
+
+@detector("weight-used-outside-forward")
+def weight_used_outside_forward(flow: Flow) -> Iterator[Hit]:
+    for event in flow.ops(*_MATRIX):
+        if event.function.rpartition(".")[2] == "forward":
+            continue
+        for value in event.given():
+            if value.kind != "attr" or value.name not in ("weight", "bias") or value.owner is None:
+                continue
+            shard = flow.sharded_by(value.owner, event)
+            kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
+            if not kept and not _unsharded(flow, value.owner):
+                told = f"{text(event.node)} uses a weight that is a shard outside of its module's forward"
+                yield flow.hit("weight-used-outside-forward", told, event)
+                break
+
+
+def _unsharded(flow: Flow, module: Value) -> bool:
+    return bool(flow.methods("unshard")) or any(module is e.on for e in flow.events if e.op == CALL)

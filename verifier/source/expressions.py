@@ -1,0 +1,239 @@
+"""Following expressions: where each value comes from."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from .events import ITERATE, Guard
+from .names import Frame, Names
+from .values import GLOBAL, SUB, Value, choices, const, derived, either
+
+DEPTH = 60  # of nested expressions
+_FOLDED: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class Expressions(Names):
+    """The part of the follower that evaluates expressions."""
+
+    @abstractmethod
+    def call(self, node: ast.Call) -> Value:
+        """In the class that has all parts."""
+
+    def evaluate(self, node: ast.expr | None) -> Value:
+        """The value of an expression."""
+        if node is None:
+            return const(None)
+        self.budget -= 1
+        if self.budget < 0 or self.depth > DEPTH:
+            self.flow.partial = True
+            return Value("unknown")
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        self.depth += 1
+        try:
+            return method(node) if method is not None else self._parts(node)
+        finally:
+            self.depth -= 1
+
+    def _parts(self, node: ast.expr) -> Value:
+        found = [self.evaluate(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        return derived(type(node).__name__, found, node)
+
+    def _constant(self, node: ast.Constant) -> Value:
+        return const(node.value)
+
+    def _name(self, node: ast.Name) -> Value:
+        return self.lookup(node.id)
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        return self.attribute(self.evaluate(node.value), node.attr, node)
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        base, key = self.evaluate(node.value), self.evaluate(node.slice)
+        return self.item(base, key, node)
+
+    def _binop(self, node: ast.BinOp) -> Value:
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        return self._fold(type(node.op), left, right, node)
+
+    def _fold(self, kind: type, left: Value, right: Value, node: ast.AST) -> Value:
+        if left.kind == right.kind == "const" and kind in _FOLDED:
+            simple = isinstance(left.const, int | float | str) and isinstance(right.const, int | float | str)
+            large = any(
+                (isinstance(x, str) and len(x) > 1000) or (isinstance(x, int) and abs(x) > 1e18)
+                for x in (left.const, right.const)
+            )
+            text = kind in (ast.Mult, ast.Mod) and isinstance(left.const, str) | isinstance(right.const, str)
+            if simple and not large and not text:
+                try:
+                    return const(_FOLDED[kind](left.const, right.const))
+                except (TypeError, ZeroDivisionError, OverflowError):
+                    return Value("unknown")
+        value = derived(kind.__name__, [left, right], node)
+        if value.rank and kind in _FOLDED and isinstance(node, ast.BinOp):
+            self.flow.rank_uses.append(node)
+        return value
+
+    def _compare(self, node: ast.Compare) -> Value:
+        left, rights = self.evaluate(node.left), [self.evaluate(c) for c in node.comparators]
+        if len(rights) == 1:
+            kind = type(node.ops[0])
+            if kind in (ast.Is, ast.IsNot) and rights[0].kind == "const" and rights[0].const is None:
+                if left.kind in ("const", "object", "def", "class", "list", "dict", "tuple"):
+                    return const((left.const is None and left.kind == "const") == (kind is ast.Is))
+                return derived("is none", [left], node)
+            return self._fold(kind, left, rights[0], node)
+        return derived("compare", [left, *rights], node)
+
+    def _unaryop(self, node: ast.UnaryOp) -> Value:
+        value = self.evaluate(node.operand)
+        if value.kind == "const" and isinstance(node.op, ast.Not):
+            return const(not value.const)
+        if value.kind == "const" and isinstance(node.op, ast.USub) and isinstance(value.const, int | float):
+            return const(-value.const)
+        return derived(type(node.op).__name__, [value], node)
+
+    def _boolop(self, node: ast.BoolOp) -> Value:
+        values = [self.evaluate(v) for v in node.values]
+        decides = isinstance(node.op, ast.Or)
+        for value in values:
+            if value.kind == "const" and bool(value.const) == decides:
+                return value if value is values[0] else derived("bool", values[: values.index(value)], node)
+            if value.kind != "const":
+                break
+        else:
+            return values[-1]
+        return derived("bool", values, node)
+
+    def _ifexp(self, node: ast.IfExp) -> Value:
+        test = self.evaluate(node.test)
+        if test.kind == "const":
+            return self.evaluate(node.body if test.const else node.orelse)
+        saved = self.guards
+        self.guards = (*saved, Guard(node, test, True))
+        body = self.evaluate(node.body)
+        self.guards = (*saved, Guard(node, test, False))
+        other = self.evaluate(node.orelse)
+        self.guards = saved
+        value = either([body, other])
+        if test.rank and value.kind == "either":
+            value.rank = test.rank
+        return value
+
+    def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
+        parts: list[Value] = []
+        for item in node.elts:
+            value = self.evaluate(item.value if isinstance(item, ast.Starred) else item)
+            if isinstance(item, ast.Starred):
+                parts += value.parts if value.kind in ("list", "tuple") else [self.element(value)]
+            else:
+                parts.append(value)
+        value = Value("tuple" if isinstance(node, ast.Tuple) else "list", parts=parts, node=node)
+        value.rank, value.local = max((p.rank for p in parts), default=0), any(p.local for p in parts)
+        return value
+
+    _tuple = _set = _list
+
+    def _dict(self, node: ast.Dict) -> Value:
+        value = Value("dict", node=node)
+        for key_node, item_node in zip(node.keys, node.values, strict=True):
+            item = self.evaluate(item_node)
+            if key_node is None:
+                value.parts += item.parts if item.kind == "dict" else [item]
+                value.attrs.update(item.attrs if item.kind == "dict" else {})
+                value.name = value.name if item.kind == "dict" else "open"
+                continue
+            self.put(value, self.evaluate(key_node), item)
+        return value
+
+    def put(self, base: Value, key: Value, item: Value) -> None:
+        """`base[key] = item` in a dict."""
+        if key.kind == "const":
+            base.attrs[f"[{key.const}]"] = item
+            base.parts.append(item)
+        else:
+            for name, known in base.attrs.items():
+                base.attrs[name] = either([known, item])  # it may be the one that is replaced
+            base.parts.append(derived("entry", [key, item]))
+            base.name = "open"
+
+    def _joinedstr(self, node: ast.JoinedStr) -> Value:
+        parts = [self.evaluate(v.value) for v in node.values if isinstance(v, ast.FormattedValue)]
+        return derived("text", parts, node)
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+        outer = self.frame
+        self.frame = Frame(outer.module, outer.function, outer)
+        saved, loops = self.guards, self.loops
+        self.loops = (*loops, node)
+        for clause in node.generators:
+            source = self.evaluate(clause.iter)
+            self.emit(ITERATE, node, args=[source])
+            self.bind(clause.target, self.element(source))
+            for test in clause.ifs:
+                self.guards = (*self.guards, Guard(test, self.evaluate(test), True))
+        if isinstance(node, ast.DictComp):
+            value = Value(
+                "dict", "open", [derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])], node=node
+            )
+        else:
+            value = Value("list", "many", [self.evaluate(node.elt)], node=node)
+        self.frame, self.guards, self.loops = outer, saved, loops
+        value.local = value.parts[0].local
+        return value
+
+    _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
+
+    @abstractmethod
+    def bind(self, target: ast.expr, value: Value) -> None:
+        """In the class that has all parts."""
+
+    def _lambda(self, node: ast.Lambda) -> Value:
+        return Value("def", "<lambda>", node=node, home=(self.frame.module, self.frame))
+
+    def _await(self, node: ast.Await) -> Value:
+        return self.evaluate(node.value)
+
+    def _starred(self, node: ast.Starred) -> Value:
+        return self.evaluate(node.value)
+
+    def _yield(self, node: ast.Yield) -> Value:
+        self.frame.yields.append(self.evaluate(node.value))
+        return Value("unknown")
+
+    def _yieldfrom(self, node: ast.YieldFrom) -> Value:
+        self.frame.yields.append(self.element(self.evaluate(node.value)))
+        return Value("unknown")
+
+    def _namedexpr(self, node: ast.NamedExpr) -> Value:
+        value = self.evaluate(node.value)
+        self.bind(node.target, value)
+        return value
+
+    def _call(self, node: ast.Call) -> Value:
+        return self.call(node)
+
+
+def mesh_rank(mesh: Value) -> int:
+    """What a rank in a mesh says: a number in the world if the mesh is known to have one dimension, else in a part of it."""
+    for one in choices(mesh):
+        shape = one.event.arg(1, "mesh_shape") if one.kind == "made" and one.event is not None else None
+        if one.name != "dist.init_device_mesh" or shape is None or shape.kind != "tuple" or len(shape.parts) != 1:
+            return SUB
+    return GLOBAL

@@ -1,0 +1,350 @@
+"""Following statements: a script from its first line into the functions that it calls, both branches of every condition."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+from pathlib import Path
+
+from .calls import free
+from .coverage import LIMIT
+from .events import ITERATE, Event, Flow, Guard
+from .imports import Imports
+from .names import Frame
+from .project import ClassInfo, Module, Project
+from .values import Value, choices, const, either
+
+BUDGET = 150_000  # expressions followed from one entry
+EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
+Block = list[ast.stmt]
+
+
+def follow(project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()) -> list[Flow]:
+    """The traces of a script: of its first line to its last, and of each function that this does not come to.
+
+    `followed`: functions that need no flow of their own, since another script calls them.
+    """
+    module = project.script
+    if module is None:
+        return []
+    kind = kind or Follower
+    follower = kind(project, True, BUDGET)
+    follower.start(module)
+    traces, met = [follower.flow], follower.met.union(followed)
+    for value in list(follower.entries(module)):
+        if value.node in met:
+            continue
+        again = kind(project, False, BUDGET // 10)
+        again.entry(module, value)
+        met |= again.met
+        traces.append(again.flow)
+    return traces
+
+
+class Follower(Imports):
+    """One walk through a project."""
+
+    def __init__(self, project: Project, whole: bool, budget: int) -> None:
+        super().__init__(project, whole, budget)
+        self.met: set[ast.AST] = set()
+        self.frame = Frame(project.script, "<module>") if project.script is not None else self.frame
+
+    def start(self, module: Module) -> None:
+        """Follow the script itself."""
+        module.names["__name__"] = const("__main__")
+        module.names["__file__"] = Value("unknown", "__file__")
+        try:
+            self.load(module)
+        except RecursionError:
+            self._stopped(module.tree, "nested too deeply")
+
+    def entry(self, module: Module, function: Value) -> None:
+        """Follow one function with parameters that are not known."""
+        self.frame = Frame(module, "<module>")
+        if isinstance(function.const, ClassInfo):
+            holder = Value("object", function.const.name)
+            holder.cls = function.const
+            function = Value("def", function.name, const=holder, node=function.node, home=function.home)
+        try:
+            self.call_function(function, [], {}, function.node or ast.Pass())
+        except RecursionError:
+            self._stopped(function.node or module.tree, "nested too deeply")
+
+    def _stopped(self, node: ast.AST, reason: str) -> None:
+        """From here on nothing is followed."""
+        if not self.flow.partial or not any(one.reason == reason for one in self.flow.missed.values()):
+            self.missed(node, LIMIT, reason, self.frame.function)
+        self.flow.partial = True
+
+    def entries(self, module: Module) -> list[Value]:
+        """The functions and methods that stand in a module."""
+        found = []
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append(Value("def", node.name, node=node, home=(module, None)))
+            elif isinstance(node, ast.ClassDef):
+                info = ClassInfo(node, module)
+                for name, method in info.methods.items():
+                    if name != "__init__":
+                        found.append(Value("def", f"{node.name}.{name}", const=info, node=method, home=(module, None)))
+        return found
+
+    def load(self, module: Module) -> None:
+        """Follow a module's own lines, once."""
+        if module.state:
+            return
+        module.state = "running"
+        module.names.setdefault("__name__", const(module.path.stem))
+        saved = (self.frame, self.guards, self.loops, self.withs, self.depth)
+        self.frame, self.guards, self.loops, self.depth = Frame(module, "<module>"), (), (), 0
+        self.frame.names = module.names
+        self.run_body(module.tree.body)
+        self.frame, self.guards, self.loops, self.withs, self.depth = saved
+        module.state = "done"
+
+    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+        if value.node is not None:
+            self.met.add(value.node)
+            self.flow.followed.add(value.node)
+        return super().call_function(value, args, kwargs, node)
+
+    def run_body(self, body: Block) -> bool:
+        """Follow statements; whether they always leave the block that they stand in."""
+        for statement in body:
+            if self.budget < 0:
+                self._stopped(statement, "too long to be followed to its end")
+                return False
+            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            if method is not None and method(statement):
+                return True
+        return False
+
+    def _do_expr(self, node: ast.Expr) -> bool:
+        before = len(self.flow.events)
+        value = self.evaluate(node.value)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        for event in self.flow.events[before:]:
+            if event.node is call:
+                event.discarded = True
+        return value.kind == "made" and value.name in EXITS
+
+    def _do_assign(self, node: ast.Assign) -> bool:
+        value = self.evaluate(node.value)
+        for target in node.targets:
+            self.bind(target, value)
+        return False
+
+    def _do_annassign(self, node: ast.AnnAssign) -> bool:
+        if node.value is not None:
+            self.bind(node.target, self.evaluate(node.value))
+        return False
+
+    def _do_augassign(self, node: ast.AugAssign) -> bool:
+        old, new = self.evaluate(node.target), self.evaluate(node.value)
+        value = self._fold(type(node.op), old, new, ast.BinOp(node.target, node.op, node.value))
+        if self.loops and value.kind == "const":
+            value = Value("derived", "count", [old, new])  # it changes from turn to turn
+        event = self.emit("(augmented)", node, type(node.op).__name__, old, [new])
+        event.result = value
+        if isinstance(node.target, ast.Name | ast.Attribute):
+            self.bind(node.target, value)
+        return False
+
+    def bind(self, target: ast.expr, value: Value) -> None:
+        """Give a target its value."""
+        if isinstance(target, ast.Name):
+            if target.id in self.frame.globals:
+                self.frame.module.names[target.id] = value
+            else:
+                self.frame.names[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            self.store(self.evaluate(target.value), target.attr, value, target)
+        elif isinstance(target, ast.Subscript):
+            self._store_item(target, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            known = value.kind in ("tuple", "list") and value.name != "many"
+            starred = any(isinstance(t, ast.Starred) for t in target.elts)
+            for position, one in enumerate(target.elts):
+                if known and not starred and position < len(value.parts):
+                    self.bind(one, value.parts[position])
+                else:
+                    inner = one.value if isinstance(one, ast.Starred) else one
+                    self.bind(inner, self.item(value, const(position), one) if not starred else self.element(value))
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+
+    def _store_item(self, target: ast.Subscript, value: Value) -> None:
+        base, key = self.evaluate(target.value), self.evaluate(target.slice)
+        self.emit("(store item)", target, on=base, args=[key, value])
+        for one in choices(base):
+            if one.kind == "dict":
+                self.put(one, key, value)
+            elif one.kind in ("list", "tuple"):
+                one.parts.append(value)
+            elif one.kind in ("made", "attr"):
+                one.attrs["*"] = either([one.attrs["*"], value]) if "*" in one.attrs else value
+                for part in choices(value):
+                    if part.owner is None and part.kind in ("made", "object"):
+                        part.owner = one
+
+    def _do_return(self, node: ast.Return) -> bool:
+        if node.value is not None:
+            self.frame.returns.append(self.evaluate(node.value))
+        return True
+
+    def _do_raise(self, node: ast.Raise) -> bool:
+        self.evaluate(node.exc)
+        return True
+
+    def _do_continue(self, node: ast.Continue | ast.Break) -> bool:
+        self.emit(f"({type(node).__name__.lower()})", node)
+        return True
+
+    _do_break = _do_continue
+
+    def _do_assert(self, node: ast.Assert) -> bool:
+        self.evaluate(node.test)
+        return False
+
+    def _do_delete(self, node: ast.Delete) -> bool:
+        return False
+
+    def _do_global(self, node: ast.Global) -> bool:
+        self.frame.globals.update(node.names)
+        return False
+
+    def _do_if(self, node: ast.If) -> bool:
+        test = self.evaluate(node.test)
+        if self.decided(node, test):
+            return self.run_body(node.body if test.const else node.orelse)
+        saved, names = self.guards, dict(self.frame.names)
+        self.guards = (*saved, Guard(node, test, True))
+        body_leaves = self.run_body(node.body)
+        after_body = self.frame.names
+        self._put_names(dict(names))
+        self.guards = (*saved, Guard(node, test, False))
+        other_leaves = self.run_body(node.orelse)
+        after_other = self.frame.names
+        self.guards = saved
+        if body_leaves and other_leaves:
+            return True
+        if body_leaves:
+            self.guards = (*saved, Guard(node, test, False))
+        elif other_leaves:
+            self._put_names(after_body)
+            self.guards = (*saved, Guard(node, test, True))
+        else:
+            self._put_names(self._joined(after_body, after_other, test))
+        return False
+
+    def decided(self, node: ast.If, test: Value) -> bool:
+        """Whether only one branch is followed."""
+        return test.kind == "const"
+
+    def _put_names(self, names: dict[str, Value]) -> None:
+        if self.frame.names is self.frame.module.names:
+            self.frame.module.names = names
+        self.frame.names = names
+
+    @staticmethod
+    def _joined(one: dict[str, Value], other: dict[str, Value], test: Value) -> dict[str, Value]:
+        joined = dict(other)
+        for name, value in one.items():
+            if name not in other:
+                joined[name] = value
+            elif other[name] is not value:
+                joined[name] = either([value, other[name]])
+                if test.rank and joined[name].kind == "either" and not joined[name].rank:
+                    joined[name].rank = test.rank if all(p.kind == "const" for p in joined[name].parts) else 0
+        return joined
+
+    def _do_for(self, node: ast.For | ast.AsyncFor) -> bool:
+        source = self.evaluate(node.iter)
+        self.emit(ITERATE, node, args=[source])
+        saved, guards = self.loops, self.guards
+        self.loops = (*saved, node)
+        self.bind(node.target, self.element(source))
+        self.run_body(node.body)
+        self.loops, self.guards = saved, guards
+        self.run_body(node.orelse)
+        return False
+
+    _do_asyncfor = _do_for
+
+    def _do_while(self, node: ast.While) -> bool:
+        self.evaluate(node.test)
+        saved, guards = self.loops, self.guards
+        self.loops = (*saved, node)
+        self.run_body(node.body)
+        self.loops, self.guards = saved, guards
+        self.run_body(node.orelse)
+        return False
+
+    def _do_with(self, node: ast.With | ast.AsyncWith) -> bool:
+        saved = self.withs
+        for item in node.items:
+            value = self.evaluate(item.context_expr)
+            self.withs = (*self.withs, value)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value)
+        leaves = self.run_body(node.body)
+        self.withs = saved
+        return leaves
+
+    _do_asyncwith = _do_with
+
+    def _do_try(self, node: ast.Try) -> bool:
+        guards = self.guards
+        self.caught += bool(node.handlers)
+        leaves = self.run_body(node.body)
+        self.caught -= bool(node.handlers)
+        kept = self.guards
+        for handler in node.handlers:
+            self.guards = (*guards, Guard(handler, Value("unknown", "except"), True))
+            self.evaluate(handler.type)
+            if handler.name:
+                self.frame.names[handler.name] = Value("unknown", "error")
+            self.run_body(handler.body)
+        self.guards = kept
+        if not leaves:
+            leaves = self.run_body(node.orelse)
+        return self.run_body(node.finalbody) or (leaves and not node.handlers)
+
+    _do_trystar = _do_try
+
+    def _do_match(self, node: ast.Match) -> bool:
+        test, saved = self.evaluate(node.subject), self.guards
+        names = dict(self.frame.names)
+        ends = [names]
+        for case in node.cases:
+            self._put_names(dict(names))
+            self.guards = (*saved, Guard(case, test, True))
+            if not self.run_body(case.body):
+                ends.append(self.frame.names)
+        self.guards = saved
+        joined = ends[0]
+        for end in ends[1:]:
+            joined = self._joined(joined, end, test)
+        self._put_names(joined)
+        return False
+
+    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        outer = self.frame if self.frame.names is not self.frame.module.names else None
+        self.frame.names[node.name] = Value("def", node.name, node=node, home=(self.frame.module, outer))
+        return False
+
+    _do_asyncfunctiondef = _do_functiondef
+
+    def _do_classdef(self, node: ast.ClassDef) -> bool:
+        value = Value("class", node.name, node=node)
+        value.cls = ClassInfo(node, self.frame.module)
+        self.frame.names[node.name] = value
+        return False
+
+
+def trace_script(path: Path) -> list[Flow]:
+    """The traces of a file."""
+    return follow(Project(path))
+
+
+__all__ = ["Event", "Follower", "follow", "free", "trace_script"]

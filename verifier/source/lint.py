@@ -1,0 +1,80 @@
+"""`look`: all hits of the detectors in scripts and in what they import, less what is suppressed, and what was followed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..finding import Hit
+from .coverage import Coverage, Missed, merged
+from .follow import follow
+from .project import Module, Project, Shared
+from .registry import DETECTORS
+from .suppress import Suppression, covering, read
+
+_BODIES = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`hits` in the order of their lines; `hidden` are those that a suppression with a reason covers."""
+
+    hits: tuple[Hit, ...]
+    hidden: tuple[tuple[Hit, Suppression], ...]
+    suppressions: tuple[Suppression, ...]
+    coverage: Coverage
+
+    def by_rule(self) -> dict[str, tuple[Hit, ...]]:
+        """The hits of each rule; those that are suppressed come last."""
+        found: dict[str, tuple[Hit, ...]] = {}
+        for hit in [*self.hits, *(hit for hit, _ in self.hidden)]:
+            found[hit.rule] = (*found.get(hit.rule, ()), hit)
+        return found
+
+
+def look(
+    scripts: Iterable[Path], only: Collection[str] | None = None, parsed: dict[Path, Module | None] | None = None
+) -> Seen:
+    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that are read already."""
+    shared = Shared(parsed)
+    found: dict[tuple[str, str, int], Hit] = {}
+    modules: dict[Path, Module] = {}
+    missed: list[tuple[ast.AST, Missed]] = []
+    followed: set[ast.AST] = set()
+    trained: dict[Path, bool] = {}
+    for script in sorted(scripts, key=lambda path: not _is_main(shared.parsed.get(path))):
+        project = Project(script, shared, lazy=script in modules)
+        traces = follow(project, followed=followed if project.lazy else ())
+        trained[script] = any(flow.distributed for flow in traces) and any(flow.training for flow in traces)
+        for flow in traces:
+            missed += flow.missed.items()
+            followed |= flow.followed
+            if not flow.distributed:
+                continue
+            for rule, detectors in DETECTORS.items():
+                if only is None or rule in only:
+                    for hit in (hit for detector in detectors for hit in detector(flow)):
+                        found.setdefault((rule, hit.location["file"], hit.location["line"]), hit)
+        modules |= {module.path: module for module in project.modules}
+        followed |= {module.tree for module in project.modules if module.state}
+    suppressions = tuple(s for module in modules.values() for s in read(module))
+    hits = sorted(found.values(), key=lambda h: (h.location["file"], h.location["line"], h.rule))
+    covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
+    return Seen(
+        tuple(hit for hit, cover in covers if cover is None),
+        tuple((hit, cover) for hit, cover in covers if cover is not None),
+        suppressions,
+        Coverage(
+            tuple(trained),
+            sum(isinstance(node, _BODIES) for node in followed),
+            merged(missed, followed),
+            tuple(path for path, trains in trained.items() if not trains),
+        ),
+    )
+
+
+def _is_main(module: Module | None) -> bool:
+    """Whether a file is one to start from: what such files import is followed in full from there."""
+    return module is not None and "__main__" in module.source

@@ -1,0 +1,149 @@
+"""What several detectors ask of values and events."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .events import STORE, Event, Flow
+from .values import Value, choices, reach
+
+LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
+FULL = ("torch.float32", "torch.float", "torch.float64", "torch.double")
+_WITH_PARAMETERS: tuple[str, ...] = (
+    "Linear",
+    "Bilinear",
+    "Embedding",
+    "EmbeddingBag",
+    "LayerNorm",
+    "RMSNorm",
+    "GroupNorm",
+    "MultiheadAttention",
+)
+_WITH_PARAMETERS += (
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Parameter",
+    "PReLU",
+    "Transformer",
+    "TransformerEncoder",
+    "TransformerDecoder",
+)
+_WITH_PARAMETERS += ("TransformerEncoderLayer", "TransformerDecoderLayer")
+
+
+def text(node: ast.AST, limit: int = 70) -> str:
+    """The source of a node, short."""
+    try:
+        told = " ".join(ast.unparse(node).split())
+    except (ValueError, RecursionError, AttributeError):
+        return "it"
+    return told if len(told) <= limit else told[: limit - 4] + " ..."
+
+
+def first_text(event: Event) -> str:
+    """The source of a call's first argument, or of what a method is called on."""
+    node = event.node
+    if isinstance(node, ast.Call) and not event.op and isinstance(node.func, ast.Attribute):
+        return text(node.func.value)
+    return text(node.args[0]) if isinstance(node, ast.Call) and node.args else text(node)
+
+
+def is_dtype(value: Value | None, names: tuple[str, ...]) -> bool:
+    """Whether a value is one of these dtypes, whatever branch is taken."""
+    return value is not None and all(one.kind == "name" and one.name in names for one in choices(value))
+
+
+def is_const(value: Value | None, wanted: object) -> bool:
+    """Whether a value is this constant, whatever branch is taken."""
+    if value is None:
+        return False
+    return all(one.kind == "const" and one.const is wanted for one in choices(value))
+
+
+def made_by(value: Value | None, *names: str) -> Event | None:
+    """The call of one of these external functions that made a value; None if it may be another thing."""
+    if value is None or value.kind != "made" or value.name not in names:
+        return None
+    event: Event = value.event
+    return event
+
+
+def goes_through(value: Value, *methods: str) -> bool:
+    """Whether one of these functions or methods was called on the way to a value."""
+    return any(part.kind == "made" and part.name.rpartition(".")[2] in methods for part in reach(value))
+
+
+def shared(value: Value) -> bool:
+    """Whether a collective has made a value, or what it is computed from, the same on all ranks."""
+    gathers = ("full_tensor", "redistribute", "all_gather_object", "all_gather", "gather", "all_reduce", "broadcast")
+    return any(part.synced for part in reach(value)) or goes_through(value, *gathers)
+
+
+def parts_of(module: Value) -> Iterator[tuple[str, Value]]:
+    """(name, module or parameter) of what a module was seen to hold."""
+    for name, value in module.attrs.items():
+        if not name.startswith("[") and name != "*":
+            for one in choices(value):
+                if one.kind in ("made", "object"):
+                    yield name, one
+
+
+def has_parameters(flow: Flow, value: Value, depth: int = 0) -> bool:
+    """Whether a module is known to hold parameters."""
+    if depth > 8:
+        return False
+    if value.kind == "made":
+        last = value.name.rpartition(".")[2]
+        if value.name.startswith("torch.nn.") and (last in _WITH_PARAMETERS or last.startswith(("Conv", "BatchNorm"))):
+            return True
+        if last in ("ModuleList", "Sequential", "ModuleDict"):
+            inside = [one for given in value.event.args for one in inner(given)]
+            return any(has_parameters(flow, one, depth + 1) for one in inside)
+        return False
+    if value.kind == "object" and flow.is_module(value):
+        return any(has_parameters(flow, one, depth + 1) for _, one in parts_of(value))
+    return False
+
+
+def inner(value: Value) -> list[Value]:
+    """The elements of a display, or the value itself."""
+    parts = value.parts if value.kind in ("list", "tuple", "dict") else [value]
+    return [one for part in parts for one in choices(part)]
+
+
+def is_known(flow: Flow, value: Value) -> bool:
+    """Whether a model is a class of the project, whose parts were seen when it was made."""
+    return value.kind == "object" and value.event is not None and flow.is_module(value)
+
+
+def steps_of(flow: Flow) -> list[Event]:
+    """The calls of `step` on an optimizer."""
+    made = {id(event.result) for event, _ in flow.optimizers}
+    return [e for e in flow.methods("step") if e.on is not None and any(id(one) in made for one in choices(e.on))]
+
+
+def trains(flow: Flow) -> bool:
+    """Whether the entry goes backward and steps."""
+    return bool(flow.methods("backward")) and bool(flow.methods("step"))
+
+
+def names_in(flow: Flow, *wanted: str) -> bool:
+    """Whether one of these words stands in a source of the project (a coarse question, for what must be ruled out)."""
+    return any(word in module.source for module in flow.project.modules for word in wanted)
+
+
+def identifiers(flow: Flow) -> set[str]:
+    """Every name and attribute in the sources of the project."""
+    found: set[str] = set()
+    for module in flow.project.modules:
+        for node in ast.walk(module.tree):
+            found.add(getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") or "")
+    return {word for word in found if isinstance(word, str)}
+
+
+def stores_on(flow: Flow, value: Value) -> list[Event]:
+    """Assignments to attributes of a value, outside of its class."""
+    found = flow.ops(STORE)
+    return [e for e in found if e.on is not None and value in choices(e.on) and ".__init__" not in e.function]

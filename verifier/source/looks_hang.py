@@ -1,0 +1,11 @@
+"""What several detectors on hang ask of the sources."""
+
+from __future__ import annotations
+
+from .events import Guard
+from .looks import text
+
+
+def said(guard: Guard) -> str:
+    test = text(getattr(guard.node, "test", guard.node), 40)
+    return f"`{test}`" if guard.branch else f"`not ({test})`"

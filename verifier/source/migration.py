@@ -1,0 +1,196 @@
+"""`migrate`: what a script that is not FSDP2 yet must change, in the order of work. Reads sources; edits and runs nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from .events import SHARD, Event, Flow
+from .files import files_of
+from .follow import Follower, follow
+from .looks import trains
+from .project import Module, Project, Shared, parse
+from .values import Value, choices, reach
+
+FSDP1 = "fsdp.FullyShardedDataParallel"
+DDP = ("torch.nn.parallel.DistributedDataParallel", "apex.parallel.DistributedDataParallel")
+DATA_PARALLEL = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
+WRAPPERS = (FSDP1, *DDP, *DATA_PARALLEL)
+MODULE = "(.module)"  # `.module` of a wrapper is read
+STEPS = ("device", "model", "optimizer", "training step", "data", "checkpoint")
+# What a library's loop is made of.
+_LIBRARIES = {
+    "accelerate": ("accelerate", ("Accelerator",)),
+    "transformers": ("transformers", ("Trainer", "Seq2SeqTrainer")),
+    "lightning": ("lightning", ("Trainer", "Fabric")),
+    "deepspeed": ("deepspeed", ("initialize",)),
+}
+
+
+@dataclass
+class Item:
+    """One construct that a migration changes, and where it stands. `action`: replace, drop, move, add, or check."""
+
+    construct: str
+    step: str
+    action: str
+    fsdp2: str
+    mind: str
+    rules: tuple[str, ...]
+    reference: str
+    places: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The answer: what kinds of script were seen, and the changes in the order of work."""
+
+    paths: tuple[str, ...]
+    files: int
+    kinds: tuple[str, ...]
+    items: tuple[Item, ...]
+
+
+Values = dict[str, str]
+Seen = tuple[
+    str, Event, Values
+]  # a row of migration.json, where, and what stands for its $names; "line": of an argument
+Found = Iterator[Seen]
+Finder = Callable[["Scene"], Found]
+
+
+class Scene:
+    """One flow of a script of some kind, and what the finders ask of it."""
+
+    def __init__(self, flow: Flow, kind: str) -> None:
+        self.flow, self.kind = flow, kind
+        self.alone = kind in ("single", "dataparallel")  # one process
+        self.wraps = flow.ops(*WRAPPERS)
+        wrapped = [module for event in self.wraps if (module := event.arg(0, "module")) is not None]
+        self.models = [model for given in wrapped for model in choices(given)] + list(flow.trained.values())
+        self.optimizers = {id(event.result) for event, _ in flow.optimizers}
+
+    @cached_property
+    def anchor(self) -> list[Event]:
+        """Where the model is ready to be sharded: its wrapper, or else the construction of the first optimizer."""
+        return self.wraps[:1] or [event for event, _ in self.flow.optimizers[:1]]
+
+    def wrapper(self, value: Value | None) -> bool:
+        """Whether a value is, or may be, a model in its wrapper."""
+        return value is not None and any(one.kind == "made" and one.name in WRAPPERS for one in choices(value))
+
+    def inside(self, value: Value | None) -> bool:
+        """Whether a value is `.module` of a wrapper."""
+        if value is None:
+            return False
+        return any(one.kind == "item" and one.name == MODULE for one in choices(value))
+
+    def model(self, value: Value | None) -> bool:
+        """Whether a value is a model that is trained, in its wrapper or not."""
+        if value is None:
+            return False
+        known = any(one is model for one in choices(value) for model in self.models)
+        return known or self.wrapper(value) or self.inside(value)
+
+    def optimizer(self, value: Value | None) -> bool:
+        """Whether a value is an optimizer."""
+        return value is not None and any(id(one) in self.optimizers for one in choices(value))
+
+    def held(self, value: Value) -> set[str]:
+        """What of a training a value holds: "model", "optimizer", "unknown" where nobody in sight makes it."""
+        found = set()
+        for part in reach(value):
+            made = part.event if part.kind == "made" and part.name == "state_dict" else None
+            for one in [part, *([made.on] if made is not None else [])]:
+                found |= {"model"} if self.model(one) else {"optimizer"} if self.optimizer(one) else set()
+            found |= {"unknown"} if part.kind in ("free", "unknown") else set()
+        return found
+
+
+class _Follower(Follower):
+    """Follows both branches of every condition, since dead code changes too, and tells of every `.module` of a wrapper."""
+
+    def decided(self, node: ast.If, test: Value) -> bool:
+        return test.kind == "const" and any(getattr(part, "id", "") == "__name__" for part in ast.walk(node.test))
+
+    def attribute(self, base: Value, attr: str, node: Any) -> Value:
+        if attr == "module" and base.kind == "made" and base.name in WRAPPERS:
+            self.emit(MODULE, node, on=base)
+            base.attrs.setdefault(attr, Value("item", MODULE, owner=base, node=node))
+        return super().attribute(base, attr, node)
+
+
+def migrate(paths: Sequence[Path]) -> Migration:
+    """What the scripts at these paths must change. Raises UserError."""
+    import json
+
+    from .migration_loop import FINDERS as LOOP
+    from .migration_model import FINDERS as MODEL
+
+    rows = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    scripts = files_of(paths)
+    parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
+    kinds: dict[str, None] = {}
+    items: dict[tuple[str, ...], Item] = {}
+    for traces in _entries(scripts, Shared(parsed)):
+        kind, partly = kind_of(traces)
+        kinds |= {kind: None} if kind else {}
+        for scene in (Scene(flow, kind) for flow in traces if kind and kind != "fsdp2"):
+            for finder in MODEL if partly else (*MODEL, *LOOP):
+                for name, event, values in finder(scene):
+                    place = _place(event, int(values.pop("line", event.line)))
+                    key = (name, kind, *values.values())
+                    item = items.setdefault(key, _item(rows[name], name, kind, values))
+                    if place not in item.places:
+                        item.places.append(place)
+    for item in items.values():
+        item.places.sort(key=lambda place: (place["file"], place["line"]))
+    order = list(rows)
+    done = sorted(items.items(), key=lambda pair: (STEPS.index(pair[1].step), order.index(pair[0][0])))
+    return Migration(tuple(map(str, paths)), len(scripts), tuple(kinds), tuple(item for _, item in done))
+
+
+def _entries(scripts: Sequence[Path], shared: Shared) -> list[list[Flow]]:
+    """The traces of each script; a file that another one imports is followed from there."""
+    found: dict[Path, list[Flow]] = {}
+    imported: set[Path] = set()
+    for script in scripts:
+        project = Project(script, shared)
+        found[script] = follow(project, _Follower)
+        imported |= {module.path for module in project.modules if module is not project.script}
+    return [found[script] for script in scripts if script not in imported] or list(found.values())
+
+
+def kind_of(traces: Sequence[Flow]) -> tuple[str, bool]:
+    """(what a script is, by what it calls; empty if it trains nothing, whether it is FSDP2 in part)."""
+    names = {name for flow in traces for name in flow.by_op}
+    partly = SHARD in names
+    if FSDP1 in names or {"fsdp.state_dict_type", "fsdp.optim_state_dict"} & names:
+        return "fsdp1", partly
+    if names & set(DDP):
+        return "ddp", partly
+    if partly:
+        return "fsdp2", True
+    for kind, (package, made) in _LIBRARIES.items():
+        if any(package in name.partition(".")[0] and name.rpartition(".")[2] in made for name in names):
+            return kind, False
+    if names & set(DATA_PARALLEL):
+        return "dataparallel", False
+    return ("single" if any(trains(flow) for flow in traces) else ""), False
+
+
+def _item(row: dict[str, Any], name: str, kind: str, values: dict[str, str]) -> Item:
+    section = row.get("section") or ("single" if kind == "dataparallel" else kind)  # the kinds are headings there
+    fsdp2, mind = (Template(row.get(key, "")).substitute(values) for key in ("fsdp2", "mind"))
+    reference = f"references/converting.md#{section}"
+    return Item(name, row["step"], row["action"], fsdp2, mind, tuple(row.get("rules", ())), reference)
+
+
+def _place(event: Event, line: int) -> dict[str, Any]:
+    module = event.module
+    return {"file": str(module.path), "line": line, "function": event.function, "code": module.code(line)}

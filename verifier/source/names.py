@@ -1,0 +1,270 @@
+"""Following names: attributes, items, elements and class members of values."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from .coverage import Missed, callee_of
+from .events import Event, Flow, Guard
+from .project import ClassInfo, Module, Project, canonical
+from .values import GLOBAL, RANK_NAMES, RANK_VARIABLES, Value, derived, either
+
+_PASS_ON = ("builtins.reversed", "builtins.iter", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "copy.copy")
+_LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
+
+
+class Frame:
+    """The names of one function call, of a module, or of a comprehension."""
+
+    __slots__ = ("function", "globals", "module", "names", "parent", "returns", "yields")
+
+    def __init__(self, module: Module, function: str, parent: Frame | None = None) -> None:
+        self.module, self.function, self.parent = module, function, parent
+        self.names: dict[str, Value] = {}
+        self.globals: set[str] = set()
+        self.returns: list[Value] = []
+        self.yields: list[Value] = []
+
+
+class Names(ABC):
+    """The part of the follower that looks things up."""
+
+    def __init__(self, project: Project, whole: bool, budget: int) -> None:
+        self.project = project
+        self.flow = Flow(project, whole)
+        self.flow.is_module, self.flow.external_bases = self.is_module, self.external_bases
+        self.budget = budget
+        self.guards: tuple[Guard, ...] = ()
+        self.loops: tuple[ast.AST, ...] = ()
+        self.withs: tuple[Value, ...] = ()
+        self.caught = 0
+        self.forked = False
+        self.depth = 0
+        self.stack: list[ast.AST] = []
+        self.external: dict[str, Value] = {}
+        self.frame: Frame
+
+    @abstractmethod
+    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+        """In the class that has all parts."""
+
+    @abstractmethod
+    def run_body(self, body: list[ast.stmt]) -> bool:
+        """In the class that has all parts."""
+
+    @abstractmethod
+    def load(self, module: Module) -> None:
+        """In the class that has all parts."""
+
+    def emit(
+        self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
+    ) -> Event:
+        """Record an event under the conditions that hold now."""
+        event = Event(len(self.flow.events), op, node, self.frame.module, self.frame.function)
+        event.method, event.on, event.args = method, on, args or []
+        event.guards, event.loops, event.withs, event.caught = self.guards, self.loops, self.withs, self.caught > 0
+        self.flow.add(event)
+        return event
+
+    def missed(self, node: ast.AST, kind: str, reason: str, callee: str = "") -> None:
+        """Record a call that cannot be followed."""
+        if node not in self.flow.missed:
+            place = (str(self.frame.module.path), getattr(node, "lineno", 1))
+            self.flow.missed[node] = Missed(callee or callee_of(node), *place, kind, reason)
+
+    @abstractmethod
+    def evaluate(self, node: ast.expr | None) -> Value:
+        """In the class that has all parts."""
+
+    def name(self, dotted: str) -> Value:
+        """An external name; the same value each time."""
+        short = canonical(dotted)
+        if short not in self.external:
+            self.external[short] = Value("name", short, home=dotted)
+        return self.external[short]
+
+    def lookup(self, name: str) -> Value:
+        """What a name stands for here."""
+        frame: Frame | None = self.frame
+        while frame is not None:
+            if name in frame.names and name not in frame.globals:
+                if frame.names[name].kind == "pending":
+                    frame.names[name] = self.settled(frame.names[name])
+                return frame.names[name]
+            frame = frame.parent
+        found = self.frame.module.names.get(name)
+        return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{name}")
+
+    def settled(self, value: Value) -> Value:
+        """The value, or what an import that was put off gives."""
+        return self.member(value.name, *value.home) if value.kind == "pending" else value
+
+    @abstractmethod
+    def member(self, attr: str, module: Module | None, dotted: str, importer: Path, level: int) -> Value:
+        """In the class that has all parts."""
+
+    def attribute(self, base: Value, attr: str, node: ast.AST) -> Value:
+        """`base.attr`."""
+        if base.kind == "name":
+            found = self.name(f"{base.home}.{attr}")
+            found.owner = None
+            return found
+        if base.kind == "file":
+            self.load(base.home)
+            inner = base.home.names.get(attr)
+            if isinstance(inner, Value):
+                return self.settled(inner)
+            below = self.project.find(attr, base.home.path, 1) if base.home.path.name == "__init__.py" else None
+            return Value("file", attr, home=below) if below is not None else Value("unknown", attr)
+        if base.kind == "either":
+            return either([self.attribute(part, attr, node) for part in base.parts[:4]])
+        if attr in base.attrs:
+            return base.attrs[attr]
+        if base.cls is not None and (found_in := self.class_attribute(base, attr, node)) is not None:
+            return found_in
+        value = Value("attr", attr, owner=base, node=node)
+        value.rank = GLOBAL if attr in RANK_NAMES and base.kind != "object" else 0
+        value.local = base.local
+        base.attrs[attr] = value
+        return value
+
+    def class_attribute(self, base: Value, attr: str, node: ast.AST) -> Value | None:
+        """A method, property or class variable of a project class."""
+        for info in self.ancestry(base.cls):
+            method = info.methods.get(attr)
+            if method is not None:
+                marks = {ast.unparse(d).rpartition(".")[2] for d in method.decorator_list}
+                bound = None if base.kind == "class" or "staticmethod" in marks else base
+                if base.kind == "class" and "classmethod" in marks:
+                    bound = base
+                value = Value("def", f"{info.name}.{attr}", const=bound, node=method, home=(info.home, None))
+                if marks & {"property", "cached_property"} and base.kind == "object":
+                    return self.call_function(value, [], {}, node)
+                return value
+            for item in info.node.body:
+                if isinstance(item, ast.Assign) and any(isinstance(t, ast.Name) and t.id == attr for t in item.targets):
+                    return self.evaluate(item.value)
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id == attr:
+                    return self.evaluate(item.value) if item.value is not None else None
+        return None
+
+    def ancestry(self, info: ClassInfo) -> list[ClassInfo]:
+        """A project class and its project bases."""
+        found: list[ClassInfo] = []
+        queue = [info]
+        while queue and len(found) < 20:
+            current = queue.pop(0)
+            found.append(current)
+            for base in current.bases:
+                value = self._in_module(current.home, base)
+                if value.kind == "class" and value.cls not in found:
+                    queue.append(value.cls)
+        return found
+
+    def external_bases(self, info: ClassInfo) -> list[str]:
+        """The canonical names of the bases that are not of the project."""
+        return [value.name for value in self.strange_bases(info)]
+
+    def strange_bases(self, info: ClassInfo) -> list[Value]:
+        """The bases that are not of the project."""
+        values = [self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases]
+        return [value for value in values if value.kind == "name"]
+
+    def _in_module(self, module: Module, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name):
+            found = module.names.get(node.id)
+            return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{node.id}")
+        if isinstance(node, ast.Attribute):
+            return self.attribute(self._in_module(module, node.value), node.attr, node)
+        return Value("unknown")
+
+    def is_module(self, value: Value) -> bool:
+        """Whether a value is known to be an nn.Module."""
+        if value.kind == "object":
+            names = self.external_bases(value.cls)
+            return any(n.startswith("torch.nn.") or n.endswith(("Module", "PreTrainedModel")) for n in names)
+        if value.kind == "made":
+            last = value.name.rpartition(".")[2]
+            return (value.name.startswith("torch.nn.") and last[:1].isupper() and last != "Parameter") or last in (
+                "from_pretrained",
+                "from_config",
+            )
+        return False
+
+    def item(self, base: Value, key: Value, node: ast.AST) -> Value:
+        """`base[key]`."""
+        if base.kind == "name" and base.name == "os.environ":
+            return self.variable(key)
+        known = key.const if key.kind == "const" and isinstance(key.const, int | str) else None
+        if known is not None and f"[{known}]" in base.attrs:
+            return base.attrs[f"[{known}]"]
+        if base.kind in ("list", "tuple") and isinstance(known, int) and -len(base.parts) <= known < len(base.parts):
+            return base.parts[known]
+        if base.kind == "either":
+            return either([self.item(part, key, node) for part in base.parts[:4]])
+        if base.kind == "made" and base.name in _LISTS:
+            return self.element(base)
+        if key.rank:
+            self.flow.rank_uses.append(node)
+        value = Value("item", "item", [key], owner=base, node=node)
+        value.key, value.local = key, base.local or bool(key.rank) or key.local
+        if known is not None:
+            base.attrs[f"[{known}]"] = value
+        return value
+
+    def variable(self, key: Value) -> Value:
+        """An environment variable."""
+        value = Value("made", "os.environ", [key])
+        if key.const in RANK_VARIABLES:
+            value.rank = GLOBAL
+        return value
+
+    def element(self, value: Value) -> Value:
+        """One element of what is iterated over."""
+        if value.kind in ("list", "tuple"):
+            return either(value.parts) if value.parts else Value("unknown")
+        if value.kind == "either":
+            return either([self.element(part) for part in value.parts[:4]])
+        if "*" in value.attrs:
+            return value.attrs["*"]
+        found = self._element_of_made(value) if value.kind == "made" and value.event is not None else None
+        if found is None:
+            found = Value("item", "item", owner=value)
+            found.local = value.local or (value.kind == "made" and value.name == "data.DataLoader")
+            found.rank = value.rank
+        value.attrs["*"] = found
+        return found
+
+    def _element_of_made(self, value: Value) -> Value | None:
+        event: Event = value.event
+        first = event.args[0] if event.args else None
+        if value.name in _LISTS:
+            inside = self.element(first) if len(event.args) == 1 and first is not None else either(event.args)
+            return inside if event.args else None
+        if value.name == "builtins.enumerate" and first is not None:
+            return Value("tuple", parts=[Value("unknown"), self.element(first)])
+        if value.name == "builtins.zip":
+            return Value("tuple", parts=[self.element(arg) for arg in event.args])
+        if value.name in _PASS_ON and first is not None:
+            return self.element(first)
+        if value.name == "builtins.range":
+            return derived("index", event.args)
+        if event.on is None:
+            return None
+        if value.name == "values" and event.on.kind != "dict":
+            return self.element(event.on)
+        if value.name == "items":
+            inside = either(event.on.parts) if event.on.kind == "dict" and event.on.parts else self.element(event.on)
+            return Value("tuple", parts=[Value("unknown"), inside])
+        return self._element_of_module(value.name, event.on)
+
+    def _element_of_module(self, method: str, module: Value) -> Value | None:
+        """One of `parameters()`, `modules()`, ... of a module."""
+        kinds = {"parameters": "parameter", "buffers": "buffer", "modules": "module", "children": "child"}
+        plain = method.removeprefix("named_")
+        if plain not in kinds:
+            return None
+        one = Value("item", kinds[plain], owner=module)
+        return Value("tuple", parts=[Value("unknown"), one]) if plain != method else one
