@@ -16,6 +16,7 @@ from . import settings
 from .errors import MachineRefuses
 from .launch import sharing
 from .launch.client import Launcher
+from .launch.devices import free
 from .launch.request import Request
 from .launch.trial import shares_a_gpu
 from .modules import root
@@ -104,6 +105,7 @@ class Runner:
             module=target.module,
             project=str(root(target.script, target.module)),
             launcher=target.launcher,
+            devices=free(world, int(self.launcher.versions["devices"]), self._taken),
             backend=self.sharing,
             timeout=self.timeout,
             grace=min(GRACE, self.timeout),
@@ -119,6 +121,11 @@ class Runner:
         self.going.append(pending)
         self.tell()
         return pending
+
+    @property
+    def _taken(self) -> set[int]:
+        """The GPUs of the runs that go on."""
+        return {number for other in self.going for number in other.devices}
 
     def tell(self, line: str = "") -> None:
         """Say that a run has ended, with its line, or begun."""
@@ -176,6 +183,7 @@ class Pending:
         self._command = command
         self._number = number
         self.world = request.world_size
+        self.devices = tuple(request.devices)
         self.name = f"{role} {self._ranks}"
 
     @property

@@ -14,7 +14,7 @@ from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier import flow, settings
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.flow import select, verify_with
-from verified_fsdp2.verifier.launch import sharing
+from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.modules import find, root
@@ -286,6 +286,46 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
     runner = Runner(launcher, target, tmp_path / "work", lambda line, going: None)
     assert flow._original(target, runner, exact=False) is not None
     assert [(Path(r.script).name, r.backend) for r in launcher.requests] == [("trial.py", "nccl"), ("old.py", "nccl")]
+
+
+def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    launcher: Any = WithGPUs(4)
+    target = resolve(tmp_path / "train.py", {"device": "cuda", "nproc": 2})
+    runner = Runner(launcher, target, tmp_path / "work", lambda line, going: None)
+    first, second = runner.start("exact", 2), runner.start("single", 1)
+    third = runner.start("reference", 2)  # waits for the first
+    assert [pending.devices for pending in (first, second, third)] == [(0, 1), (2,), (0, 1)]
+    assert runner.start("single", 1).devices == (3,)
+    assert [request.devices for request in launcher.requests] == [[0, 1], [2], [0, 1], [3]]
+
+
+def test_which_gpus_are_free() -> None:
+    assert devices.free(2, 4, {0, 2}) == [1, 3]
+    assert devices.free(3, 2, ()) == [0, 1]  # they share
+    assert devices.free(2, 0, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "total", "visible", "seen"),
+    [
+        ([1, 2], 4, None, "1,2"),
+        ([1], 2, "6,GPU-8f", "GPU-8f"),
+        ([0, 1], 2, "6,7", None),
+        ([], 2, None, None),
+        ([], 0, "", None),
+    ],
+)
+def test_the_gpus_that_a_run_sees(own: list[int], total: int, visible: str | None, seen: str | None) -> None:
+    assert devices.environment(own, total, visible).get("CUDA_VISIBLE_DEVICES") == seen
+
+
+@pytest.mark.parametrize(("backend", "seen"), [("", "5,7"), ("nccl", "7")])
+def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    request = Request("/x", "/x/train.py", "/x", world_size=4, devices=[0, 2], backend=backend).as_dict()
+    assert manager.environment(request, 3, 0)["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.launch

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PROBE_FAILED
-from . import processes
+from . import devices, processes
 from .capture import Captures
 
 _POLL = 0.1
@@ -59,6 +59,12 @@ def _be_torchrun(request: dict[str, Any], captures: Captures, own: Any) -> NoRet
     try:
         processes.die_with_parent()
         captures.leave_to_parent(own)
+        if request["devices"]:
+            import torch
+
+            os.environ |= devices.environment(
+                request["devices"], torch.cuda.device_count(), os.environ.get(devices.VARIABLE)
+            )
         os.chdir(request["cwd"])
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PROBE_FAILED
-from . import elastic, processes, sharing
+from . import devices, elastic, processes, sharing
 from .capture import Captures
 
 FREE_PORT = 0
@@ -96,13 +96,16 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     }
     if request["mode"] == "simulate":  # there is no store to ask
         del names["TORCHELASTIC_USE_AGENT_STORE"]
-    if not request["backend"]:
+    if not request["backend"] and not request["devices"]:
         return names
     import torch
 
-    devices = torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {**names, **sharing.environment(rank, request["world_size"], devices, visible)}
+    total, visible = torch.cuda.device_count(), os.environ.get(devices.VARIABLE)
+    own = devices.environment(request["devices"], total, visible)
+    if not request["backend"]:
+        return {**names, **own}
+    number = len(request["devices"]) or total
+    return {**names, **sharing.environment(rank, request["world_size"], number, own.get(devices.VARIABLE, visible))}
 
 
 def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:

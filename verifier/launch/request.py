@@ -18,6 +18,7 @@ class Request:
     module: str = ""  # run `script` as `python -m module` would
     project: str = ""  # the user's own code lies below this folder; "" for that of the script
     launcher: str = "fork"  # "torchrun": start the ranks with the real one
+    devices: list[int] = field(default_factory=list)  # the GPUs that it may use; none given: all
     backend: str = ""  # how GPUs are shared: "" not at all, "nccl" or "gloo"
     timeout: float = 60.0
     grace: float = 5.0  # what other ranks get after the first has failed

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from .devices import names as devices_named
+
 
 def decide(ranks: int, devices: int, asked: bool, works: Callable[[str], bool]) -> str:
     """How `ranks` share `devices`: "" (they need not), "nccl", "gloo", or "none" where neither works."""
@@ -21,7 +23,7 @@ def environment(rank: int, world: int, devices: int, visible: str | None) -> dic
 
     `visible` is the CUDA_VISIBLE_DEVICES that there is already.
     """
-    names = [name for name in (visible or "").split(",") if name] or [str(number) for number in range(devices)]
+    names = devices_named(devices, visible)
     return {
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
