@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .config.policy import Widening
-from .finding import Hit
-from .source.suppress import Suppression
-from .trace import Record, Run
+from .finding import Hit, Suppression
+from .trace import Run
+from .trace.events import Checkpoint, Located, Place
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Evidence:
     missing: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
     course: Course = field(default_factory=Course)
-    saving: Record | None = None  # the first line of the sources that saves a checkpoint, run or not
+    saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
@@ -133,18 +133,23 @@ class Evidence:
         """
         if self.train is None:
             return None
-        usable = [(r["op"], r["after_step"]) for r in _saves(self.train) if 0 < r["after_step"] < self.train.steps()]
+        usable = [(r.op, r.after_step) for r in _saves(self.train) if 0 < r.after_step < self.train.steps()]
         whole = [step for op, step in usable if op != "torch.save"]
         found = whole or [step for _, step in usable]
         named = named_checkpoint(self.train, command or (self.resume.command if self.resume is not None else ""))
         return named[1] if named is not None and named[1] in found else max(found, default=None)
 
-    def line_of(self, run: Run | None, kind: str, last: bool = False, **match: object) -> Record | None:
-        """The user's line of the first (or last) record of a kind in a run, e.g. `line_of(train, "shard")`."""
-        if run is None:
-            return None
-        found = [r["at_line"] for r in run.places(kind) if all(r.get(k) == v for k, v in match.items())]
-        found = [place for place in found if place]
+    @property
+    def trained(self) -> Run:
+        """The train run. Only for what comes after the precondition of a rule, which makes sure that there is one."""
+        assert self.train is not None
+        return self.train
+
+    def line_of(self, run: Run | None, kind: type[Located], last: bool = False, **match: object) -> Place | None:
+        """The user's line of the first (or last) event of a kind in a run, e.g. `line_of(train, Shard)`."""
+        events = run.places(kind) if run is not None else ()
+        same = (event for event in events if all(getattr(event, name) == value for name, value in match.items()))
+        found = [event.at_line for event in same if event.at_line is not None]
         return (found[-1] if last else found[0]) if found else None
 
 
@@ -158,7 +163,7 @@ def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
 
     A folder that holds the checkpoints of several steps, or one that is written anew at each, leaves the choice to the script.
     """
-    saves = [(train.path_at_end(r["to"], r["at"]), r["after_step"]) for r in _saves(train) if r.get("to")]
+    saves = [(train.path_at_end(r.to, r.at), r.after_step) for r in _saves(train) if r.to]
     for word in shlex.split(command):
         path = word.partition(FOLDER + "/")[2].strip("/")
         below = {step for place, step in saves if path and f"/{path}/" in f"{place}/"}
@@ -168,5 +173,5 @@ def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
     return None
 
 
-def _saves(run: Run) -> list[Record]:
-    return [r for r in run.places("checkpoint") if r["op"] in SAVES]
+def _saves(run: Run) -> list[Checkpoint]:
+    return [r for r in run.places(Checkpoint) if r.op in SAVES]

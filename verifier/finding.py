@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from .trace.events import Place
 
 Status = Literal["pass", "fail", "inconclusive", "not_applicable", "error"]
 Answer = Literal["pass", "fail", "inconclusive", "error", "no_findings"]  # no_findings: only sources were read
@@ -12,14 +14,14 @@ Tier = Literal["static", "simulate", "ranks"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One clause of the contract, judged. `location`: {"file", "line", "function", "code"} in the user's code."""
+    """One clause of the contract, judged. `location`: in the user's code."""
 
     rule: str
     status: Status
     evidence: str
     measured: float | None = None
     limit: float | None = None
-    location: dict[str, Any] | None = None
+    location: Place | None = None
     fix: str | None = None
     consequence: bool = False
     seconds: float = 0.0
@@ -40,4 +42,24 @@ class Hit:
 
     rule: str
     told: str
-    location: dict[str, Any]
+    location: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Suppression:
+    """A comment `# fsdp2: ignore[rule] reason`: where it stands, the rules that it names, and the lines that it covers."""
+
+    location: Place
+    rules: tuple[str, ...]
+    reason: str
+    lines: range
+
+    def covers(self, rule: str, location: Place | None) -> bool:
+        """Whether it stands at a place, for a rule, with a reason."""
+        if location is None or not self.reason or rule not in self.rules:
+            return False
+        return location.file == self.location.file and location.line in self.lines
+
+    def told(self) -> str:
+        """What a finding says that it covers."""
+        return f"suppressed at {self.location.file.rpartition('/')[2]}:{self.location.line}: {self.reason}"

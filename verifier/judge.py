@@ -12,12 +12,12 @@ from dataclasses import replace
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
 from .evidence import Evidence, Sources
-from .finding import Finding
+from .finding import Finding, Suppression
 from .rules import RULES
 from .rules.base import Rule
 from .rules.naming import is_named, is_skipped
 from .source.suppress import RULE as UNUSED
-from .source.suppress import Suppression, Use, covering, problems, uses
+from .source.suppress import Use, covering, problems, uses
 from .trace.events import ProbeError
 from .trace.origin import place_in_ours
 from .verdict import Verdict
@@ -96,9 +96,9 @@ def faults_of_ours(evidence: Evidence) -> list[Finding]:
 def with_code(finding: Finding, sources: Sources) -> Finding:
     """The finding with the code of its line, where only the line is known."""
     place = finding.location
-    if place is None or place["code"]:
+    if place is None or place.code:
         return finding
-    return replace(finding, location={**place, "code": sources.line(place["file"], place["line"])})
+    return replace(finding, location=replace(place, code=sources.line(place.file, place.line)))
 
 
 def apply_suppressions(finding: Finding, suppressions: Sequence[Suppression]) -> Finding:
@@ -153,7 +153,6 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
 
 
 def _late(skip: Skip) -> Finding:
-    location = {key: skip.location[key] for key in ("file", "line", "function", "code")}
     told = f"the skip of {skip.rule} ended on {skip.until} ({skip.reason}); the rule is judged again"
     mend = f"Mend what {skip.rule} says and take the skip away, or decide anew and give it another date."
-    return Finding(UNUSED, "fail", told, location=location, fix=mend, tier="static")
+    return Finding(UNUSED, "fail", told, location=skip.location, fix=mend, tier="static")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..evidence import LOADS, SAVES, Evidence
 from ..trace import Run
+from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
 
 PLACE = "{checkpoint}"
@@ -16,15 +17,15 @@ PLACE = "{checkpoint}"
 
 def saves_after_the_last_step(run: Run) -> bool:
     """Whether a resume would start after the last compared step, where there is nothing to compare with."""
-    saves = [r for r in run.places("checkpoint") if r["op"] in SAVES]
-    sharded = [r["after_step"] for r in saves if r["op"] != "torch.save"]
-    return max(sharded or [r["after_step"] for r in saves], default=0) >= run.steps()
+    saves = [r for r in run.places(Checkpoint) if r.op in SAVES]
+    sharded = [r.after_step for r in saves if r.op != "torch.save"]
+    return max(sharded or [r.after_step for r in saves], default=0) >= run.steps()
 
 
 def same_weights_after(first: Run, second: Run, step: int) -> bool:
     """Whether two runs hold bitwise the same weights before step `step + 1`."""
-    mine, theirs = first.at_step("step", step), second.at_step("step", step)
-    return bool(mine) and all(a["weights"] == b["weights"] for a, b in zip(mine, theirs, strict=True))
+    mine, theirs = first.at_step(Step, step), second.at_step(Step, step)
+    return bool(mine) and all(a.weights == b.weights for a, b in zip(mine, theirs, strict=True))
 
 
 def saved_paths(run: Run, after: int | None = None) -> list[str]:
@@ -45,15 +46,15 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
     saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere.
     """
     homes = {str(Path(path).parent) for path in saved_paths(run)}
-    for record in (r for trace in run.traces for r in trace.of("checkpoint")):
-        path = record["to"]
+    for record in (r for trace in run.traces for r in trace.of(Checkpoint)):
+        path = record.to
         if (
-            record["op"] not in ("load", "torch.load")
+            record.op not in ("load", "torch.load")
             or not path
             or any((path + os.sep).startswith(p + os.sep) for p in own)
         ):
             continue
-        if str(Path(path).parent) in homes or (record["op"] == "load" and not homes):
+        if str(Path(path).parent) in homes or (record.op == "load" and not homes):
             return (
                 f"the {run.role} run loaded {path}, which was there before this verification: a script that resumes by itself goes on "
                 "from an earlier run. Move it away, or give arguments that name an empty folder, such as {checkpoint}"
@@ -67,8 +68,9 @@ def no_checkpoint(evidence: Evidence) -> str:
     if train is None or train.steps() == 0 or evidence.saving is not None:
         return ""
     for trace in train.traces:
-        seen = (r["op"] for r in trace.of("checkpoint"))
-        if any(op in SAVES or op in LOADS for op in seen) or trace.of("saving") or trace.of("lenient"):
+        seen = [r.op for r in trace.of(Checkpoint)]
+        lenient = trace.first(Lenient) is not None
+        if any(op in SAVES or op in LOADS for op in seen) or trace.first(Saving) is not None or lenient:
             return ""
     return "the script saves no checkpoint"
 
@@ -78,12 +80,12 @@ def unseen_save(evidence: Evidence) -> str:
     train, saving = evidence.train, evidence.saving
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
-    if any(r["op"] in SAVES for trace in train.traces for r in trace.of("checkpoint")):
+    if any(r.op in SAVES for trace in train.traces for r in trace.of(Checkpoint)):
         return ""
     steps = train.steps()
-    place = f"{saving['file'].rpartition('/')[2]}:{saving['line']}"
+    place = f"{saving.file.rpartition('/')[2]}:{saving.line}"
     return (
-        f"the sources can save ({place} `{saving['code'][:60]}`), and the train run of {steps} steps did not: give --save-args that "
+        f"the sources can save ({place} `{saving.code[:60]}`), and the train run of {steps} steps did not: give --save-args that "
         f"save after one of the steps 1 to {steps - 1} (or more --steps), and --resume-args"
     )
 

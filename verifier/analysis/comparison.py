@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..evidence import Evidence
 from ..trace import Run, Sketch, difference
+from ..trace.events import Step, Stepped
 from .root_cause import blame
 
 MULTIPLE = 16.0
@@ -94,14 +95,14 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
     if not oracle.completed:
         cause = blame(oracle)
-        code = f" (`{cause.location['code']}`)" if cause.location and cause.location.get("code") else ""
+        code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
         who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
         return f"{who}: {cause.text}{code}; the other oracles decide alone"
     steps = min(run.steps(), oracle.steps())
     if steps == 0:
         return "no optimizer step was seen"
-    if any(model["starting_point"] != "loaded" for model in oracle.models):
-        return f"the {role} run could not start from the same weights: {oracle.models[0]['starting_point']}"
+    if any(model.starting_point != "loaded" for model in oracle.models):
+        return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
     apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
     if apart:
         return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
@@ -151,7 +152,7 @@ def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
 def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
     """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
     if at_step:
-        return run.whole("step", "grads_at_step", 1), oracle.whole("step", "grads_at_step", 1)
+        return run.whole(Step, "grads_at_step", 1), oracle.whole(Step, "grads_at_step", 1)
     late = _reduced_by_the_script(run)
     return _gradients(run, 1, late), _gradients(oracle, 1, late)
 
@@ -223,15 +224,15 @@ def _apart(a: float | None, b: float | None, scale: float) -> float:
 
 def _reduced_by_the_script(run: Run) -> set[str]:
     """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
-    plain = {name for name, entries in run.parameters.items() if not entries[0]["sharded"]}
+    plain = {name for name, entries in run.parameters.items() if not entries[0].sharded}
     return plain if len(plain) < len(run.parameters) else set()
 
 
 def _gradients(run: Run, step: int, late: set[str]) -> Gradients:
     """Every gradient of a step after the last backward, before any clipping; those of `late` at the optimizer step."""
-    found = run.whole("step", "grads", step)
+    found = run.whole(Step, "grads", step)
     if late:
-        at_step = run.whole("step", "grads_at_step", step)
+        at_step = run.whole(Step, "grads_at_step", step)
         found |= {name: at_step.get(name) for name in late}
     return found
 
@@ -254,7 +255,7 @@ def _worst(apart: dict[str, float]) -> tuple[float, str]:
 
 def changes(run: Run, step: int) -> dict[str, Sketch]:
     """{parameter: sketch of its change}; the first number of a sketch is not linear and is left at zero."""
-    before, after = run.whole("step", "weights", 1), run.whole("stepped", "weights", step)
+    before, after = run.whole(Step, "weights", 1), run.whole(Stepped, "weights", step)
     return {
         name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))]
         for name, a in before.items()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..trace import Record, Run
+from ..trace import Run
+from ..trace.events import Micro
 
 NOT_DIVIDED, DIVIDED_TWICE = "not divided", "divided twice"
 NEAR = 1e-3  # relative: far above rounding, far below the smallest factor of two
@@ -54,15 +55,15 @@ def near(a: float, b: float) -> bool:
     return abs(a / b - 1.0) <= NEAR
 
 
-def weight(micro: Record) -> tuple[float, int] | None:
+def weight(micro: Micro) -> tuple[float, int] | None:
     """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
-    if len(micro["criteria"]) != 1 or micro["loss"] is None:
+    if len(micro.criteria) != 1 or micro.loss is None:
         return None
-    entropy = micro["criteria"][0]
-    if not entropy["valid"] or not entropy["value"] or entropy["reduction"] not in ("mean", "sum"):
+    entropy = micro.criteria[0]
+    if not entropy.valid or not entropy.value or entropy.reduction not in ("mean", "sum"):
         return None
-    mean = entropy["value"] / (entropy["valid"] if entropy["reduction"] == "sum" else 1)
-    return micro["loss"] / mean, entropy["valid"]
+    mean = entropy.value / (entropy.valid if entropy.reduction == "sum" else 1)
+    return micro.loss / mean, entropy.valid
 
 
 def total_weight(run: Run) -> float | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from ..trace import Run
+from ..trace.events import Clips
 
 
 def changes_gradients(train: Run) -> bool:
     """Whether a clip was called, or gradients were others at a step than after backward."""
-    if any(trace.first("clips") is not None for trace in train.traces):
+    if any(trace.first(Clips) is not None for trace in train.traces):
         return True
-    return any(r["grads"] != r["grads_at_step"] for trace in train.traces for r in trace.steps)
+    return any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
 
 
 def keeps_its_batch_on(ranks: int, train: Run) -> bool:
     """Whether this script keeps its global batch on so many ranks, as far as can be told from what it did."""
-    if any(len(e[0]["mesh"]) > 1 for e in train.parameters.values()):
+    if any(len(e[0].mesh) > 1 for e in train.parameters.values()):
         return False
     batch, micros = train.global_batch(1).total(), train.micros(1)
-    largest = max((len(m["rows"]) for rank in micros for m in rank), default=0)
+    largest = max((len(m.rows) for rank in micros for m in rank), default=0)
     several = any(len(rank) > 1 for rank in micros)
     return batch > 0 and batch % (ranks * largest if several else ranks) == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from typing import Any
 
-from ..trace import Record, Run, Trace
+from ..trace import Run, Trace
+from ..trace.events import End, Place
 from ..trace.origin import is_user, within_torch
 
 # What a rank says when another one has gone: it is a victim.
@@ -37,10 +37,10 @@ class Blame:
 
     rank: int
     text: str
-    location: Record | None
+    location: Place | None
     mend: str
     error: str = ""  # `ErrorName: message`, whole, if the rank raised
-    frames: tuple[dict[str, Any], ...] = ()  # the user's frames, innermost first
+    frames: tuple[Place, ...] = ()  # the user's frames, innermost first
 
 
 def blame(run: Run) -> Blame:
@@ -60,8 +60,8 @@ def blame(run: Run) -> Blame:
             continue
         if end is None and item.code == 0 and trace.end is not None:
             continue
-        at = end["at"] if end is not None else item.at
-        victim = bool(end is not None and _VICTIM.search(str(end.get("message", ""))))
+        at = end.at if end is not None else item.at
+        victim = bool(end is not None and _VICTIM.search(str(end.message)))
         suspects.append((victim, at, order, item.rank))
     if not suspects:
         return Blame(0, "the run ended without a reason that can be named", None, "Look at the output of the ranks.")
@@ -75,9 +75,9 @@ def blame(run: Run) -> Blame:
 def _left_in_silence(run: Run) -> Blame | None:
     """The rank that came to the end of its script while the others still waited for it."""
     for trace in run.traces:
-        if trace.end is not None and trace.end["how"] in ("return", "stopped", "sys.exit"):
-            waiting = next(t for t in run.traces if t.end is not None and t.end["how"] == "exception")
-            frames = waiting.end["frames"] if waiting.end is not None else []
+        if trace.end is not None and trace.end.how in ("return", "stopped", "sys.exit"):
+            waiting = next(t for t in run.traces if t.end is not None and t.end.how == "exception")
+            frames = waiting.end.frames if waiting.end is not None else []
             told = (
                 f"rank {trace.rank} came to its end, and rank {waiting.rank} still waited for it{_stack_text(frames)}"
             )
@@ -92,15 +92,15 @@ def _gist(message: str) -> str:
     return errors[0] if lines[0].startswith("CheckpointException") and errors else lines[0]
 
 
-def _fault(trace: Trace) -> Record | None:
+def _fault(trace: Trace) -> End | None:
     """The record of a bad end, if the rank could write one."""
-    for record in trace.of("end"):
-        if record["how"] in ("exception", "os._exit") or (record["how"] == "sys.exit" and record["code"] != 0):
+    for record in trace.of(End):
+        if record.how in ("exception", "os._exit") or (record.how == "sys.exit" and record.code != 0):
             return record
     return None
 
 
-def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blame:
+def _explain(run: Run, rank: int, code: int, end: End | None) -> Blame:
     if end is None and code < 0:
         name = _signal_name(-code)
         place = _frames(run.stacks.get(rank, ""))
@@ -110,31 +110,31 @@ def _explain(run: Run, rank: int, code: int, end: dict[str, Any] | None) -> Blam
         return Blame(rank, told, _own(place), mend)
     if end is None:
         return Blame(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
-    frames = end["frames"]
+    frames = end.frames
     line = frames[0] if frames else None
-    if end["how"] == "exception":
-        told = f"rank {rank} raised {end['error']}: {_gist(str(end['message']))[:300]}{_stack_text(frames)}"
+    if end.how == "exception":
+        told = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
         mend = "Mend the error at that line; the other ranks only lost their peer."
-        return Blame(rank, told, line, mend, f"{end['error']}: {end['message']}", tuple(frames))
-    if end["how"] == "sys.exit" and run.steps() == 0 and all((t.end or end)["how"] == "sys.exit" for t in run.traces):
-        why = str(end.get("message") or "") or _last_line(run.stderr.get(rank, ""))
-        told = f"the script gave up at its start with exit status {end['code']}{f': {why}' if why else ''}"
+        return Blame(rank, told, line, mend, f"{end.error}: {end.message}", tuple(frames))
+    if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
+        why = str(end.message or "") or _last_line(run.stderr.get(rank, ""))
+        told = f"the script gave up at its start with exit status {end.code}{f': {why}' if why else ''}"
         return Blame(rank, told, line, _ARGUMENTS)
-    said = f" ({end['message']})" if end.get("message") else ""
-    told = f"rank {rank} called {end['how']}({end['code']}){said}{_stack_text(frames)}, while the others went on"
+    said = f" ({end.message})" if end.message else ""
+    told = f"rank {rank} called {end.how}({end.code}){said}{_stack_text(frames)}, while the others went on"
     return Blame(rank, told, line, _TOGETHER)
 
 
 def is_victim(trace: Trace) -> bool:
     """Whether a rank ended only because another one had gone."""
     end = _fault(trace)
-    return end is not None and _VICTIM.search(str(end.get("message", ""))) is not None
+    return end is not None and _VICTIM.search(str(end.message)) is not None
 
 
-def own_frames(text: str) -> tuple[list[dict[str, Any]], bool]:
+def own_frames(text: str) -> tuple[list[Place], bool]:
     """The user's frames in a stack dump, innermost first, and whether the rank was waiting in torch."""
     frames = _frames(text)
-    return [f for f in frames if is_user(f["file"])], bool(frames) and _waits(frames[0])
+    return [f for f in frames if is_user(f.file)], bool(frames) and _waits(frames[0])
 
 
 def _hang(run: Run) -> Blame:
@@ -160,34 +160,34 @@ def _hang(run: Run) -> Blame:
     return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
 
 
-def _frames(text: str) -> list[dict[str, Any]]:
+def _frames(text: str) -> list[Place]:
     """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
     stacks = [[_frame(match) for match in _FRAME.finditer(block)] for block in blocks]
-    own = [frames for frames in stacks if any(is_user(f["file"]) for f in frames)]
+    own = [frames for frames in stacks if any(is_user(f.file) for f in frames)]
     return (own or [frames for frames in stacks if frames] or [[]])[-1]
 
 
-def _frame(match: re.Match[str]) -> dict[str, Any]:
-    return {"file": match["file"], "line": int(match["line"]), "function": match["function"], "code": ""}
+def _frame(match: re.Match[str]) -> Place:
+    return Place(file=match["file"], line=int(match["line"]), function=match["function"], code="")
 
 
-def _own(frames: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _own(frames: list[Place]) -> Place | None:
     """The innermost frame that is in no library."""
-    return next((f for f in frames if is_user(f["file"])), None)
+    return next((f for f in frames if is_user(f.file)), None)
 
 
-def _waits(frame: dict[str, Any]) -> bool:
+def _waits(frame: Place) -> bool:
     """Whether a rank whose innermost frame this is waits in a collective or a backward."""
-    return _WAITS.match(within_torch(frame["file"])) is not None
+    return _WAITS.match(within_torch(frame.file)) is not None
 
 
-def _stack_text(frames: list[dict[str, Any]], limit: int = 3) -> str:
+def _stack_text(frames: list[Place], limit: int = 3) -> str:
     """` in train.py:12 main <- ...`: the user's frames, innermost first."""
-    shown = [f for f in frames if is_user(f["file"])] or frames
+    shown = [f for f in frames if is_user(f.file)] or frames
     if not shown:
         return ""
-    return " in " + " <- ".join(f"{f['file'].rpartition('/')[2]}:{f['line']} {f['function']}" for f in shown[:limit])
+    return " in " + " <- ".join(f"{f.file.rpartition('/')[2]}:{f.line} {f.function}" for f in shown[:limit])
 
 
 def _last_line(text: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..trace import Record, Run, Sketch, Trace
+from ..trace import Run, Sketch, Trace
+from ..trace.events import Place, SavedEntry, Saving
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,13 @@ class Save:
     to: str
     main: bool  # called in the main thread
     alone: bool  # without the other ranks (no_dist, or a group that leaves some out)
-    entries: dict[str, Record]
-    record: Record
+    entries: dict[str, SavedEntry]
+    record: Saving
 
     @property
-    def line(self) -> dict[str, Any] | None:
+    def line(self) -> Place | None:
         """The user's line."""
-        place: dict[str, Any] | None = self.record.get("at_line")
-        return place
+        return self.record.at_line
 
     @property
     def together(self) -> bool:
@@ -37,10 +36,7 @@ class Save:
 
 def saves_of(trace: Trace) -> list[Save]:
     """The saves of one rank, in order."""
-    return [
-        Save(trace.rank, r["op"], r["call"], r["after_step"], r["to"], r["main"], r["alone"], r["entries"], r)
-        for r in trace.of("saving")
-    ]
+    return [Save(trace.rank, r.op, r.call, r.after_step, r.to, r.main, r.alone, r.entries, r) for r in trace.of(Saving)]
 
 
 def all_saves(run: Run | None) -> list[Save]:
@@ -55,7 +51,7 @@ def events(run: Run) -> list[int]:
 
 def final_path(run: Run, save: Save) -> str:
     """Where what was saved is at the end of the run, after the renames that any rank made."""
-    return run.path_at_end(save.to, save.record["at"])
+    return run.path_at_end(save.to, save.record.at)
 
 
 def kept(run: Run) -> dict[str, list[Save]]:
@@ -79,12 +75,10 @@ def given(saves: list[Save]) -> dict[str, list[Sketch]]:
     parts: dict[str, dict[tuple[int, ...], Sketch]] = {}
     for save in saves:
         for key, entry in save.entries.items():
-            if entry["kind"] == "dtensor" and entry["sketch"] is not None and entry["copy"] == 0:
-                parts.setdefault(key, {})[tuple(entry["offset"])] = entry["sketch"]
-            elif (
-                entry["kind"] == "tensor" and entry["sketch"] is not None and entry["sketch"] not in found.get(key, [])
-            ):
-                found.setdefault(key, []).append(entry["sketch"])
+            if entry.kind == "dtensor" and entry.sketch is not None and entry.copy == 0:
+                parts.setdefault(key, {})[tuple(entry.offset)] = entry.sketch
+            elif entry.kind == "tensor" and entry.sketch is not None and entry.sketch not in found.get(key, []):
+                found.setdefault(key, []).append(entry.sketch)
     for key, shards in parts.items():
         found[key] = [[sum(column) for column in zip(*shards.values(), strict=True)]]
     return found

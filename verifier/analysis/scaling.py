@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..trace import Record, Run, Sketch, difference
+from ..trace import Run, Sketch, difference
+from ..trace.events import Step, Stress
 
 SAME = 1e-3  # two factors that differ by less are one
 _STRAIGHT = 1e-4  # of the norm: what is off a multiple of the gradient by more is not scaled as a whole
@@ -26,11 +27,11 @@ def scales(run: Run) -> dict[str, list[float]]:
     return found
 
 
-def stressed_scales(records: list[Record]) -> dict[str, list[float]]:
+def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
     """The same, from what each rank made of huge gradients."""
     found: dict[str, list[float]] = {}
     for record in records:
-        for name, (bb, bs, ss) in record["products"].items():
+        for name, (bb, bs, ss) in record.products.items():
             if bb > 0.0 and bs * bs >= (1.0 - 1e-6) * bb * ss > 0.0:
                 found.setdefault(name, []).append(bs / bb)
     return found
@@ -51,15 +52,15 @@ def clip_was_reached(run: Run) -> bool:
     return any(uneven(factors) for factors in seen.values())
 
 
-def _steps(run: Run) -> Iterator[list[Record]]:
+def _steps(run: Run) -> Iterator[list[Step]]:
     for step in range(1, run.steps() + 1):
-        yield run.at_step("step", step)
+        yield run.at_step(Step, step)
 
 
-def _factors(record: Record) -> Iterator[tuple[str, float]]:
+def _factors(record: Step) -> Iterator[tuple[str, float]]:
     """(parameter, factor) of the gradients of one rank that are scaled as a whole in one step."""
-    for name, before in record["grads"].items():
-        after: Sketch | None = record["grads_at_step"].get(name)
+    for name, before in record.grads.items():
+        after: Sketch | None = record.grads_at_step.get(name)
         if not before or not after or before[0] <= 0.0 or after[0] <= 0.0:
             continue
         factor = math.sqrt(after[0] / before[0])

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import UserError
 from ..finding import Finding
+from ..trace.events import Place
 
 BY_HAND = "left out by --skip"
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A rule or family that is not judged until a day. `over`: that day is past. `location` is where it is written."""
+    """A rule or family that is not judged until a day. `over`: that day is past. `location` and `column` are where it is written."""
 
     rule: str
     reason: str
     until: str
     over: bool
-    location: dict[str, Any]
+    location: Place
+    column: int
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Policy:
     def __post_init__(self) -> None:
         for skip in self.skips:
             if skip.rule in self.required:
-                place = f"{skip.location['file']}:{skip.location['line']}:{skip.location['column']}"
+                place = f"{skip.location.file}:{skip.location.line}:{skip.column}"
                 raise UserError(f"{place}: {skip.rule} is skipped and required; take one of them away")
 
     @property

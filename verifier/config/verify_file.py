@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..trace.events import Place
 from .policy import Policy, Skip, Widening
 from .reading import files, toml
 from .reading.document import Document
@@ -100,14 +101,14 @@ def _ready(found: Document, values: dict[str, Any], at: KeyPath, today: datetime
         skips = []
         for number, said in enumerate(values["skip"]):
             place = found.place((*at, "skip", number))
-            location = {
-                "file": str(Path(found.source.name).absolute()),
-                "line": place.line,
-                "column": place.column,
-                "function": "skip",
-                "code": found.source.lines[place.line - 1].strip(),
-            }
-            skips.append(Skip(**said, over=datetime.date.fromisoformat(said["until"]) < day, location=location))
+            location = Place(
+                file=str(Path(found.source.name).absolute()),
+                line=place.line,
+                function="skip",
+                code=found.source.lines[place.line - 1].strip(),
+            )
+            over = datetime.date.fromisoformat(said["until"]) < day
+            skips.append(Skip(**said, over=over, location=location, column=place.column))
         values["skip"] = skips
     return values
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..finding import Finding
+from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 
 SCHEMA = Path(__file__).parent / "report" / "report.schema.json"
@@ -109,7 +110,7 @@ def identity(finding: Finding, base: str) -> tuple[str, ...]:
     place = finding.location
     if place is None:
         return (finding.rule,)
-    return (finding.rule, _from(base, place["file"]), place["function"], " ".join(place["code"].split()))
+    return (finding.rule, _from(base, place.file), place.function, " ".join(place.code.split()))
 
 
 def base_of(target: Mapping[str, Any]) -> str:
@@ -132,11 +133,11 @@ def finding_of(item: Mapping[str, Any]) -> Finding:
         "evidence",
         "measured",
         "limit",
-        "location",
         "fix",
         "consequence",
         "seconds",
         "tier",
         "required",
     )
-    return Finding(**{name: item[name] for name in names})
+    place = item["location"]
+    return Finding(**{name: item[name] for name in names}, location=Place(**place) if place else None)

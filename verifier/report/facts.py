@@ -12,6 +12,7 @@ from ..analysis.saves import given, kept
 from ..analysis.traffic import expected, traffic
 from ..evidence import LOADS, Evidence
 from ..trace import Run
+from ..trace.events import Checkpoint, Memory
 from .redact import stable
 
 Facts = dict[str, Any]
@@ -37,22 +38,19 @@ def facts(evidence: Evidence, work: Path) -> Facts:
     run = evidence.train
     if run is None or not run.parameters:
         return {}
-    total = sum(e[0]["numel"] for e in run.parameters.values())
+    total = sum(e[0].numel for e in run.parameters.values())
     held = [
-        sum(e["local_numel"] for es in run.parameters.values() for e in es if e["rank"] == r)
-        for r in range(run.world_size)
+        sum(e.local_numel for es in run.parameters.values() for e in es if e.rank == r) for r in range(run.world_size)
     ]
-    first = next((e[0] for e in run.parameters.values() if e[0]["sharded"]), None)
+    first = next((e[0] for e in run.parameters.values() if e[0].sharded), None)
     return {
         "parameters": len(run.parameters),
         "elements": total,
-        "sharded": sum(e[0]["sharded"] for e in run.parameters.values()),
-        "groups": sum(len(m["groups"]) for m in run.models),
+        "sharded": sum(e[0].sharded for e in run.parameters.values()),
+        "groups": sum(len(m.groups) for m in run.models),
         "largest_share": max(held) / total if total else 0.0,
         "downhill": run.downhill(),
-        "mesh": dict(zip(first["mesh_names"] or range(len(first["mesh"])), first["mesh"], strict=False))
-        if first
-        else {},
+        "mesh": dict(zip(first.mesh_names or range(len(first.mesh)), first.mesh, strict=False)) if first else {},
         "saved_after_step": evidence.saved_after(),
         "traffic": traffic(run),
         "expected_traffic": expected(run),
@@ -70,21 +68,21 @@ def _shards(run: Run) -> list[Facts]:
     return [
         {
             "name": name,
-            "shape": entries[0]["shape"],
-            "dtype": entries[0]["dtype"],
-            "trainable": entries[0]["trainable"],
-            "placements": entries[0]["placements"],
-            "group": entries[0]["group"],
+            "shape": entries[0].shape,
+            "dtype": entries[0].dtype,
+            "trainable": entries[0].trainable,
+            "placements": entries[0].placements,
+            "group": entries[0].group,
             "elements": [held.get(trace.rank) for trace in run.traces],
         }
         for name, entries in run.parameters.items()
-        for held in [{entry["rank"]: entry["local_numel"] for entry in entries}]
+        for held in [{entry.rank: entry.local_numel for entry in entries}]
     ]
 
 
 def _memory(run: Run) -> list[Facts]:
     """Bytes on each rank after its last optimizer step."""
-    last = [(trace.rank, found[-1]) for trace in run.traces if (found := trace.of("memory"))]
+    last = [(trace.rank, found[-1]) for trace in run.traces if (found := trace.of(Memory))]
     return [
         {
             "rank": rank,
@@ -144,11 +142,11 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
     """What the train run saved, and what another process found when it opened the files."""
     if evidence.train is None:
         return []
-    found = {record["path"]: record for record in opened(evidence)}
+    found = {record.path: record for record in opened(evidence)}
     told = []
     for path, saves in kept(evidence.train).items():
         record, values = found.get(path), given(saves)
-        state = "not opened" if record is None else "gone" if record["format"] == "missing" else "opened"
+        state = "not opened" if record is None else "gone" if record.format == "missing" else "opened"
         told.append(
             {
                 "path": stable(path, work),
@@ -156,9 +154,9 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
                 "op": saves[0].op,
                 "ranks": len({save.rank for save in saves}),
                 "tensors": len(values),
-                "state": "closed" if record is not None and record["error"] else state,
+                "state": "closed" if record is not None and record.error else state,
                 "wrong": len(differing(record, values)) if record is not None and state == "opened" else 0,
-                "error": stable(record["error"], work) if record is not None and record["error"] else None,
+                "error": stable(record.error, work) if record is not None and record.error else None,
             }
         )
     return told
@@ -171,9 +169,7 @@ def _returns(evidence: Evidence, work: Path) -> list[Facts]:
     return [
         {
             "run": evidence.runs.index(run),
-            "loads": list(
-                dict.fromkeys(stable(r["to"], work) for r in run.places("checkpoint") if r["op"] in LOADS and r["to"])
-            ),
+            "loads": list(dict.fromkeys(stable(r.to, work) for r in run.places(Checkpoint) if r.op in LOADS and r.to)),
             "steps": run.steps(),
         }
         for run in resumed

@@ -69,10 +69,10 @@ def _told(finding: Finding, verdict: Verdict) -> str:
 
 def _command(level: str, finding: Finding, verdict: Verdict, title: str, message: str) -> str:
     location = place_of(finding, verdict)
-    file = relative(location["file"])
+    file = relative(location.file)
     properties = {"title": f"fsdp2: {title}"}
     if file is not None:
-        properties = {"file": file, "line": str(location["line"]), **properties}
+        properties = {"file": file, "line": str(location.line), **properties}
     told = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
     return f"::{level} {told}::{_escaped(message[:LONGEST])}"
 
@@ -118,7 +118,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         )
         told = [finding.evidence]
         if finding.location:
-            told += [f"at {where(finding.location)}", f"    {finding.location['code']}"]
+            told += [f"at {where(finding.location)}", f"    {finding.location.code}"]
         told += [f"mend: {finding.fix}"] if finding.fix else []
         yield f"### `{finding.rule}` {word}\n\n" + _block("\n".join([*told, f"fsdp2 explain {finding.rule}"]))
     reasons: dict[str, list[str]] = {}

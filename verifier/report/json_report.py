@@ -51,7 +51,10 @@ def _baseline(verdict: Verdict) -> dict[str, Any]:
     if held is None:
         return {}
     groups = {"new": held.new, "standing": held.standing, "gone": held.gone, "unjudged": held.unjudged}
-    places = {name: [{"rule": f.rule, "location": f.location} for f in group] for name, group in groups.items()}
+    places = {
+        name: [{"rule": f.rule, "location": f.location.to_json() if f.location else None} for f in group]
+        for name, group in groups.items()
+    }
     return {"baseline": {"path": held.path, "verdict": verdict.answer, **places}}
 
 
@@ -66,7 +69,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "limit": finding.limit,
         "margin": finding.margin,
         "evidence": finding.evidence,
-        "location": finding.location,
+        "location": finding.location.to_json() if finding.location else None,
         "fix": finding.fix,
         "explain": f"fsdp2 explain {finding.rule}",
         "seconds": round(finding.seconds, 6),

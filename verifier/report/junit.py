@@ -87,7 +87,7 @@ def _lines(finding: Finding) -> list[str]:
     """What a reader of one test case needs."""
     lines = [finding.evidence, *(f"{key}: {value:.6g}" for key, value in _numbers(finding))]
     if finding.location:
-        lines += [f"at {where(finding.location)}", f"    {finding.location['code']}"]
+        lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
     if finding.fix:
         lines.append(f"mend: {finding.fix}")
     return [*lines, f"fsdp2 explain {finding.rule}"]
@@ -105,8 +105,8 @@ def _names(findings: Sequence[Finding], linted: bool) -> list[str]:
     for finding in findings:
         name = finding.rule
         if linted and finding.location:
-            file = finding.location["file"]
-            name = f"{name} in {relative(file) or file} {finding.location['function']}".rstrip()
+            file = finding.location.file
+            name = f"{name} in {relative(file) or file} {finding.location.function}".rstrip()
         seen[name] += 1
         names.append(f"{name} ({seen[name]})" if seen[name] > 1 else name)
     return names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ..finding import Finding
+from ..trace.events import Place
 from ..verdict import Verdict
 
 
@@ -25,14 +25,14 @@ def relative(file: str) -> str | None:
     return None if path.startswith("..") else path.replace(os.sep, "/")
 
 
-def place_of(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+def place_of(finding: Finding, verdict: Verdict) -> Place:
     """The finding's location; the first line of the script, which is right for none, where it has none."""
     script = str(verdict.target["script"])
-    return finding.location or {"file": script, "line": 1, "function": "", "code": ""}
+    return finding.location or Place(file=script, line=1, function="", code="")
 
 
-def where(location: dict[str, Any]) -> str:
+def where(location: Place) -> str:
     """`path:line in function`."""
-    file = location["file"]
-    function = f" in {location['function']}" if location["function"] else ""
-    return f"{relative(file) or file}:{location['line']}{function}"
+    file = location.file
+    function = f" in {location.function}" if location.function else ""
+    return f"{relative(file) or file}:{location.line}{function}"

@@ -16,6 +16,7 @@ from ... import __version__
 from ..finding import Finding
 from ..rules import RULES
 from ..rules.base import Rule
+from ..trace.events import Place
 from ..verdict import Verdict
 from .baseline import base_of, identity, name_of
 from .page import markdown
@@ -107,18 +108,18 @@ def _state(finding: Finding, verdict: Verdict) -> str:
     return "unchanged" if known else "new"
 
 
-def _location(place: dict[str, Any]) -> dict[str, Any]:
-    file = relative(place["file"])
+def _location(place: Place) -> dict[str, Any]:
+    file = relative(place.file)
     if file is not None:
         artifact = {"uri": _quoted(file), "uriBaseId": BASE}
     else:
-        artifact = {"uri": f"file://{_quoted(os.path.abspath(place['file']))}"}  # noqa: PTH100
-    region: dict[str, Any] = {"startLine": max(int(place["line"]), 1)}
-    if place["code"]:
-        region["snippet"] = {"text": place["code"]}
+        artifact = {"uri": f"file://{_quoted(os.path.abspath(place.file))}"}  # noqa: PTH100
+    region: dict[str, Any] = {"startLine": max(int(place.line), 1)}
+    if place.code:
+        region["snippet"] = {"text": place.code}
     found: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
-    if place["function"]:
-        found["logicalLocations"] = [{"name": place["function"], "kind": "function"}]
+    if place.function:
+        found["logicalLocations"] = [{"name": place.function, "kind": "function"}]
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config.policy import open_but_allowed
 from ..finding import Finding
+from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .sanitize import harmless
 from .tiers import not_followed, verdict_line
@@ -73,8 +74,8 @@ def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
     yield from _wrapped("", finding.evidence)
     if finding.location:
         yield f"     at   {place(finding.location)}"
-        if finding.location["code"]:
-            yield f"              {finding.location['code']}"
+        if finding.location.code:
+            yield f"              {finding.location.code}"
     if finding.fix:
         yield from _wrapped("mend ", finding.fix)
     yield f"     page fsdp2 explain {finding.rule}"
@@ -205,11 +206,11 @@ def _partial(verdict: Verdict) -> str:
     return "".join(f"{line}\n" for line in _wrapped("", verdict.partial, first="")) if verdict.partial else ""
 
 
-def place(location: dict[str, Any]) -> str:
+def place(location: Place) -> str:
     """`path:line in function`, the path relative to where the reader is if that is shorter."""
-    path = location["file"]
+    path = location.file
     relative = os.path.relpath(path)
-    return f"{min(path, relative, key=len)}:{location['line']} in {location['function']}"
+    return f"{min(path, relative, key=len)}:{location.line} in {location.function}"
 
 
 def _loss(value: float | None) -> str:

@@ -12,7 +12,8 @@ from ..analysis.checkpoints import no_checkpoint, unseen_save
 from ..analysis.root_cause import Blame, blame
 from ..evidence import Evidence
 from ..finding import Finding
-from ..trace import Record, Run
+from ..trace import Run
+from ..trace.events import Place
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
@@ -67,10 +68,10 @@ class Rule(ABC):
         """The clause holds."""
         return Finding(self.name, "pass", evidence, **more)
 
-    def failed(self, evidence: str, location: Record | None = None, **more: Any) -> Finding:
+    def failed(self, evidence: str, location: Place | None = None, **more: Any) -> Finding:
         """The clause is broken; `fix` defaults to the page's mend."""
         more.setdefault("fix", " ".join(self.page()["Mend"].split()))
-        return Finding(self.name, "fail", evidence, location=None if location is None else {**location}, **more)
+        return Finding(self.name, "fail", evidence, location=location, **more)
 
     def not_applicable(self, reason: str, **more: Any) -> Finding:
         """The script has nothing that the clause is about."""
@@ -123,7 +124,7 @@ class RaisedRule(Rule):
         """Whether the error is this rule's, beyond its text."""
         return True
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The user's line that is to be changed."""
         return cause.location
 

@@ -83,7 +83,7 @@ def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
         "without_training": len(cover.without_training),
         "files_without_training": [str(path) for path in cover.without_training[:MOST]],
         "suppressed": [
-            {"rule": hit.rule, "file": hit.location["file"], "line": hit.location["line"], "reason": one.reason}
+            {"rule": hit.rule, "file": hit.location.file, "line": hit.location.line, "reason": one.reason}
             for hit, one in seen.hidden
         ],
     }

@@ -6,14 +6,15 @@ import re
 
 from ..analysis.precision import LOW
 from ..analysis.root_cause import Blame, blame
-from ..trace import Record, Run
+from ..trace import Run
+from ..trace.events import Place, Raised, RaisedFrame, Shard
 from .base import RaisedRule
 
 
 def by_norm(run: Run, cause: Blame) -> bool:
     """Whether an error came up where norms of many tensors are joined."""
     joined = re.search(r"aten\.(stack|cat|_foreach_norm|linalg_vector_norm)\.", cause.error) is not None
-    return joined or any("clip_grad" in f["file"] for f in stack(run, cause))
+    return joined or any("clip_grad" in f.file for f in stack(run, cause))
 
 
 MIXED = r"got mixed torch\.Tensor and DTensor"
@@ -25,17 +26,17 @@ _CLIP = "torch/nn/utils/clip_grad"
 _WRAPPER = "torch/nn/parallel/distributed.py"
 
 
-def culprit(run: Run, cause: Blame) -> tuple[str, Record | None]:
+def culprit(run: Run, cause: Blame) -> tuple[str, Place | None]:
     """(rule, the user's line to be changed) of an error with the text MIXED."""
     frames = stack(run, cause)
     if "aten.copy_." in cause.error:
         return "full-sd-into-dtensor", cause.location
     if wrapped_in_ddp(run, cause):
         return "ddp-around-fsdp", cause.location
-    if any("optimizer" in f or _CLIP in f["file"] for f in frames):
+    if any("optimizer" in f or _CLIP in f.file for f in frames):
         inner = next((f for f in frames if "optimizer" in f), None)
-        plain = any(e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"] for e in run.parameters.values())
-        if not plain and run.role == "train" and inner is not None and "torch/optim/" not in inner["file"]:
+        plain = any(e[0].trainable and not e[0].managed and not e[0].sharded for e in run.parameters.values())
+        if not plain and run.role == "train" and inner is not None and "torch/optim/" not in inner.file:
             return (
                 "lowbit-or-unsupported-optimizer",
                 cause.location,
@@ -48,13 +49,13 @@ def culprit(run: Run, cause: Blame) -> tuple[str, Record | None]:
 
 def wrapped_in_ddp(run: Run, cause: Blame) -> bool:
     """Whether the error came up in DistributedDataParallel."""
-    return any(_WRAPPER in f["file"] for f in stack(run, cause))
+    return any(_WRAPPER in f.file for f in stack(run, cause))
 
 
-def stack(run: Run, cause: Blame) -> list[Record]:
+def stack(run: Run, cause: Blame) -> list[RaisedFrame]:
     """The frames of the error, innermost first, with what their `self` is (see probe/events/raised.py)."""
-    record = next((t.first("raised") for t in run.traces if t.rank == cause.rank), None)
-    return record["frames"] if record is not None else []
+    record = next((t.first(Raised) for t in run.traces if t.rank == cause.rank), None)
+    return record.frames if record is not None else []
 
 
 def stopped_on_plain_weights(run: Run) -> bool:
@@ -65,26 +66,24 @@ def stopped_on_plain_weights(run: Run) -> bool:
     return "mixed torch.Tensor and DTensor" in cause.error and culprit(run, cause)[0] == "root-not-wrapped"
 
 
-def _around_forward(frames: list[Record], cause: Blame) -> Record | None:
+def _around_forward(frames: list[RaisedFrame], cause: Blame) -> Place | None:
     """The user's line that runs a module with sharded weights by another way than the call of its FSDP module."""
     at = None
     for k, frame in enumerate(frames):
-        if frame["own"] and frame.get("fsdp") and frame["shards_below"] > 0 and not _called(frames[k + 1 :], frame):
+        if frame.own and frame.fsdp and frame.shards_below > 0 and not _called(frames[k + 1 :], frame):
             at = k  # a method, or forward by name; the outermost one is what the script calls
     if at is None:
-        parts = (
-            k for k, f in enumerate(frames) if not f.get("fsdp", True) and f["shards"] and f["function"] == "forward"
-        )
+        parts = (k for k, f in enumerate(frames) if not f.fsdp and f.shards and f.function == "forward")
         at = next(parts, None)
     if at is None:
         return None
-    wanted = next((f for f in frames[at + 1 :] if f["own"]), frames[at])
-    return next((f for f in cause.frames if (f["file"], f["line"]) == (wanted["file"], wanted["line"])), cause.location)
+    wanted = next((f for f in frames[at + 1 :] if f.own), frames[at])
+    return next((f for f in cause.frames if (f.file, f.line) == (wanted.file, wanted.line)), cause.location)
 
 
-def _called(outer: list[Record], frame: Record) -> bool:
+def _called(outer: list[RaisedFrame], frame: RaisedFrame) -> bool:
     """Whether the frame's module was called as `module(...)`, which runs its hooks."""
-    return any(f.get("number") == frame["number"] and f["function"] == "_call_impl" for f in outer)
+    return any(f.number == frame.number and f.function == "_call_impl" for f in outer)
 
 
 class MixedRule(RaisedRule):
@@ -95,13 +94,13 @@ class MixedRule(RaisedRule):
     def fits(self, run: Run, cause: Blame) -> bool:
         return culprit(run, cause)[0] == self.name
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         return culprit(run, cause)[1] or cause.location
 
 
-def last_shard(run: Run, cls: str = "") -> Record | None:
+def last_shard(run: Run, cls: str = "") -> Place | None:
     """The user's line of the last call of `fully_shard` (on a module of class `cls`)."""
-    lines = [r["at_line"] for r in run.places("shard") if r["at_line"] and cls in ("", *map(_short, r["modules"]))]
+    lines = [r.at_line for r in run.places(Shard) if r.at_line and cls in ("", *map(_short, r.modules))]
     return lines[-1] if lines else None
 
 
@@ -118,10 +117,10 @@ DTYPES = (
 )
 
 
-def inner_output(run: Run) -> Record | None:
+def inner_output(run: Run) -> Shard | None:
     """A call of fully_shard, other than the last one, that casts its output to another dtype than it computes in."""
-    cast = [r for r in list(run.places("shard"))[:-1] if r["param_dtype"] in LOW and r.get("output_dtype")]
-    return next((r for r in cast if r["output_dtype"] != r["param_dtype"]), None)
+    cast = [r for r in list(run.places(Shard))[:-1] if r.param_dtype in LOW and r.output_dtype]
+    return next((r for r in cast if r.output_dtype != r.param_dtype), None)
 
 
 NO_STRATEGY = (

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..finding import Hit
+from ..trace.events import Place
 from .coverage import Missed
 from .project import Module, Project
 from .values import GLOBAL, Value, choices, holders, reach, root_of
@@ -229,8 +230,7 @@ class Flow:
 
 def hit_at(rule: str, told: str, module: Module, line: int, function: str) -> Hit:
     """A hit at a line."""
-    place: dict[str, Any] = {"file": str(module.path), "line": line, "function": function, "code": module.code(line)}
-    return Hit(rule, told, place)
+    return Hit(rule, told, Place(file=str(module.path), line=line, function=function, code=module.code(line)))
 
 
 _DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..finding import Hit
+from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
 from .follow import follow
 from .project import Module, Project, Shared
 from .registry import DETECTORS
-from .suppress import Suppression, covering, read
+from .suppress import covering, read
 
 _BODIES = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -56,11 +56,11 @@ def look(
             for rule, detectors in DETECTORS.items():
                 if only is None or rule in only:
                     for hit in (hit for detector in detectors for hit in detector(flow)):
-                        found.setdefault((rule, hit.location["file"], hit.location["line"]), hit)
+                        found.setdefault((rule, hit.location.file, hit.location.line), hit)
         modules |= {module.path: module for module in project.modules}
         followed |= {module.tree for module in project.modules if module.state}
     suppressions = tuple(s for module in modules.values() for s in read(module))
-    hits = sorted(found.values(), key=lambda h: (h.location["file"], h.location["line"], h.rule))
+    hits = sorted(found.values(), key=lambda h: (h.location.file, h.location.line, h.rule))
     covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
     return Seen(
         tuple(hit for hit, cover in covers if cover is None),

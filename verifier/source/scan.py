@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ..config.modules import root
 from ..errors import UserError
-from ..finding import Hit
-from ..trace import Record
+from ..finding import Hit, Suppression
+from ..trace.events import Place
 from .lint import look
 from .project import Module, canonical, parse
 from .sources import project_files
-from .suppress import Suppression
 
 _SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
 _SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
@@ -28,7 +27,7 @@ class Scan:
     files: tuple[Path, ...] = ()
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()
-    saving: Record | None = None  # the first line that saves model or optimizer state
+    saving: Place | None = None  # the first line that saves model or optimizer state
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
 
@@ -59,7 +58,7 @@ def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
             continue
 
 
-def _saving(module: Module) -> Iterator[Record]:
+def _saving(module: Module) -> Iterator[Place]:
     """The lines of a file that save state."""
     names = _imported(module.tree)
     functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -68,7 +67,7 @@ def _saving(module: Module) -> Iterator[Record]:
             inside = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
             function = inside[-1] if inside else "<module>"
             code = module.code(node.lineno)
-            yield {"file": str(module.path), "line": node.lineno, "function": function, "code": code}
+            yield Place(file=str(module.path), line=node.lineno, function=function, code=code)
 
 
 def _saves(call: ast.Call, names: dict[str, str]) -> bool:

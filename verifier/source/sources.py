@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..evidence import Sources
 from ..trace import Run
+from ..trace.events import Place
 from .roots import added, is_known, roots
 
 _LIMIT = 200
@@ -93,7 +93,7 @@ def _files_of_frames(run: Run) -> Iterator[str]:
         yield from _FILE.findall(text)
 
 
-def find_local_norm(sources: Sources) -> dict[str, Any] | None:
+def find_local_norm(sources: Sources) -> Place | None:
     """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
     for path in sources.project:
         for function, statements in _functions(sources, path):
@@ -101,13 +101,13 @@ def find_local_norm(sources: Sources) -> dict[str, Any] | None:
             norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
             if local and norms:
                 line, text = next((s for s in local if s in norms), local[0])
-                return {"file": path, "line": line, "function": function, "code": text.splitlines()[0].strip()}
+                return Place(file=path, line=line, function=function, code=text.splitlines()[0].strip())
     return None
 
 
-def find_shard_use(sources: Sources, cls: str) -> dict[str, Any] | None:
+def find_shard_use(sources: Sources, cls: str) -> Place | None:
     """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
-    found: list[tuple[bool, int, dict[str, Any]]] = []
+    found: list[tuple[bool, int, Place]] = []
     for path in sources.project:
         tree = sources.tree(path)
         own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
@@ -117,7 +117,7 @@ def find_shard_use(sources: Sources, cls: str) -> dict[str, Any] | None:
             for node in ast.walk(function):
                 if isinstance(node, ast.Attribute) and node.attr in ("to_local", "_local_tensor"):
                     code = sources.line(path, node.lineno)
-                    place = {"file": path, "line": node.lineno, "function": function.name, "code": code}
+                    place = Place(file=path, line=node.lineno, function=function.name, code=code)
                     found.append((id(node) not in own, len(found), place))
     return min(found, key=lambda item: item[:2])[2] if found else None
 

@@ -5,40 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from ..finding import Hit
+from ..finding import Hit, Suppression
+from ..trace.events import Place
 from .events import hit_at
 from .project import Module
 
 RULE = "unused-suppression"
 _FORM = re.compile(r"#\s*fsdp2:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?P<reason>.*)")
-
-
-@dataclass(frozen=True, eq=False)
-class Suppression:
-    """One comment: the rules that it names, its reason, and the lines that it covers."""
-
-    module: Module
-    line: int
-    rules: tuple[str, ...]
-    reason: str
-    lines: range
-
-    def covers(self, rule: str, location: dict[str, Any] | None) -> bool:
-        """Whether it stands at a place, for a rule, with a reason."""
-        if location is None or not self.reason or rule not in self.rules:
-            return False
-        return location["file"] == str(self.module.path) and location["line"] in self.lines
-
-    def told(self) -> str:
-        """What a finding says that it covers."""
-        return f"suppressed at {self.module.path.name}:{self.line}: {self.reason}"
-
-    def hit(self, told: str) -> Hit:
-        """A hit of the rule on suppressions."""
-        return hit_at(RULE, told, self.module, self.line, "<module>")
 
 
 def read(module: Module) -> Iterator[Suppression]:
@@ -54,7 +28,9 @@ def read(module: Module) -> Iterator[Suppression]:
         at = line if module.lines[line - 1][:column].strip() else _next_code(module, line)
         inside = [span for span in spans if at in span]
         covered = min(inside, key=len, default=range(at, at + 1))
-        yield Suppression(module, line, rules, match["reason"].strip(" -:"), covered)
+        yield Suppression(
+            hit_at(RULE, "", module, line, "<module>").location, rules, match["reason"].strip(" -:"), covered
+        )
 
 
 def _comments(module: Module) -> Iterator[tuple[int, int, str]]:
@@ -92,12 +68,12 @@ def _spans(tree: ast.Module) -> Iterator[range]:
 Use = tuple[Suppression, str]
 
 
-def covering(suppressions: Collection[Suppression], rule: str, location: dict[str, Any] | None) -> Suppression | None:
+def covering(suppressions: Collection[Suppression], rule: str, location: Place | None) -> Suppression | None:
     """The first suppression that covers a rule at a place."""
     return next((one for one in suppressions if one.covers(rule, location)), None)
 
 
-def uses(suppressions: Collection[Suppression], places: Iterable[tuple[str, dict[str, Any] | None]]) -> frozenset[Use]:
+def uses(suppressions: Collection[Suppression], places: Iterable[tuple[str, Place | None]]) -> frozenset[Use]:
     """(suppression, rule) for each suppression that covers one of these (rule, location) of hits or failures."""
     found = ((covering(suppressions, rule, location), rule) for rule, location in places)
     return frozenset((one, rule) for one, rule in found if one is not None)
@@ -109,11 +85,16 @@ def problems(
     """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
     for one in suppressions:
         if not one.rules:
-            yield one.hit("names no rule: `# fsdp2: ignore[rule-name] reason`")
+            yield _hit(one, "names no rule: `# fsdp2: ignore[rule-name] reason`")
         for rule in one.rules:
             if rule not in known:
-                yield one.hit(f"names '{rule}', which is no rule")
+                yield _hit(one, f"names '{rule}', which is no rule")
             elif not one.reason:
-                yield one.hit(f"gives no reason for ignoring {rule}, so it is not followed")
+                yield _hit(one, f"gives no reason for ignoring {rule}, so it is not followed")
             elif rule in judged and (one, rule) not in used:
-                yield one.hit(f"ignores {rule}, which is not seen there")
+                yield _hit(one, f"ignores {rule}, which is not seen there")
+
+
+def _hit(one: Suppression, text: str) -> Hit:
+    """A hit of the rule on suppressions."""
+    return Hit(RULE, text, one.location)

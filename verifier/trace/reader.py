@@ -79,16 +79,18 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
 
 def _progress(path: Path) -> list[ProgressEvent]:
     """The events of a progress log (see probe/events/progress.py)."""
-    keys: list[dict[str, Any]] = []
+    keys: list[tuple[str, list[tuple[str, int, str]]]] = []
     found = []
     try:
         for line in _text(path, limit=None).split("\n")[:-1]:
             if line.startswith("+"):
-                keys.append({"op": "", **json.loads(line[1:])})
+                made = json.loads(line[1:])
+                keys.append((str(made["op"]), [(str(f), int(n), str(name)) for f, n, name in made["frames"]]))
             else:
                 key, _, value = line.partition(" ")
-                found.append(ProgressEvent(**keys[int(key)], value=int(value) if value else None))
-    except (ValueError, IndexError, TypeError):
+                op, frames = keys[int(key)]
+                found.append(ProgressEvent(op=op, frames=frames, value=int(value) if value else None))
+    except (ValueError, IndexError, TypeError, KeyError):
         raise Foreign(f"{path.name} holds what the probe has not written") from None
     return found
 

@@ -24,18 +24,18 @@ def compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], noth
     last = {path: saves for path, saves in kept(run).items() if any(map(wanted, saves)) and given(saves)}
     if not last:
         return rule.passed(nothing if all_saves(run) else NOTHING)
-    found = {record["path"]: record for record in opened(evidence)}
+    found = {record.path: record for record in opened(evidence)}
     tensors, folders, closed = 0, 0, None
     for path, saves in last.items():
         record = found.get(path)
-        if record is None or record["format"] == "missing":
+        if record is None or record.format == "missing":
             continue  # removed by the script since, or nothing was opened
-        if record["error"]:
-            closed = f"{path} could not be opened: {record['error']}"
+        if record.error:
+            closed = f"{path} could not be opened: {record.error}"
             continue
         values = given(saves)
         if wrong := differing(record, values):
-            lost = [key for key in wrong if key not in record["entries"]]
+            lost = [key for key in wrong if key not in record.entries]
             told = (
                 f"{len(lost)} of them are not in it at all"
                 if lost

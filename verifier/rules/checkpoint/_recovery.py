@@ -8,7 +8,8 @@ from typing import Any
 from ...analysis.saves import all_saves
 from ...analysis.wording import count
 from ...evidence import Evidence
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Saving, Step
 from ._resumed import first_steps
 
 NEEDS = frozenset({"train", "resume", "crash"})
@@ -41,7 +42,7 @@ class Outcome:
 
 def outcome_of(saved: Run, resumed: Run) -> Outcome:
     """What the first step of a resumed run finds, against every save of `saved` and its initial weights."""
-    found = resumed.at_step("step", 1)
+    found = resumed.at_step(Step, 1)
     if not found:
         return Outcome(0, {}, 0)
     held, given = _held(saved), _given(saved)
@@ -74,13 +75,13 @@ def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
         _add(out.setdefault(save.after, {}).setdefault(save.rank, {}), save.record)
     for step, ranks in out.items():
         for trace in run.traces:
-            after = next((r for r in trace.steps if r["step"] == step + 1), None)
+            after = next((r for r in trace.steps if r.step == step + 1), None)
             if after is not None:
                 _add(ranks.setdefault(trace.rank, {}), after)
     return out
 
 
-def _add(values: dict[str, list[Any]], record: Record) -> None:
+def _add(values: dict[str, list[Any]], record: Step | Saving) -> None:
     for name, value in _flat(record).items():
         if value not in values.setdefault(name, []):
             values[name].append(value)
@@ -90,7 +91,7 @@ def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
     """{(step, rank): the tensors that the rank gave to its saves after it}, under whatever keys."""
     found: dict[tuple[int, int], set[tuple[float, ...]]] = {}
     for save in all_saves(run):
-        sketches = (entry.get("sketch") for entry in save.entries.values())
+        sketches = (entry.sketch for entry in save.entries.values())
         found.setdefault((save.after, save.rank), set()).update(tuple(s) for s in sketches if s and s[0] > 0.0)
     return found
 
@@ -99,10 +100,10 @@ def _key(value: object) -> tuple[float, ...] | None:
     return tuple(value) if isinstance(value, list) else None
 
 
-def _flat(record: Record) -> dict[str, Any]:
+def _flat(record: Step | Saving) -> dict[str, Any]:
     """Weights and optimizer state of a record under one kind of name."""
-    state = {f"{name}/{key}": value for name, entry in record["state"].items() for key, value in entry.items()}
-    return {**record["weights"], **state}
+    state = {f"{name}/{key}": value for name, entry in record.state.items() for key, value in entry.items()}
+    return {**record.weights, **state}
 
 
 def not_exact(evidence: Evidence) -> str | None:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from ...evidence import LOADS, SAVES, Evidence
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Checkpoint, Place, Step
 
 NEEDS = frozenset({"train", "resume"})
 
 
-def first_steps(evidence: Evidence) -> tuple[list[Record], list[Record]] | str:
+def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     """For each rank (the train run's step after the save, the resumed run's first step), or why there are none."""
     if evidence.train is None or evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
-    if not evidence.resume.completed and not evidence.resume.at_step("step", 1):
+    if not evidence.resume.completed and not evidence.resume.at_step(Step, 1):
         return "the resumed run did not reach an optimizer step (see run-completes)"
     after = evidence.saved_after()
     if after is None:
         return "the train run saved nothing before its last step, so there is nothing to compare a resume with"
-    saved, resumed = evidence.train.at_step("step", after + 1), evidence.resume.at_step("step", 1)
+    saved, resumed = evidence.train.at_step(Step, after + 1), evidence.resume.at_step(Step, 1)
     if not saved or not resumed:
         return "the resumed run made no optimizer step"
     return saved, resumed
 
 
-def load_line(evidence: Evidence, run: Run | None = None) -> Record | None:
+def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
     """The user's line that loads in a resumed run (by default the resume at the same world size), else the one that saves."""
     for operation in LOADS:
-        if (line := evidence.line_of(run or evidence.resume, "checkpoint", op=operation)) is not None:
+        if (line := evidence.line_of(run or evidence.resume, Checkpoint, op=operation)) is not None:
             return line
     return save_line(evidence)
 
@@ -34,10 +35,10 @@ def load_line(evidence: Evidence, run: Run | None = None) -> Record | None:
 def saved_at(evidence: Evidence) -> str:
     """` (saved at line 3 of train.py)`, for a finding that stands at the line that loads."""
     line = save_line(evidence)
-    return f" (saved at line {line['line']} of {line['file'].rpartition('/')[2]})" if line is not None else ""
+    return f" (saved at line {line.line} of {line.file.rpartition('/')[2]})" if line is not None else ""
 
 
-def save_line(evidence: Evidence) -> Record | None:
+def save_line(evidence: Evidence) -> Place | None:
     """The user's line that saves."""
-    lines = (evidence.line_of(evidence.train, "checkpoint", op=operation) for operation in SAVES)
+    lines = (evidence.line_of(evidence.train, Checkpoint, op=operation) for operation in SAVES)
     return next((line for line in lines if line is not None), None)

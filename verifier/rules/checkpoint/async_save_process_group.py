@@ -12,6 +12,7 @@ from ...source.events import Flow
 from ...source.looks import is_const
 from ...source.registry import detector
 from ...source.values import Value, choices
+from ...trace.events import SaveInFlight
 from ..base import Rule
 
 
@@ -39,13 +40,13 @@ class AsyncSaveProcessGroup(Rule):
         if run is None:
             return self.unknown("the script was not run")
         for trace in run.traces:
-            for record in trace.of("save_in_flight"):
-                if not record["apart"]:
-                    place = record["at_line"] or {}
+            for record in trace.of(SaveInFlight):
+                if not record.apart:
+                    where = f", line {record.at_line.line}" if record.at_line is not None else ""
                     return self.failed(
-                        f"rank {trace.rank} issues collectives ({record['what']}, line {place.get('line')}) on the group "
+                        f"rank {trace.rank} issues collectives ({record.what}{where}) on the group "
                         "on which an asynchronous save is in flight",
-                        record["saved_line"],
+                        record.saved_line,
                     )
         number = sum(save.op == "async_save" for save in all_saves(run)) // max(run.world_size, 1)
         if not number:

@@ -11,6 +11,7 @@ from ...source.events import Event, Flow
 from ...source.looks import is_const, text
 from ...source.looks_checkpoint import GETTERS, has_option, options_of
 from ...source.registry import detector
+from ...trace.events import Template
 from ..base import Rule
 
 
@@ -41,16 +42,16 @@ class FullStateDictOom(Rule):
         idle = [
             (trace.rank, record)
             for trace in run.traces
-            for record in trace.of("template")
-            if record["full"] and not record["offload"] and record["bytes"] and record["step"] in steps
+            for record in trace.of(Template)
+            if record.full and not record.offload and record.bytes and record.step in steps
         ]
         waste = [(rank, record) for rank, record in idle if rank not in writers]
         if len(writers) == 1 and waste:
-            rank, record = max(waste, key=lambda item: int(item[1]["bytes"]))
+            rank, record = max(waste, key=lambda item: int(item[1].bytes))
             return self.failed(
-                f"only rank {min(writers)} writes, but rank {rank} too gets the whole state: {record['bytes']:,} bytes "
+                f"only rank {min(writers)} writes, but rank {rank} too gets the whole state: {record.bytes:,} bytes "
                 f"on each of {run.world_size} ranks",
-                record["at_line"],
+                record.at_line,
             )
         return self.passed("no rank gets a full state dict that it does not write")
 

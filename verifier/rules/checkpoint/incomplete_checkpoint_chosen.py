@@ -11,6 +11,7 @@ from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.registry import detector
 from ...trace import Run
+from ...trace.events import Killed
 from ..base import Rule
 from ._recovery import NEEDS, not_exact, outcome_of
 from ._resumed import load_line
@@ -76,7 +77,7 @@ class IncompleteCheckpointChosen(Rule):
 
 def _torn(crash: Run) -> Save | None:
     """The save in which a rank was killed."""
-    killed = next((trace for trace in crash.traces if trace.first("killed") is not None), None)
+    killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
     saves = [save for save in all_saves(crash) if killed is not None and save.rank == killed.rank]
     return saves[-1] if saves else None
 

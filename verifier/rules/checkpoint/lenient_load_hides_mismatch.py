@@ -11,6 +11,7 @@ from ...source.events import Flow
 from ...source.looks import is_const, made_by, names_in, text
 from ...source.looks_checkpoint import SETTERS, options_of
 from ...source.registry import detector
+from ...trace.events import Lenient
 from ..base import Rule
 from ._resumed import first_steps
 
@@ -41,24 +42,22 @@ class LenientLoadHidesMismatch(Rule):
             return self.unknown("the script was not run")
         loads = 0
         for run in runs:
-            for record in (r for trace in run.traces[:1] for r in trace.of("lenient")):
+            for record in (r for trace in run.traces[:1] for r in trace.of(Lenient)):
                 loads += 1
-                pairs = _same_but_for_a_wrapper(record["names"], record["unused"])
-                nothing = 0 < record["wanted"] == record["missing_count"] and record["unused_count"] > 0
-                lost = (
-                    _not_back(evidence, [*record["missing"], *(a for a, _ in pairs)]) if run is evidence.resume else []
-                )
+                pairs = _same_but_for_a_wrapper(record.names, record.unused)
+                nothing = 0 < record.wanted == record.missing_count and record.unused_count > 0
+                lost = _not_back(evidence, [*record.missing, *(a for a, _ in pairs)]) if run is evidence.resume else []
                 if not lost and (run is evidence.resume or not (pairs or nothing)):
                     continue
-                number = len(pairs) or record["missing_count"]
-                told = f"{number} of {record['wanted']} keys were not found and {record['how']} hides it"
+                number = len(pairs) or record.missing_count
+                told = f"{number} of {record.wanted} keys were not found and {record.how} hides it"
                 if pairs:
                     told += f": `{pairs[0][0]}` is asked for, `{pairs[0][1]}` is there"
                 elif nothing:
-                    told += f": `{record['missing'][0]}` is asked for, there is `{record['unused'][0]}` and the like"
+                    told += f": `{record.missing[0]}` is asked for, there is `{record.unused[0]}` and the like"
                 else:
                     told += f": {some(lost)} came back with other values than were saved"
-                return self.failed(told, record["at_line"])
+                return self.failed(told, record.at_line)
         return self.passed(
             f"{count(loads, 'lenient load')}, of which none lost what the checkpoint has"
             if loads
@@ -81,7 +80,7 @@ def _not_back(evidence: Evidence, missing: list[str]) -> list[str]:
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return []
-    names = {n for s, r in zip(*pair, strict=True) for n in s["weights"] if s["weights"][n] != r["weights"].get(n)}
+    names = {n for s, r in zip(*pair, strict=True) for n in s.weights if s.weights[n] != r.weights.get(n)}
     return sorted(n for n in names if any(key == n or key.endswith("." + n) for key in missing))
 
 

@@ -12,7 +12,7 @@ from ...source.looks import made_by, text
 from ...source.looks_checkpoint import has_option, options_of, state_given
 from ...source.registry import detector
 from ...source.values import Value, reach
-from ...trace import Record
+from ...trace.events import Saving, Step
 from ..base import Rule
 from ._resumed import NEEDS, first_steps, load_line, saved_at
 
@@ -46,17 +46,17 @@ class LoadWithoutSet(Rule):
             {
                 n
                 for s, r in zip(saved, resumed, strict=True)
-                for n in s["weights"]
-                if n in r["weights"] and s["weights"][n] != r["weights"][n]
+                for n in s.weights
+                if n in r.weights and s.weights[n] != r.weights[n]
             }
         )
         if not wrong:
-            return self.passed(f"{count(len(saved[0]['weights']), 'parameter')} bitwise as saved")
+            return self.passed(f"{count(len(saved[0].weights), 'parameter')} bitwise as saved")
         assert evidence.train is not None
-        fresh = {n: e[0]["sketch"] for n, e in evidence.train.parameters.items()}
-        initial = [n for n in wrong if resumed[0]["weights"].get(n) == fresh.get(n)]
+        fresh = {n: e[0].sketch for n, e in evidence.train.parameters.items()}
+        initial = [n for n in wrong if resumed[0].weights.get(n) == fresh.get(n)]
         what = f"; {len(initial)} of them still have their initial values" if initial else ""
-        told = f"{len(wrong)} of {len(saved[0]['weights'])} parameters ({some(wrong)})"
+        told = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
         if _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(
                 f"{told} are not what they were at the save, and are in no save: a model that is not in the checkpoint{what}"
@@ -67,15 +67,15 @@ class LoadWithoutSet(Rule):
         return self.failed(f"{told} are not what was saved{what}", load_line(evidence))
 
 
-def _not_in_the_save(evidence: Evidence, before: Record, wrong: list[str]) -> bool:
+def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:
     """Whether other weights of rank 0 are found among what it gave to the saves, and none of these."""
     given = {
-        tuple(entry["sketch"])
-        for record in evidence.train.traces[0].of("saving")  # type: ignore[union-attr]
-        for entry in record["entries"].values()
-        if entry.get("sketch")
+        tuple(entry.sketch)
+        for record in evidence.train.traces[0].of(Saving)  # type: ignore[union-attr]
+        for entry in record.entries.values()
+        if entry.sketch
     }
-    found = {name for name, value in before["weights"].items() if tuple(value) in given}
+    found = {name for name, value in before.weights.items() if tuple(value) in given}
     return bool(found) and not found & set(wrong)
 
 

@@ -13,7 +13,8 @@ from ...source.events import Event, Flow
 from ...source.looks import shared, text
 from ...source.registry import detector
 from ...source.values import Value, reach
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import SavedEntry
 from ..base import Rule
 from ._holds import NOTHING
 from ._names import parameter_of
@@ -66,10 +67,10 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
         if not save.to:
             continue
         for key, entry in save.entries.items():
-            if entry["kind"] == "dtensor" and entry["sharded"] and not save.together:
-                own, offset = math.prod(entry["own"]), tuple(entry["offset"])
-                kept[save.to, key] = (key, offset, own, math.prod(entry["shape"]), save)
-            elif entry["kind"] == "tensor" and (found := _shard_of(run, save.rank, key, entry)) is not None:
+            if entry.kind == "dtensor" and entry.sharded and not save.together:
+                own, offset = math.prod(entry.own), tuple(entry.offset)
+                kept[save.to, key] = (key, offset, own, math.prod(entry.shape), save)
+            elif entry.kind == "tensor" and (found := _shard_of(run, save.rank, key, entry)) is not None:
                 kept[save.to, key] = (found[0], (save.rank,), found[1], found[2], save)
     out: dict[str, tuple[int, int, Save]] = {}
     seen: set[tuple[str, tuple[int, ...]]] = set()
@@ -80,14 +81,14 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
     return out
 
 
-def _shard_of(run: Run, rank: int, key: str, entry: Record) -> tuple[str, int, int] | None:
+def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, int, int] | None:
     """(parameter, elements here, elements in all) if this plain tensor is a rank's part of a sharded parameter."""
     name = parameter_of(run, key)
-    mine = next((e for e in run.parameters.get(name or "", []) if e["rank"] == rank), None)
-    if name is None or mine is None or not mine["sharded"] or mine["local_numel"] == mine["numel"]:
+    mine = next((e for e in run.parameters.get(name or "", []) if e.rank == rank), None)
+    if name is None or mine is None or not mine.sharded or mine.local_numel == mine.numel:
         return None
-    same = math.prod(entry["shape"]) == mine["local_numel"] and len(entry["shape"]) == len(mine["shape"])
-    return (name, mine["local_numel"], mine["numel"]) if same else None
+    same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
+    return (name, mine.local_numel, mine.numel) if same else None
 
 
 @detector("local-shard-export")

@@ -7,6 +7,7 @@ from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
+from ...trace.events import Step
 from ..base import RaisedRule
 from ..raised import stack
 
@@ -59,13 +60,13 @@ class MissingOptimState(RaisedRule):
         return self.passed(f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail")
 
     def fits(self, run: Run, cause: Blame) -> bool:
-        return "float() argument" not in cause.error or any("state_dict" in f["file"] for f in stack(run, cause))
+        return "float() argument" not in cause.error or any("state_dict" in f.file for f in stack(run, cause))
 
 
 def _never_used(run: Run | None) -> list[str]:
     """Trainable parameters without a gradient at any step, on any rank, of a run that made steps."""
     if run is None or run.steps() == 0:
         return []
-    used = {n for t in run.traces for r in t.of("step") for n, g in r["grads_at_step"].items() if g is not None}
-    held = {n for t in run.traces for r in t.of("step") for n in r["held"]}
-    return [n for n, e in run.parameters.items() if e[0]["trainable"] and n in held and n not in used]
+    used = {n for t in run.traces for r in t.of(Step) for n, g in r.grads_at_step.items() if g is not None}
+    held = {n for t in run.traces for r in t.of(Step) for n in r.held}
+    return [n for n, e in run.parameters.items() if e[0].trainable and n in held and n not in used]

@@ -43,22 +43,18 @@ class OptimTemplateEmpty(Rule):
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
-        had = {n for record in saved for n, state in record["state"].items() if state}
+        had = {n for record in saved for n, state in record.state.items() if state}
         if not had:
             return self.passed("the optimizer keeps no state")
-        empty = sorted(n for n in had if all(not r["state"].get(n) for r in resumed))
-        wrong = sorted(
-            n for s, r in zip(saved, resumed, strict=True) for n in s["state"] if s["state"][n] != r["state"].get(n)
-        )
+        empty = sorted(n for n in had if all(not r.state.get(n) for r in resumed))
+        wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s.state if s.state[n] != r.state.get(n))
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
         if empty:
             told = f"{len(empty)} of {len(had)} parameters ({some(empty)}) come back without any optimizer state"
         else:
             name = wrong[0]
-            keys = [
-                k for k, v in saved[0]["state"].get(name, {}).items() if resumed[0]["state"].get(name, {}).get(k) != v
-            ]
+            keys = [k for k, v in saved[0].state.get(name, {}).items() if resumed[0].state.get(name, {}).get(k) != v]
             told = f"the optimizer state of {len(set(wrong))} of {len(had)} parameters is not what was saved ({name}: {some(keys)})"
         return self.failed(told, load_line(evidence))
 

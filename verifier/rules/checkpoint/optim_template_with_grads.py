@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Step, Template
 from ..base import Rule
 
 
@@ -35,17 +36,15 @@ class OptimTemplateWithGrads(Rule):
         runs = [run for run in (evidence.train, evidence.resume) if run is not None]
         if not runs:
             return self.unknown("the script was not run")
-        keeps = any(
-            state for run in runs for trace in run.traces for r in trace.of("step") for state in r["state"].values()
-        )
+        keeps = any(state for run in runs for trace in run.traces for r in trace.of(Step) for state in r.state.values())
         taken = 0
         for run in runs:
             for trace in run.traces[:1]:
-                for record in (r for r in trace.of("template") if r["optimizers"]):
+                for record in (r for r in trace.of(Template) if r.optimizers):
                     taken += 1
-                    if keeps and record["had_grads"] and not record["had_state"] and record["states"] == 0:
+                    if keeps and record.had_grads and not record.had_state and record.states == 0:
                         return self.failed(
-                            f"{record['op']} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
-                            record["at_line"],
+                            f"{record.op} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
+                            record.at_line,
                         )
         return self.passed(f"{count(taken, 'state dict')} of optimizers, none emptied by gradients")

@@ -12,6 +12,7 @@ from ...source.events import Flow
 from ...source.looks_checkpoint import SAVES, state_given
 from ...source.registry import detector
 from ...trace import Run
+from ...trace.events import Place
 from ..base import Rule
 from ._resumed import NEEDS, first_steps, load_line, saved_at
 
@@ -51,7 +52,7 @@ class PerRankStateDeduplicated(Rule):
         assert train is not None and resume is not None
         if train.world_size == 1:
             return self.unknown("one rank has one state")
-        step = pair[0][0]["step"]
+        step = pair[0][0].step
         kinds: list[tuple[str, list[Any], list[Any]]] = [
             ("random state", _random(train, step), _random(resume, 1)),
             ("samples", list(train.rows(step)), list(resume.rows(1))),
@@ -70,25 +71,20 @@ class PerRankStateDeduplicated(Rule):
         )
 
 
-def _one_random_state(run: Run | None) -> tuple[str, dict[str, Any] | None] | None:
+def _one_random_state(run: Run | None) -> tuple[str, Place | None] | None:
     """(key, line) of a save by all ranks together that holds another generator state on each of them under one key."""
     ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces] if run is not None else []
     for saves in zip(*ranks, strict=False):
         for key, entry in saves[0].entries.items():
-            mine = [save.entries.get(key, {}).get("sketch") for save in saves]
-            states = [save.record["random"] for save in saves]
-            if (
-                entry.get("dtype") == "uint8"
-                and None not in mine
-                and mine == states
-                and any(m != mine[0] for m in mine)
-            ):
+            mine = [save.entries.get(key, {}).sketch for save in saves]
+            states = [save.record.random for save in saves]
+            if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line
     return None
 
 
 def _random(run: Run, step: int) -> list[str | None]:
-    return [next((m["random"] for m in micros), None) for micros in run.micros(step)]
+    return [next((m.random for m in micros), None) for micros in run.micros(step)]
 
 
 _RANDOM = (

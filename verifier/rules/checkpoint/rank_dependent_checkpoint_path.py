@@ -44,10 +44,10 @@ class RankDependentCheckpointPath(Rule):
                 told = "; ".join(f"rank {save.rank} to {save.to}" for save in saves[:3])
                 return self.failed(f"one save goes to different places: {told}", saves[0].line)
         for record in opened(evidence):
-            if record["missing_files"]:
-                lost = record["missing_files"]
+            if record.missing_files:
+                lost = record.missing_files
                 line = next((s.line for s in all_saves(evidence.train)), None)
-                return self.failed(f"{record['path']}: {record['error']} ({some(lost)})", line)
+                return self.failed(f"{record.path}: {record.error} ({some(lost)})", line)
         if not any(ranks):
             return self.passed("no save was made by all ranks together")
         return self.passed(f"{count(len(ranks[0]), 'save')}, each to one place from every rank")

@@ -11,6 +11,7 @@ from ...source.looks import names_in, text
 from ...source.looks_checkpoint import GETTERS, SAVES
 from ...source.registry import detector
 from ...source.values import Value, reach
+from ...trace.events import Step
 from ..base import Rule
 from ._resumed import NEEDS, first_steps, load_line, saved_at
 
@@ -42,12 +43,12 @@ class SchedulerOrProgressNotRestored(Rule):
         saved, resumed = pair
         train, resume = evidence.train, evidence.resume
         assert train is not None and resume is not None
-        step = saved[0]["step"]
+        step = saved[0].step
         told = []
         for later in range(resume.steps()):
-            mine_, theirs_ = resume.at_step("step", 1 + later), train.at_step("step", step + later)
-            if mine_ and theirs_ and mine_[0]["lr"] != theirs_[0]["lr"]:
-                now, then = _list(mine_[0]["lr"]), _list(theirs_[0]["lr"])
+            mine_, theirs_ = resume.at_step(Step, 1 + later), train.at_step(Step, step + later)
+            if mine_ and theirs_ and mine_[0].lr != theirs_[0].lr:
+                now, then = _list(mine_[0].lr), _list(theirs_[0].lr)
                 told.append(f"the learning rate of step {step + later} is {now} after the resume, {then} without")
                 break
         theirs, mine = train.rows(step), resume.rows(1)
@@ -60,7 +61,7 @@ class SchedulerOrProgressNotRestored(Rule):
         if told:
             return self.failed("; ".join(told) + saved_at(evidence), load_line(evidence))
         return self.passed(
-            f"learning rate {_list(resumed[0]['lr'])} and the samples of step {step}, as without the interruption"
+            f"learning rate {_list(resumed[0].lr)} and the samples of step {step}, as without the interruption"
         )
 
 

@@ -12,6 +12,7 @@ from ...source.looks import steps_of, text
 from ...source.looks_checkpoint import GETTERS, SAVES, SETTERS
 from ...source.registry import detector
 from ...source.values import reach
+from ...trace.events import Checkpoint, Step, Template
 from ..base import Rule
 
 
@@ -33,18 +34,18 @@ class Step0SaveAdvancesAdam(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
-        if run is None or not (first := run.at_step("step", 1)):
+        if run is None or not (first := run.at_step(Step, 1)):
             return self.unknown("no optimizer step was seen")
         trace = run.traces[0]
-        before = first[0]["seq"]
-        if any(r["op"] in LOADS and r["seq"] < before for r in trace.of("checkpoint")):
+        before = first[0].seq
+        if any(r.op in LOADS and r.seq < before for r in trace.of(Checkpoint)):
             return self.passed("the train run itself starts from a checkpoint")
-        counters = {n: s["step"] for n, s in first[0]["state"].items() if isinstance(s.get("step"), int | float)}
+        counters = {n: value for n, s in first[0].state.items() if isinstance(value := s.get("step"), int | float)}
         ahead = [name for name, value in counters.items() if value >= 1]
         if not ahead:
             return self.passed("no step is counted before the first")
-        made = [r for r in trace.of("template") if r["seq"] < before and r["optimizers"] and not r["had_state"]]
-        line = made[0]["at_line"] if made else first[0]["at_line"]
+        made = [r for r in trace.of(Template) if r.seq < before and r.optimizers and not r.had_state]
+        line = made[0].at_line if made else first[0].at_line
         return self.failed(
             f"before the first step the counter of {count(len(ahead), 'parameter')} ({some(ahead)}) is at {counters[ahead[0]]:g}",
             line,

@@ -40,7 +40,7 @@ class WrapperPrefixKeys(Rule):
             return self.unknown("the script was not run")
         saves = all_saves(run)
         for save in saves:
-            tensors = [key for key, entry in save.entries.items() if entry["kind"] != "object"]
+            tensors = [key for key, entry in save.entries.items() if entry.kind != "object"]
             for word in ("_orig_mod", "_checkpoint_wrapped_module"):
                 wrapped = [key for key in tensors if word in key.split(".")]
                 if wrapped:

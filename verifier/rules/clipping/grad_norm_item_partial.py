@@ -12,6 +12,7 @@ from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
 from ...source.values import Value, reach
+from ...trace.events import PartialRead
 from ..base import Rule
 
 
@@ -38,15 +39,15 @@ class GradNormItemPartial(Rule):
         run = evidence.train
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        reads = [r for t in run.traces for r in t.of("partial_read")]
+        reads = [r for t in run.traces for r in t.of(PartialRead)]
         if not reads:
             return self.passed("no number was read from a DTensor that is still to be reduced")
         first = reads[0]
-        places = {(r["at_line"]["file"], r["at_line"]["line"]) for r in reads}
+        places = {(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}
         return self.failed(
-            f"`{_CALLS.get(first['op'], first['op'])}` reads the local value of a DTensor with placements "
-            f"({', '.join(first['placements'])}): each of the {run.world_size} ranks has its own part ({count(len(places), 'such line')})",
-            first["at_line"],
+            f"`{_CALLS.get(first.op, first.op)}` reads the local value of a DTensor with placements "
+            f"({', '.join(first.placements)}): each of the {run.world_size} ranks has its own part ({count(len(places), 'such line')})",
+            first.at_line,
         )
 
 

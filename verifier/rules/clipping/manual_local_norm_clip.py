@@ -15,7 +15,8 @@ from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
 from ...source.sources import find_local_norm
 from ...source.values import reach
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import ClipOfNothing, Place, Step, Stress
 from ..base import Rule
 
 
@@ -48,10 +49,10 @@ class ManualLocalNormClip(Rule):
             return self.unknown("no optimizer step was seen")
         if run.world_size == 1:
             return self.unknown("one rank has one factor")
-        if (empty := next(run.places("clip_of_nothing"), None)) is not None:
+        if (empty := next(run.places(ClipOfNothing), None)) is not None:
             return self.failed(
-                f"clip_grad_norm_ is given no parameter in step {empty['step']}: a generator was used up before",
-                empty["at_line"],
+                f"clip_grad_norm_ is given no parameter in step {empty.step}: a generator was used up before",
+                empty.at_line,
                 fix="Give it a list, or call model.parameters() anew each time.",
             )
         stressed = _stressed(evidence)
@@ -80,16 +81,16 @@ class ManualLocalNormClip(Rule):
         return self.passed(f"clipping was in force and scaled every shard of {some(clipped, 1)} by one factor")
 
 
-def _stressed(evidence: Evidence) -> list[Record]:
+def _stressed(evidence: Evidence) -> list[Stress]:
     """For each rank what it made of huge gradients; [] unless all ranks came to that."""
     run = evidence.provoked
-    found = [t.first("stress") for t in run.traces] if run is not None else []
+    found = [t.first(Stress) for t in run.traces] if run is not None else []
     return [record for record in found if record is not None] if all(found) else []
 
 
-def _line(evidence: Evidence, run: Run) -> dict[str, object] | None:
+def _line(evidence: Evidence, run: Run) -> Place | None:
     """The line that takes a local norm, if the sources show one; else the optimizer step before which it happens."""
-    return find_local_norm(evidence.sources) or evidence.line_of(run, "step")
+    return find_local_norm(evidence.sources) or evidence.line_of(run, Step)
 
 
 _SCALES = ("mul_", "div_", "copy_")

@@ -12,6 +12,7 @@ from ...source.events import ITERATE, Event, Flow
 from ...source.looks import is_const, names_in, text, trains
 from ...source.registry import detector
 from ...source.values import Value, choices, reach
+from ...trace.events import Micro
 from ..base import Rule
 
 
@@ -59,7 +60,7 @@ class SameDataOnEveryRank(Rule):
             return self.failed(
                 f"ranks {a} and {b} were given exactly the same {count(rows[0][a].total(), 'sample')} "
                 f"in each of {count(len(rows), 'step')}",
-                evidence.line_of(run, "micro"),
+                evidence.line_of(run, Micro),
             )
         shared = sum((rows[0][a] & rows[0][b]).total() for a, b in combinations(shards, 2))
         return self.passed(

@@ -12,7 +12,8 @@ from ...source.looks import is_const, names_in, text
 from ...source.looks_data import SAMPLER
 from ...source.registry import detector
 from ...source.values import reach
-from ...trace import Record, Trace
+from ...trace import Trace
+from ...trace.events import Micro, Sampler, SetEpoch
 from ..base import Rule
 
 
@@ -43,37 +44,37 @@ class SetEpochMissing(Rule):
         run = evidence.train
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        begun = [r for t in run.traces for r in t.of("sampler") if r["shuffle"]]
+        begun = [r for t in run.traces for r in t.of(Sampler) if r.shuffle]
         if not begun:
             return self.passed("no DistributedSampler shuffles")
         for trace in run.traces:
             if (again := _repeated(trace)) is not None:
-                told = "never called" if trace.first("set_epoch") is None else "not called in between"
+                told = "never called" if trace.first(SetEpoch) is None else "not called in between"
                 return self.failed(
-                    f"the sampler begins epoch {again['epoch']} a second time, in the same order (seed {again['seed']}, "
-                    f"{count(again['samples'], 'sample')} on this rank): set_epoch was {told}",
-                    again["at_line"],
+                    f"the sampler begins epoch {again.epoch} a second time, in the same order (seed {again.seed}, "
+                    f"{count(again.samples, 'sample')} on this rank): set_epoch was {told}",
+                    again.at_line,
                 )
         if evidence.hits.get(self.name):
             return self.unknown("the run ended within the first epoch")
-        epochs = len({r["epoch"] for r in begun})
+        epochs = len({r.epoch for r in begun})
         return self.passed(f"{count(epochs, 'epoch')} of a shuffling sampler begun, none of them twice")
 
 
-def _repeated(trace: Trace) -> Record | None:
+def _repeated(trace: Trace) -> Sampler | None:
     """The sampler record that begins an order which micro-batches of this rank have been taken from before.
 
     An order that is only looked into (a first batch for its shape) or gone through without training is none.
     """
     begun: dict[tuple[int, int, int], int] = {}  # (dataset, seed, epoch): micro-batches since its order was begun
     last: tuple[int, int, int] | None = None
-    waiting: Record | None = None
+    waiting: Sampler | None = None
     for record in trace.records:
-        if record["kind"] == "sampler" and record["shuffle"]:
-            last = (record["dataset"], record["seed"], record["epoch"])
+        if isinstance(record, Sampler) and record.shuffle:
+            last = (record.dataset, record.seed, record.epoch)
             waiting = record if begun.get(last, 0) > 1 else None
             begun[last] = 0
-        elif record["kind"] == "micro" and last is not None:
+        elif isinstance(record, Micro) and last is not None:
             begun[last] += 1
             if waiting is not None:
                 return waiting

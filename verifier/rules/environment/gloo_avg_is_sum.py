@@ -7,6 +7,7 @@ import math
 from ...evidence import Evidence
 from ...finding import Finding
 from ...launch.average import MEAN, RIGHT
+from ...trace.events import Start
 from ..base import Rule
 
 
@@ -35,7 +36,8 @@ class GlooAvgIsSum(Rule):
             return self.unknown("nothing was run")
         average = evidence.average
         if average is None:
-            version = str((run.traces[0].first("start") or {}).get("torch", "")).partition("+")[0]
+            start = run.traces[0].first(Start)
+            version = start.torch.partition("+")[0] if start is not None else ""
             known = f"gloo of torch {version} is known to average" if version in RIGHT else "gloo does not reduce here"
             return self.passed(known)
         if math.isnan(average):

@@ -10,6 +10,7 @@ from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.looks_gradients import never_on
 from ...source.registry import detector
+from ...trace.events import Step, Sync
 from ..base import Rule
 
 
@@ -39,18 +40,18 @@ class AccumNeverResynced(Rule):
         run = evidence.train
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        for record in (record for trace in run.traces for record in trace.of("step")):
+        for record in (record for trace in run.traces for record in trace.of(Step)):
             # Other optimizers may step later, when the gradients of their own parameters have been reduced.
-            lost = [name for name in record["unsynced"] if name in record["held"]]
-            if lost and record["step"] <= run.steps():
-                empty = [n for n in lost if record["grads_at_step"].get(n) is None]
+            lost = [name for name in record.unsynced if name in record.held]
+            if lost and record.step <= run.steps():
+                empty = [n for n in lost if record.grads_at_step.get(n) is None]
                 state = "have no gradient at all" if empty else "lack that part of their gradient"
                 return self.failed(
-                    f"at step {record['step']} FSDP still holds unreduced gradients of {count(len(lost), 'parameter')} "
+                    f"at step {record.step} FSDP still holds unreduced gradients of {count(len(lost), 'parameter')} "
                     f"({some(lost)}), which {state} in the optimizer",
-                    evidence.line_of(run, "sync", last=True) or record["at_line"],
+                    evidence.line_of(run, Sync, last=True) or record.at_line,
                 )
-        flags = len(run.traces[0].of("sync"))
+        flags = len(run.traces[0].of(Sync))
         return self.passed(f"no unreduced gradient at {count(run.steps(), 'step')} ({count(flags, 'sync flag')} seen)")
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from ...analysis.factors import Reading, near, readings, total_weight, words
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Record, Run, difference
+from ...trace import Run, difference
+from ...trace.events import Divide, Micro, Place, Step
 from ..base import Rule
 from ._weight import SAME
 
@@ -70,23 +71,23 @@ class DoubleOrMissingWorldScale(Rule):
 
 def _scaled_at(
     evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading]
-) -> tuple[Record | None, str]:
+) -> tuple[Place | None, str]:
     """(line, where that is) of what scales the gradients, as far as the records show it."""
-    for record in reversed(list(run.places("divide")) if all(r.cause == "ranks" for r in found) else []):
-        factor = len(run.data_ranks) / float(record["factor"])
+    for record in reversed(list(run.places(Divide)) if all(r.cause == "ranks" for r in found) else []):
+        factor = len(run.data_ranks) / float(record.factor)
         if near(ratio, factor):
-            return record["at_line"], "`set_gradient_divide_factor` is called here"
+            return record.at_line, "`set_gradient_divide_factor` is called here"
         if near(ratio, 1.0 / factor):
-            return record["at_line"], "`set_gradient_divide_factor`, called here, does not reach this parameter's group"
+            return record.at_line, "`set_gradient_divide_factor`, called here, does not reach this parameter's group"
     if field == "grads_at_step":
-        return evidence.line_of(run, "step"), "the gradients are scaled between backward and this line"
-    return evidence.line_of(run, "micro"), "the scale is applied at this backward or before it"
+        return evidence.line_of(run, Step), "the gradients are scaled between backward and this line"
+    return evidence.line_of(run, Micro), "the scale is applied at this backward or before it"
 
 
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
     """(field, parameter, factor) wherever the first gradient is a multiple of the oracle's, at backward or at the step."""
     for field in ("grads", "grads_at_step"):
-        mine, theirs = run.whole("step", field, 1), oracle.whole("step", field, 1)
+        mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
         for name, a in mine.items():
             b = theirs.get(name)
             if a is None or b is None or a[0] <= 0.0 or b[0] <= 0.0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...analysis.root_cause import Blame
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Divide, Place
 from ..base import RaisedRule
 
 
@@ -28,7 +29,7 @@ class GlooPremulSum(RaisedRule):
     simulated = False
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """Where the factor was set."""
-        lines = [r["at_line"] for r in run.places("divide") if r["at_line"]]
+        lines = [r.at_line for r in run.places(Divide) if r.at_line]
         return lines[-1] if lines else cause.location

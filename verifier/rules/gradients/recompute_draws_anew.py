@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Recompute
 from ..base import Rule
 
 
@@ -31,14 +32,14 @@ class RecomputeDrawsAnew(Rule):
         run = evidence.train
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        seen = [record for trace in run.traces for record in trace.of("recompute")]
+        seen = [record for trace in run.traces for record in trace.of(Recompute)]
         for record in seen:
-            if not record["same"]:
+            if not record.same:
                 return self.failed(
-                    f"a recomputed forward met other random numbers than the first one (dropout in {record['place']}): "
+                    f"a recomputed forward met other random numbers than the first one (dropout in {record.place}): "
                     "its gradient is that of other masks than its loss",
-                    record["at_line"],
+                    record.at_line,
                 )
         if seen:
-            return self.passed(f"dropout in {seen[0]['place']} is recomputed with the random numbers of the forward")
+            return self.passed(f"dropout in {seen[0].place} is recomputed with the random numbers of the forward")
         return self.passed("no dropout was recomputed in a backward")

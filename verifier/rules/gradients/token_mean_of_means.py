@@ -8,6 +8,7 @@ from ...analysis.factors import weight
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Micro
 from ..base import Rule
 from ._weight import SAME
 
@@ -52,7 +53,7 @@ class TokenMeanOfMeans(Rule):
             return self.failed(
                 f"at step {step} micro-batches of {min(counts)} to {max(counts)} targets are weighed so that a target counts up to "
                 f"{1.0 + worst:.3g} times as much in one as in another",
-                evidence.line_of(run, "micro"),
+                evidence.line_of(run, Micro),
                 measured=worst,
                 limit=SAME,
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Record, Trace
+from ...trace import Trace
+from ...trace.events import Discarded, Micro, Step, Zeroed
 from ..base import Rule
 
 
@@ -50,30 +51,29 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
         for trace in run.traces:
             if (left := _leaked(trace)) is not None:
                 return self.failed(
-                    f"before step {left['step']} `zero_grad` was called while FSDP held unreduced gradients of "
-                    f"{count(len(left['unsynced']), 'parameter')} ({some(left['unsynced'])}): they stayed and are part of the next step",
-                    left["at_line"],
+                    f"before step {left.step} `zero_grad` was called while FSDP held unreduced gradients of "
+                    f"{count(len(left.unsynced), 'parameter')} ({some(left.unsynced)}): they stayed and are part of the next step",
+                    left.at_line,
                 )
         return self.passed("no `zero_grad` left unreduced gradients behind")
 
 
-def _leaked(trace: Trace) -> Record | None:
+def _leaked(trace: Trace) -> Zeroed | None:
     """The first `zero_grad` that left unreduced gradients for a later step.
 
     What was unreduced at the step before it already is the fault of that step, and of accum-never-resynced.
     """
-    left: Record | None = None
+    left: Zeroed | None = None
     known: set[str] = set()
     for record in trace.records:
-        kind = record["kind"]
-        if kind == "step" and left is not None:
-            return left
-        if kind == "step":
-            known = set(record["unsynced"])
-        elif kind == "micro":
+        if isinstance(record, Step):
+            if left is not None:
+                return left
+            known = set(record.unsynced)
+        elif isinstance(record, Micro):
             known = set()
-        elif kind == "zeroed" and left is None and not known.issuperset(record["unsynced"]):
+        elif isinstance(record, Zeroed) and left is None and not known.issuperset(record.unsynced):
             left = record
-        elif kind == "discarded":
+        elif isinstance(record, Discarded):
             left = None
     return None

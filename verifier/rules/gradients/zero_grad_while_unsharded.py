@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import NotCleared, Step
 from ..base import Rule
 
 
@@ -34,11 +35,11 @@ class ZeroGradWhileUnsharded(Rule):
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
         for trace in run.traces:
-            left = trace.first("not_cleared")
-            if left is not None and any(r["seq"] > left["seq"] for r in trace.of("step")):
+            left = trace.first(NotCleared)
+            if left is not None and any(r.seq > left.seq for r in trace.of(Step)):
                 return self.failed(
-                    f"`zero_grad` of the model left the gradients of {count(len(left['names']), 'parameter')} "
-                    f"({some(left['names'])}) as they were: their groups were unsharded at that moment",
-                    left["at_line"],
+                    f"`zero_grad` of the model left the gradients of {count(len(left.names), 'parameter')} "
+                    f"({some(left.names)}) as they were: their groups were unsharded at that moment",
+                    left.at_line,
                 )
         return self.passed("no `zero_grad` of a model left a gradient")

@@ -7,10 +7,11 @@ from ...analysis.divergence import Parting, fork, location, parting, place
 from ...analysis.wording import count
 from ...evidence import Evidence, Sources
 from ...finding import Finding
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Place, ProgressEvent
 from ..base import Rule
 
-Named = tuple[str, str, Record]  # rule, what is told, the user's line
+Named = tuple[str, str, Place]  # rule, what is told, the user's line
 
 
 def named(sources: Sources, part: Parting) -> Named | None:
@@ -21,25 +22,25 @@ def named(sources: Sources, part: Parting) -> Named | None:
 def _by_rank(sources: Sources, part: Parting) -> Named | None:
     """A rank is in a collective that stands under a condition on the rank."""
     for rank, event in part.events.items():
-        for frame in event["frames"] if event is not None and event["op"] != "step" else ():
+        for frame in event.frames if event is not None and event.op != "step" else ():
             guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
-                what = f"rank {rank} is in {event['op']} under `{guard.text}` (line {guard.line}): {part.told()}"
+                what = f"rank {rank} is in {event.op} under `{guard.text}` (line {guard.line}): {part.told()}"
                 return "rank-conditional-collective", what, location(frame)
     return None
 
 
 def _by_data(part: Parting) -> Named | None:
     """Some rank's loader has come to its end, and another's has not."""
-    ends = {rank: [n for n in notes if n["op"] == "end of data"] for rank, notes in part.notes.items()}
+    ends = {rank: [n for n in notes if n.op == "end of data"] for rank, notes in part.notes.items()}
     done = {rank: notes[0] for rank, notes in ends.items() if notes}
     if not done or len(done) == len(ends):
         return None
     rank, end = next(iter(done.items()))
-    if not end["frames"]:
+    if not end.frames:
         return None
-    what = f"the loader at {place(end)} ended on rank {rank} after {count(end['value'], 'batch').replace('batchs', 'batches')}, "
-    return "uneven-batches-hang", f"{what}while other ranks have more: {part.told()}", location(end["frames"][0])
+    what = f"the loader at {place(end)} ended on rank {rank} after {count(end.value or 0, 'batch').replace('batchs', 'batches')}, "
+    return "uneven-batches-hang", f"{what}while other ranks have more: {part.told()}", location(end.frames[0])
 
 
 def _by_branch(sources: Sources, part: Parting) -> Named | None:
@@ -55,21 +56,20 @@ def _by_branch(sources: Sources, part: Parting) -> Named | None:
     return None
 
 
-def _ways(before: Record, missed: Record) -> list[tuple[str, int | None, int, str]]:
+def _ways(before: ProgressEvent, missed: ProgressEvent) -> list[tuple[str, int | None, int, str]]:
     """(file, line before, line missed, function): where the two events part, and in every function entered after that."""
     at = fork(before, missed)
     if at is None:
         return []
     (file, line, _), (_, target, function) = at
-    inner = [tuple(f) for f in missed["frames"]]
-    inner = inner[: inner.index((file, target, function))]
+    inner = missed.frames[: missed.frames.index((file, target, function))]
     return [(file, line, target, function), *((f[0], None, f[1], f[2]) for f in reversed(inner))]
 
 
 def _by_loop(sources: Sources, part: Parting) -> Named | None:
     """A rank has left a loop in which another one goes on."""
     for rank, inside in part.events.items():
-        for frame in inside["frames"] if inside is not None else ():
+        for frame in inside.frames if inside is not None else ():
             file, line, function = frame
             loop = loop_of(sources, file, line)
             gone = [
@@ -86,11 +86,11 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
     return None
 
 
-def _inside(event: Record | None, file: str, loop: tuple[int, int], part: Parting, rank: int) -> bool:
+def _inside(event: ProgressEvent | None, file: str, loop: tuple[int, int], part: Parting, rank: int) -> bool:
     """Whether a rank is still in a loop: by the lines of its event, or because nothing says that it has left."""
     if event is None:
         return rank not in part.left
-    return any(f[0] == file and loop[0] <= f[1] <= loop[1] for f in event["frames"])
+    return any(f[0] == file and loop[0] <= f[1] <= loop[1] for f in event.frames)
 
 
 def _took(branch: Branch, part: Parting, frame: tuple[str, int, str]) -> Named:

@@ -32,13 +32,13 @@ class UnevenBatchesHang(HangRule):
 
     def foreseen(self, sources: Sources, run: Run) -> Finding:
         """Loaders of different lengths whose loop takes all of them: the end of the epoch would hang."""
-        loaders = {rank: [e for e in events if e["op"] == "data"] for rank, events in run.progress.items()}
+        loaders = {rank: [e for e in events if e.op == "data"] for rank, events in run.progress.items()}
         for made in zip(*loaders.values(), strict=False):
-            lengths = [e["value"] for e in made]
-            if None in lengths or len(set(lengths)) == 1 or any(e["frames"] != made[0]["frames"] for e in made):
+            lengths = [e.value for e in made]
+            if None in lengths or len(set(lengths)) == 1 or any(e.frames != made[0].frames for e in made):
                 continue
             told = f"the loader at {place(made[0])} has {', '.join(map(str, lengths[:8]))} batches on the ranks"
-            frame = made[0]["frames"][0] if made[0]["frames"] else None
+            frame = made[0].frames[0] if made[0].frames else None
             loop = loop_is_plain(sources, frame[0], frame[1]) if frame is not None else None
             if frame is not None and loop is not None and _meets_in(run, frame[0], loop):
                 end = "and its loop runs the model for every one: some ranks will wait for the others at its end"
@@ -52,8 +52,7 @@ class UnevenBatchesHang(HangRule):
 def _meets_in(run: Run, file: str, loop: tuple[int, int]) -> bool:
     """Whether a model is run within the lines of a loop."""
     return any(
-        event["op"] in ("forward", "backward")
-        and any(f[0] == file and loop[0] < f[1] <= loop[1] for f in event["frames"])
+        event.op in ("forward", "backward") and any(f[0] == file and loop[0] < f[1] <= loop[1] for f in event.frames)
         for events in run.progress.values()
         for event in events
     )

@@ -6,6 +6,7 @@ from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
+from ...trace.events import Shard, Shards, ToEmpty
 from ..base import Rule
 
 
@@ -45,9 +46,7 @@ class DtensorRngIdenticalShardsCpu(Rule):
             return self.unknown("one rank has no other's shard to compare")
         telling, same = [], []
         for name, entries in run.parameters.items():
-            shards = _digests(
-                run, name, [e["rank"] for e in entries if e["sharded"] and e["copy"] == entries[0]["copy"]]
-            )
+            shards = _digests(run, name, [e.rank for e in entries if e.sharded and e.copy == entries[0].copy])
             if len(shards) > 1 and all(shards):
                 telling.append(name)
                 if len(set(shards)) == 1:
@@ -56,7 +55,7 @@ class DtensorRngIdenticalShardsCpu(Rule):
             return self.passed("no parameter has large shards on several ranks")
         if 2 * len(same) < len(telling):
             return self.passed(f"{count(len(telling), 'parameter')} with other values on every rank")
-        drawn = evidence.line_of(run, "to_empty") or evidence.line_of(run, "shard", last=True)
+        drawn = evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True)
         return self.failed(
             f"{count(len(same), 'parameter')} of {len(telling)} ({some(same)}) have bit for bit the same shard on every "
             "rank at the first forward",
@@ -66,5 +65,5 @@ class DtensorRngIdenticalShardsCpu(Rule):
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:
     """The digest of a parameter's shard at the first forward on each of `ranks`."""
-    found = {t.rank: digests for t in run.traces for r in t.of("shards") if name in (digests := r["digests"])}
+    found = {t.rank: digests for t in run.traces for r in t.of(Shards) if name in (digests := r.digests)}
     return [found.get(rank, {}).get(name) for rank in ranks]

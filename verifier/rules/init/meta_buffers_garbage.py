@@ -13,6 +13,7 @@ from ...source.looks import inner, is_const, parts_of, text
 from ...source.looks_init import emptied
 from ...source.registry import detector
 from ...source.values import Value
+from ...trace.events import ToEmpty
 from ..base import Rule
 from ._empty import NOT_FILLED
 
@@ -48,17 +49,17 @@ class MetaBuffersGarbage(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        if run.traces[0].first("to_empty") is None:
+        if run.traces[0].first(ToEmpty) is None:
             return self.passed("the script allocates no buffer with to_empty")
         if (filled := evidence.provoked) is None or not filled.models:
             return self.unknown(NOT_FILLED)
-        bad = [b for m in filled.models for b in m["buffers"] if b["unset"]]
+        bad = [b for m in filled.models for b in m.buffers if b.unset]
         if not bad:
-            return self.passed(f"{count(sum(len(m['buffers']) for m in run.models), 'buffer')} written after to_empty")
-        names = some(f"{b['name']} {tuple(b['shape'])}" for b in bad)
+            return self.passed(f"{count(sum(len(m.buffers) for m in run.models), 'buffer')} written after to_empty")
+        names = some(f"{b.name} {tuple(b.shape)}" for b in bad)
         return self.failed(
             f"{names}: allocated by to_empty and never written before the first forward",
-            evidence.line_of(run, "to_empty"),
+            evidence.line_of(run, ToEmpty),
         )
 
 

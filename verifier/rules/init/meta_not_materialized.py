@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...analysis.root_cause import Blame
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Place
 from ..base import RaisedRule
 from ..raised import last_shard
 
@@ -36,6 +37,6 @@ class MetaNotMaterialized(RaisedRule):
     def fits(self, run: Run, cause: Blame) -> bool:
         return last_shard(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The last sharding: `to_empty` belongs below it."""
         return cause.location if "Cannot copy" in cause.error else last_shard(run) or cause.location

@@ -11,6 +11,7 @@ from ...source.events import CALL, NEW, SHARD, Event, Flow, covers
 from ...source.looks import text
 from ...source.looks_init import emptied
 from ...source.registry import detector
+from ...trace.events import ToEmpty
 from ..base import Rule
 from ._empty import NOT_FILLED
 
@@ -49,17 +50,17 @@ class MetaParamsNotReset(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        if run.traces[0].first("to_empty") is None:
+        if run.traces[0].first(ToEmpty) is None:
             return self.passed("the script allocates no parameter with to_empty")
         if (filled := evidence.provoked) is None or not filled.models:
             return self.unknown(NOT_FILLED)
-        bad = {name: sum(e["unset"] for e in entries) for name, entries in filled.parameters.items()}
+        bad = {name: sum(e.unset for e in entries) for name, entries in filled.parameters.items()}
         bad = {name: unset for name, unset in bad.items() if unset}
         if not bad:
             return self.passed(f"{count(len(run.parameters), 'parameter')} written after to_empty")
         return self.failed(
             f"{some(bad)}: allocated by to_empty and never written before the first forward",
-            evidence.line_of(run, "to_empty"),
+            evidence.line_of(run, ToEmpty),
         )
 
 

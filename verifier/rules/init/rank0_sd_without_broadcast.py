@@ -10,6 +10,7 @@ from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.looks import is_const, made_by
 from ...source.registry import detector
+from ...trace.events import SetState
 from ..base import Rule
 
 
@@ -43,16 +44,16 @@ class Rank0SdWithoutBroadcast(Rule):
         for run in (evidence.train, evidence.resume):
             if run is None:
                 continue
-            per_rank = [t.of("set_state") for t in run.traces]
+            per_rank = [t.of(SetState) for t in run.traces]
             for records in zip(*per_rank, strict=False):
                 calls += 1
-                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r["given"] == 0]
-                if empty and len(empty) < len(records) and not all(r["broadcast"] for r in records):
-                    full = next(r for r in records if r["given"])
+                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r.given == 0]
+                if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
+                    full = next(r for r in records if r.given)
                     return self.failed(
-                        f"{full['op']} is given {count(full['given'], 'key')} on some ranks and none on "
+                        f"{full.op} is given {count(full.given, 'key')} on some ranks and none on "
                         f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
-                        full["at_line"],
+                        full.at_line,
                     )
         if not calls and not evidence.train.models:
             return self.unknown("no forward of a model was seen")

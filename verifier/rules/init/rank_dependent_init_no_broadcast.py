@@ -11,7 +11,8 @@ from ...source.events import Event, Flow, covers
 from ...source.looks import is_known, made_by, text
 from ...source.registry import detector
 from ...source.values import GLOBAL, Value
-from ...trace import Record, Run, Sketch, difference
+from ...trace import Run, Sketch, difference
+from ...trace.events import Checkpoint, Shard
 from ..base import Rule
 
 
@@ -45,22 +46,22 @@ class RankDependentInitNoBroadcast(Rule):
             return self.unknown("no forward of a model was seen")
         if run.world_size == 1:
             return self.unknown("one rank has nobody to differ from")
-        line = evidence.line_of(run, "shard")
+        line = evidence.line_of(run, Shard)
         if diverged := _replicas_that_differ(run):
             return self.failed(f"{some(diverged)}: ranks that should hold copies hold different initial values", line)
         # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.
         alike = _first_replica(run)
-        per_rank = [t.of("shard") for t in run.traces if t.rank in alike]
+        per_rank = [t.of(Shard) for t in run.traces if t.rank in alike]
         if len({len(records) for records in per_rank}) > 1:
             return self.unknown("ranks call fully_shard a different number of times")
         differing = [
-            f"{own['name']} of {own['cls'].rpartition('.')[2]}"
+            f"{own.name} of {own.cls.rpartition('.')[2]}"
             for records in zip(*per_rank, strict=True)
-            for entries in zip(*(r["parameters"] for r in records), strict=False)
+            for entries in zip(*(r.parameters for r in records), strict=False)
             for own in entries[:1]
-            if any(e["sketch"] != own["sketch"] for e in entries)
+            if any(e.sketch != own.sketch for e in entries)
         ]
-        if not any(record["parameters"] for records in per_rank for record in records):
+        if not any(record.parameters for records in per_rank for record in records):
             if evidence.single is None or not evidence.single.parameters:
                 return self.unknown(
                     "the weights are made after sharding, and one process did not make its own to compare"
@@ -74,11 +75,11 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed("every rank holds a replica of its own: see hsdp-replicas-diverge-at-init")
         if not differing:
             return self.passed(f"equal before sharding on {count(len(alike), 'rank')} that share one replica")
-        last_shard = per_rank[0][-1]["seq"]
-        first_model = run.models[0]["seq"]
-        loaded = [r for r in run.places("checkpoint") if r["op"] in LOADS and last_shard < r["seq"] < first_model]
+        last_shard = per_rank[0][-1].seq
+        first_model = run.models[0].seq
+        loaded = [r for r in run.places(Checkpoint) if r.op in LOADS and last_shard < r.seq < first_model]
         if loaded:
-            return self.passed(f"ranks differ before sharding, and {loaded[0]['op']} sets all weights after it")
+            return self.passed(f"ranks differ before sharding, and {loaded[0].op} sets all weights after it")
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(f"ranks differ before sharding, and the weights of rank {giver} are set on all after it")
         return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
@@ -86,16 +87,16 @@ class RankDependentInitNoBroadcast(Rule):
 
 def _as_one_process(run: Run, single: Run) -> bool:
     """Whether one process, initialising by itself, comes to the same weights."""
-    alone = {name: entries[0]["sketch"] for name, entries in single.parameters.items()}
+    alone = {name: entries[0].sketch for name, entries in single.parameters.items()}
     sharded = _whole(run)
     return all(name in alone and _near(sharded[name], alone[name]) for name in sharded)
 
 
-def _rank_that_gave_all(run: Run, per_rank: list[list[Record]]) -> int | None:
+def _rank_that_gave_all(run: Run, per_rank: list[list[Shard]]) -> int | None:
     """The rank whose weights from before sharding are, all of them, the model's at the first forward."""
     now = list(_whole(run).values())
     for rank, records in enumerate(per_rank):
-        before = [entry["sketch"] for record in records for entry in record["parameters"]]
+        before = [entry.sketch for record in records for entry in record.parameters]
         if all(any(_near(value, kept) for value in now) for kept in before):
             return rank
     return None
@@ -104,7 +105,7 @@ def _rank_that_gave_all(run: Run, per_rank: list[list[Record]]) -> int | None:
 def _whole(run: Run) -> dict[str, Sketch]:
     """The sketch of each whole parameter at the first forward."""
     return {
-        name: [sum(column) for column in zip(*(e["sketch"] for e in entries if e["copy"] == 0), strict=True)]
+        name: [sum(column) for column in zip(*(e.sketch for e in entries if e.copy == 0), strict=True)]
         for name, entries in run.parameters.items()
     }
 
@@ -115,17 +116,17 @@ def _near(a: Sketch, b: Sketch) -> bool:
 
 def _first_replica(run: Run) -> list[int]:
     """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is sharded."""
-    entries = next((e for e in run.parameters.values() if e[0]["sharded"]), None)
+    entries = next((e for e in run.parameters.values() if e[0].sharded), None)
     if entries is None:
         return list(range(run.world_size))
-    return [e["rank"] for e in entries if e["copy"] == entries[0]["copy"]]
+    return [e.rank for e in entries if e.copy == entries[0].copy]
 
 
 def _replicas_that_differ(run: Run) -> list[str]:
     """Plain parameters of which two ranks hold other values at the first forward."""
     out = []
     for name, entries in run.parameters.items():
-        first, *others = [entry["sketch"] for entry in entries if not entry["sharded"]] or [[0.0] * 5]
+        first, *others = [entry.sketch for entry in entries if not entry.sharded] or [[0.0] * 5]
         if any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others):
             out.append(name)
     return out

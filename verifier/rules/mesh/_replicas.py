@@ -19,10 +19,10 @@ def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[S
         copies: dict[int, Sketch] = {}
         entries = run.parameters[name]
         for entry, value in zip(entries, values, strict=True):
-            if not entry["sharded"] or entry["ranks"] != entries[0]["ranks"]:
+            if not entry.sharded or entry.ranks != entries[0].ranks:
                 continue
-            so_far = copies.get(entry["copy"], [0.0] * len(value))
-            copies[entry["copy"]] = [a + b for a, b in zip(so_far, value, strict=True)]
+            so_far = copies.get(entry.copy, [0.0] * len(value))
+            copies[entry.copy] = [a + b for a, b in zip(so_far, value, strict=True)]
         if len(copies) > 1:
             out[name] = list(copies.values())
     return out

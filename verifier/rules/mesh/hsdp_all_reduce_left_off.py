@@ -10,6 +10,7 @@ from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.looks_gradients import never_on
 from ...source.registry import detector
+from ...trace.events import AllReduce, Partial, Step, Stepped
 from ..base import Rule
 from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
 
@@ -39,24 +40,23 @@ class HsdpAllReduceLeftOff(Rule):
         run = evidence.train
         if run is None or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        flags = sum(not r["value"] for r in run.places("all_reduce"))
-        line = evidence.line_of(run, "all_reduce", last=True) or evidence.line_of(run, "step")
-        held = next((r for t in run.traces for r in t.of("partial") if r["step"] <= run.steps()), None)
+        flags = sum(not r.value for r in run.places(AllReduce))
+        line = evidence.line_of(run, AllReduce, last=True) or evidence.line_of(run, Step)
+        held = next((r for t in run.traces for r in t.of(Partial) if r.step <= run.steps()), None)
         if held is not None:
             return self.failed(
-                f"at step {held['step']} FSDP still holds back gradients of {count(len(held['groups']), 'group')} that "
+                f"at step {held.step} FSDP still holds back gradients of {count(len(held.groups), 'group')} that "
                 f"were reduced in their replica and not over the replicas ({count(flags, 'call')} turned it off)",
                 line,
             )
-        before = replicas_of(run, {name: [e["sketch"] for e in entries] for name, entries in run.parameters.items()})
+        before = replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
         if not before:
             return self.passed(NO_REPLICAS)
         same = set(before) - set(replicas_apart(before))
         for step in range(1, run.steps() + 1):
-            records = run.at_step("stepped", step)
+            records = run.at_step(Stepped, step)
             weights = {
-                name: [records[e["rank"]]["weights"].get(name, e["sketch"]) for e in run.parameters[name]]
-                for name in same
+                name: [records[e.rank].weights.get(name, e.sketch) for e in run.parameters[name]] for name in same
             }
             if apart := replicas_apart(replicas_of(run, weights)):
                 return self.failed(

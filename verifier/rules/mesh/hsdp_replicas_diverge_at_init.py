@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Shard
 from ..base import Rule
 from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
 
@@ -31,13 +32,13 @@ class HsdpReplicasDivergeAtInit(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        replicas = replicas_of(run, {name: [e["sketch"] for e in entries] for name, entries in run.parameters.items()})
+        replicas = replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
         if not replicas:
             return self.passed(NO_REPLICAS)
         if apart := replicas_apart(replicas):
             return self.failed(
                 f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) are not the same in all "
                 f"{max(len(r) for r in replicas.values())} replicas at the first forward",
-                evidence.line_of(run, "shard"),
+                evidence.line_of(run, Shard),
             )
         return self.passed(f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward")

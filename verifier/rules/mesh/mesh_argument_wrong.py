@@ -11,6 +11,7 @@ from ...source.events import Flow, covers
 from ...source.looks import made_by, text
 from ...source.registry import detector
 from ...source.values import holders
+from ...trace.events import Wrap
 from ..base import Rule
 
 
@@ -40,32 +41,32 @@ class MeshArgumentWrong(Rule):
         run = evidence.train
         if run is None or not run.traces:
             return self.unknown("the script was not run")
-        wraps = list(run.places("wrap"))
+        wraps = list(run.places(Wrap))
         if not wraps and not run.models:
             return self.unknown("no fully_shard and no forward of a model was seen")
         for record in wraps:
-            mesh = record["mesh"]
-            if mesh is None or len(mesh["names"]) != 2 or record["explicit_dims"]:
+            mesh = record.mesh
+            if mesh is None or len(mesh.names) != 2 or record.explicit_dims:
                 continue
-            first, second = mesh["names"]
-            if max(mesh["shape"]) == 1:
+            first, second = mesh.names
+            if max(mesh.shape) == 1:
                 continue
-            told = f"fully_shard is given a mesh of {first}={mesh['shape'][0]} x {second}={mesh['shape'][1]}"
+            told = f"fully_shard is given a mesh of {first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
             if strange := next((name for name in (first, second) if self.foreign.search(name)), None):
                 return self.failed(
                     f"{told}: it replicates over '{first}' and shards over '{second}', and '{strange}' is no data-parallel dim",
-                    record["at_line"],
+                    record.at_line,
                 )
             reversed_names = self.shards.search(first) and not self.replicates.search(first)
             if reversed_names and self.replicates.search(second):
                 return self.failed(
                     f"{told}: it replicates over the first dim, '{first}', and shards over the second, '{second}'",
-                    record["at_line"],
+                    record.at_line,
                 )
-        two = next((r["mesh"] for r in wraps if r["mesh"] and len(r["mesh"]["shape"]) == 2), None)
+        two = next((r.mesh for r in wraps if r.mesh and len(r.mesh.shape) == 2), None)
         if two is None:
             return self.passed("fully_shard is given meshes of one dim")
-        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {two['names'] or two['shape']}")
+        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {two.names or two.shape}")
 
 
 _MODEL = ("tp", "tensor_parallel", "pp", "pipeline_parallel", "ep", "expert_parallel", "cp", "context_parallel")

@@ -11,7 +11,8 @@ from ...source.events import Event, Flow
 from ...source.looks import is_const, made_by, text
 from ...source.looks_data import SAMPLER
 from ...source.registry import detector
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Micro, Parameter, ShardedInput, Wrap
 from ..base import Rule
 
 
@@ -39,7 +40,7 @@ class SamplerRankIgnoresMesh(Rule):
         groups = _tensor_parallel_groups(run)
         if not groups:
             return self.passed("no parameter is sharded over a tensor-parallel dim beside the mesh of fully_shard")
-        if any(t.first("sharded_input") for t in run.traces):
+        if any(t.first(ShardedInput) for t in run.traces):
             return self.unknown("the model is given DTensors, whose samples cannot be compared")
         for step in range(1, run.steps() + 1):
             rows = run.rows(step)
@@ -50,7 +51,7 @@ class SamplerRankIgnoresMesh(Rule):
                     return self.failed(
                         f"ranks {group[0]} and {other} hold parts of the same layers, and at step {step} they are given "
                         f"different samples ({shared} of {rows[group[0]].total()} are the same)",
-                        evidence.line_of(run, "micro"),
+                        evidence.line_of(run, Micro),
                     )
         if not any(rows.total() for rows in run.rows(1)):
             return self.unknown("the model was given no tensor whose rows could be told apart")
@@ -61,7 +62,7 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
     """Ranks that stand at the same place of parallel data meshes, if parameters are sharded over more than those."""
     meshes: dict[int, list[int]] = {}
     for trace in run.traces:
-        given = [r["mesh"]["ranks"] for r in trace.of("wrap") if r["mesh"] is not None]
+        given = [r.mesh.ranks for r in trace.of(Wrap) if r.mesh is not None]
         if not given:
             return []
         meshes[trace.rank] = max(given, key=len)
@@ -75,10 +76,10 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
     return [group for group in places.values() if len(group) > 1]
 
 
-def _beyond(entry: Record, meshes: dict[int, list[int]]) -> bool:
+def _beyond(entry: Parameter, meshes: dict[int, list[int]]) -> bool:
     """Whether a parameter is cut over ranks outside of this rank's data mesh."""
-    own = set(meshes.get(entry["rank"], ()))
-    return bool(own) and own < set(entry["ranks"]) and sum("S" in p for p in entry["placements"]) > 1
+    own = set(meshes.get(entry.rank, ()))
+    return bool(own) and own < set(entry.ranks) and sum("S" in p for p in entry.placements) > 1
 
 
 _OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")

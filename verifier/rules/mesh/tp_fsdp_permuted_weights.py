@@ -8,6 +8,7 @@ from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Sketch, difference
+from ...trace.events import Checkpoint, Step
 from ..base import Rule
 
 
@@ -42,7 +43,7 @@ class TpFsdpPermutedWeights(Rule):
         saved = train.whole_state("weights", after + 1)
         looked = 0
         for run in (evidence.resume, *evidence.reshards):
-            if run is None or not run.at_step("step", 1):
+            if run is None or not run.at_step(Step, 1):
                 continue
             mine = run.whole_state("weights", 1)
             looked += 1
@@ -51,7 +52,7 @@ class TpFsdpPermutedWeights(Rule):
                 return self.failed(
                     f"after the resume on {count(run.world_size, 'rank')} {count(len(wrong), 'parameter')} of {len(saved)} "
                     f"({some(wrong)}) hold the values that were saved, in another order",
-                    evidence.line_of(train, "checkpoint") or evidence.line_of(run, "checkpoint"),
+                    evidence.line_of(train, Checkpoint) or evidence.line_of(run, Checkpoint),
                 )
         if not looked or not saved:
             return self.unknown("no resumed run came to an optimizer step")

@@ -10,7 +10,8 @@ from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import text
 from ...source.registry import detector
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Optimizer, Place
 from ..base import RaisedRule
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
@@ -40,9 +41,9 @@ class UnsupportedOptimizer(RaisedRule):
             return culprit(run, cause)[0] == self.name
         return any("optimizer" in f for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """Where the optimizer was constructed."""
-        lines = [r["at_line"] for r in run.places("optimizer") if r["at_line"]]
+        lines = [r.at_line for r in run.places(Optimizer) if r.at_line]
         return lines[-1] if lines else cause.location
 
 

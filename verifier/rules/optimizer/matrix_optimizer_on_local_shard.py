@@ -13,6 +13,7 @@ from ...source.looks import text
 from ...source.project import Module
 from ...source.registry import detector
 from ...source.sources import find_shard_use
+from ...trace.events import Optimizer, ShardInStep
 from ..base import Rule
 
 
@@ -43,11 +44,11 @@ class MatrixOptimizerOnLocalShard(Rule):
         run, single = evidence.exact, evidence.single
         if run is None or run.steps() == 0 or not run.completed:
             return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
-        own = [r["cls"] for r in run.places("optimizer") if not r["cls"].startswith("torch.optim.")]
+        own = [r.cls for r in run.places(Optimizer) if not r.cls.startswith("torch.optim.")]
         if not own:
             return self.passed("the optimizers are torch's own")
         cls = own[0].rpartition(".")[2]
-        line = evidence.line_of(run, "shard_in_step") or find_shard_use(evidence.sources, cls)
+        line = evidence.line_of(run, ShardInStep) or find_shard_use(evidence.sources, cls)
         if line is None:
             return self.passed(f"{cls} asks for no shard")
         if run.world_size == 1:

@@ -9,6 +9,7 @@ from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
+from ...trace.events import Micro, Step, Stepped, Stress
 from ..base import Rule
 
 UNREPRODUCIBLE = 0.05
@@ -66,7 +67,7 @@ def _decide(
     parting = part(run, oracle, allowed)
     same = None if label == "the original" else oracle
     told += f"; {meaning(parting, run, label, _second(evidence, run, label, limit), same)}"
-    line = evidence.line_of(run, "micro" if parting.stage in ("gradient", "loss") else "step")
+    line = evidence.line_of(run, Micro if parting.stage in ("gradient", "loss") else Step)
     return rule.failed(f"not what {label} computes: {told}", line, measured=over[name], limit=allowed[name])
 
 
@@ -88,14 +89,14 @@ def substance(evidence: Evidence, run: Run) -> str:
     """What makes the pass more than luck: the loss fell, gradients and weights moved, the clip was reached, the data differ."""
     losses = [loss for loss in run.losses if loss is not None]
     told = [f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"] if len(losses) > 1 else []
-    trainable = [name for name, entries in run.parameters.items() if entries[0]["trainable"]]
+    trainable = [name for name, entries in run.parameters.items() if entries[0].trainable]
     steps = range(1, run.steps() + 1)
-    fed = {n for s in steps for n, g in run.whole("step", "grads_at_step", s).items() if g is not None and g[0] > 0.0}
+    fed = {n for s in steps for n, g in run.whole(Step, "grads_at_step", s).items() if g is not None and g[0] > 0.0}
     idle = [name for name in trainable if name not in fed]
     told.append(
         f"{some(idle)} never got a gradient" if idle else f"all {len(trainable)} trainable parameters got gradients"
     )
-    moved = {n for s in steps for r in run.at_step("stepped", s) for n, m in r["moved"].items() if m[0] > 0.0}
+    moved = {n for s in steps for r in run.at_step(Stepped, s) for n, m in r.moved.items() if m[0] > 0.0}
     still = [name for name in trainable if name not in moved and name not in idle]
     if still:
         told.append(f"{some(still)} did not move")
@@ -114,5 +115,5 @@ def substance(evidence: Evidence, run: Run) -> str:
 
 def _clips(provoked: Run | None) -> bool:
     """Whether gradients 1e6 times as large were scaled down before the step."""
-    record = provoked.traces[0].first("stress") if provoked is not None and provoked.traces else None
-    return record is not None and any(ss < 0.9 * bb for bb, _, ss in record["products"].values() if bb > 0.0)
+    record = provoked.traces[0].first(Stress) if provoked is not None and provoked.traces else None
+    return record is not None and any(ss < 0.9 * bb for bb, _, ss in record.products.values() if bb > 0.0)

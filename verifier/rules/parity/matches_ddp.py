@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Local
 from ..base import Rule
 from ._oracle import judge_against
 from .matches_single_process import MatchesSingleProcess
@@ -46,12 +47,12 @@ class MatchesDdp(Rule):
     def _by_one_process(self, evidence: Evidence, found: Finding) -> Finding:
         """A difference from DDP is a fault only where one process differs too: code on shards has no counterpart in DDP."""
         other = MatchesSingleProcess().judge(evidence)
-        shard_code = evidence.line_of(evidence.reference, "local")
+        shard_code = evidence.line_of(evidence.reference, Local)
         if other.status == "fail" or (other.status == "inconclusive" and shard_code is None):
             return found
         where = "the script does what DDP has no counterpart for"
         if shard_code is not None:
-            line = f"{shard_code['file'].rpartition('/')[2]}:{shard_code['line']}"
+            line = f"{shard_code.file.rpartition('/')[2]}:{shard_code.line}"
             where = f"{line} works on local shards, for which DDP has no counterpart"
         if other.status == "inconclusive":
             return self.unknown(f"{where}, and one process does not tell either: {other.evidence}")

@@ -7,6 +7,7 @@ from ...analysis.precision import low_precision
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Micro
 from ..base import Rule
 
 LOW_MULTIPLE = 4.0  # activations are rounded too, not only weights
@@ -67,7 +68,7 @@ class MatchesFullPrecision(Rule):
         return self.failed(
             f"the first gradient in {dtype} is {measured:.1%} off that of float32, and weights rounded to {dtype} explain {noise:.1%}; "
             f"most in {some(worst)}",
-            evidence.line_of(train, "micro"),
+            evidence.line_of(train, Micro),
             measured=measured,
             limit=limit,
         )

@@ -6,6 +6,7 @@ from ...analysis.root_cause import blame
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Stepped
 from ..base import Rule
 from ..checkpoint._resumed import load_line, saved_at
 
@@ -46,10 +47,10 @@ class ResumeIsExact(Rule):
         if steps < 1:
             return self.unknown("the resumed run made no step that the train run made too")
         for k in range(1, steps + 1):
-            theirs = [[m["loss"] for m in micros] for micros in train.micros(after + k)]
-            mine = [[m["loss"] for m in micros] for micros in resume.micros(k)]
-            pairs = zip(train.at_step("stepped", after + k), resume.at_step("stepped", k), strict=True)
-            if theirs != mine or any(_other_weights(a["weights"], b["weights"]) for a, b in pairs):
+            theirs = [[m.loss for m in micros] for micros in train.micros(after + k)]
+            mine = [[m.loss for m in micros] for micros in resume.micros(k)]
+            pairs = zip(train.at_step(Stepped, after + k), resume.at_step(Stepped, k), strict=True)
+            if theirs != mine or any(_other_weights(a.weights, b.weights) for a, b in pairs):
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"loss {b!r} instead of {a!r}" if a != b else "other weights after the step"
                 told = f"step {after + k} after the resume: {what}{saved_at(evidence)}"

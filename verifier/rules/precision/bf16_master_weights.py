@@ -13,6 +13,7 @@ from ...source.looks import LOW_DTYPES, is_dtype, text
 from ...source.looks_precision import cast_of
 from ...source.registry import detector
 from ...source.values import Value
+from ...trace.events import Shard, Step, Stepped
 from ..base import Rule
 
 
@@ -40,18 +41,18 @@ class Bf16MasterWeights(Rule):
         run = evidence.train
         if run is None or not run.models or run.steps() == 0:
             return self.unknown("no optimizer step was seen")
-        record = run.at_step("step", 1)[0]
-        held = [name for name in record["held"] if run.parameters[name][0]["trainable"]]
-        low = [name for name in held if run.parameters[name][0]["dtype"] in LOW]
-        if not low or not record["cls"].startswith("torch.optim."):
-            dtypes = sorted({run.parameters[name][0]["dtype"] for name in held}) or ["of no model parameter"]
+        record = run.at_step(Step, 1)[0]
+        held = [name for name in record.held if run.parameters[name][0].trainable]
+        low = [name for name in held if run.parameters[name][0].dtype in LOW]
+        if not low or not record.cls.startswith("torch.optim."):
+            dtypes = sorted({run.parameters[name][0].dtype for name in held}) or ["of no model parameter"]
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
-        changed = sum(r["moved"][n][2] for r in run.at_step("stepped", run.steps()) for n in low if n in r["moved"])
-        present = sum(e["local_numel"] for n in low for e in run.parameters[n])
+        changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
+        present = sum(e.local_numel for n in low for e in run.parameters[n])
         return self.failed(
-            f"{some(low)} are {run.parameters[low[0]][0]['dtype']} in the optimizer; the last step changed "
+            f"{some(low)} are {run.parameters[low[0]][0].dtype} in the optimizer; the last step changed "
             f"{changed / max(present, 1):.1%} of their elements",
-            evidence.line_of(run, "shard"),
+            evidence.line_of(run, Shard),
         )
 
 

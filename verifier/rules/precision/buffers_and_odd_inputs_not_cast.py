@@ -6,14 +6,15 @@ from ...analysis.precision import LOW
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Raised, Shard
 from ..base import RaisedRule
 from ..raised import DTYPES, inner_output, stack
 
 
-def _policies(run: Run) -> list[Record]:
+def _policies(run: Run) -> list[Shard]:
     """The calls of fully_shard with a low-precision param_dtype."""
-    return [r for r in run.places("shard") if r["param_dtype"] in LOW]
+    return [r for r in run.places(Shard) if r.param_dtype in LOW]
 
 
 class BuffersAndOddInputsNotCast(RaisedRule):
@@ -49,10 +50,10 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         run = evidence.train
         if found.status != "fail" or run is None or run.completed:
             return found
-        seen = [f for t in run.traces if (r := t.first("raised")) for f in r["frames"] if f["own"] and "module" in f]
+        seen = [f for t in run.traces if (r := t.first(Raised)) for f in r.frames if f.own and "module" in f]
         if not seen:
             return found
-        kinds = {**seen[0]["tensors"], **{f"self.{name}": dtype for name, dtype in seen[0]["buffers"].items()}}
+        kinds = {**seen[0].tensors, **{f"self.{name}": dtype for name, dtype in seen[0].buffers.items()}}
         told = ", ".join(f"{name} is {dtype}" for name, dtype in kinds.items())
         return self.failed(f"{found.evidence}; there {told}" if told else found.evidence, found.location)
 

@@ -6,6 +6,7 @@ from ...analysis.precision import LOW
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import LossyCast, Shard
 from ..base import Rule
 
 
@@ -34,19 +35,19 @@ class CastForwardInputsLossy(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
-        shards = run.traces[0].of("shard") if run is not None and run.traces else []
+        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
         if run is None or not shards:
             return self.unknown("no call of fully_shard was seen")
-        lost = next((r for t in run.traces if (r := t.first("lossy_cast")) is not None), None)
+        lost = next((r for t in run.traces if (r := t.first(LossyCast)) is not None), None)
         if lost is None:
-            low = sum(r["param_dtype"] in LOW for r in shards)
+            low = sum(r.param_dtype in LOW for r in shards)
             return self.passed(
                 f"no whole number among the inputs of {count(low, 'low-precision group')} changed by the cast"
                 if low
                 else "no group computes in low precision, so no input is cast"
             )
         return self.failed(
-            f"FSDP casts an input of {lost['cls']} (shape {tuple(lost['shape'])}, whole numbers) to {lost['dtype']}: "
-            f"{lost['was']:g} becomes {lost['now']:g}, and {lost['changed']} elements in all change",
-            lost["at_line"],
+            f"FSDP casts an input of {lost.cls} (shape {tuple(lost.shape)}, whole numbers) to {lost.dtype}: "
+            f"{lost.was:g} becomes {lost.now:g}, and {lost.changed} elements in all change",
+            lost.at_line,
         )

@@ -13,6 +13,7 @@ from ...source.looks_precision import POLICY, policies_of_trained
 from ...source.registry import detector
 from ...source.values import choices
 from ...trace import Run
+from ...trace.events import Scaler, Shard, Step
 from ..base import Rule
 
 
@@ -41,28 +42,28 @@ class Fp16WithoutScaler(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
-        shards = run.traces[0].of("shard") if run is not None and run.traces else []
+        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
         if run is None or not shards:
             return self.unknown("no call of fully_shard was seen")
-        half = [r for r in shards if r["param_dtype"] == "float16"]
+        half = [r for r in shards if r.param_dtype == "float16"]
         if not half:
             return self.passed("no group computes in float16")
-        scaler = run.traces[0].first("scaler")
+        scaler = run.traces[0].first(Scaler)
         if scaler is not None:
-            return self.passed(f"the loss goes through {scaler['cls']}")
+            return self.passed(f"the loss goes through {scaler.cls}")
         if not any(run.micros(1)):
             return self.unknown("no backward was seen")
         if (factor := _loss_scale(run)) is not None:
             return self.passed(f"the script scales the loss itself, by {factor:g}")
         return self.failed(
             f"param_dtype is float16 in {len(half)} of {len(shards)} calls, and no loss was scaled: gradients below 6e-8 are zero",
-            half[0]["at_line"],
+            half[0].at_line,
         )
 
 
 def _loss_scale(run: Run) -> float | None:
     """By what the script divides all gradients between backward and the first step, if it is a power of two from 8 up."""
-    before, after = run.whole("step", "grads", 1), run.whole("step", "grads_at_step", 1)
+    before, after = run.whole(Step, "grads", 1), run.whole(Step, "grads_at_step", 1)
     factors = [
         math.sqrt(a[0] / b[0])
         for name, a in before.items()

@@ -11,7 +11,8 @@ from ...source.looks import is_known, text
 from ...source.looks_precision import cast_of
 from ...source.registry import detector
 from ...source.values import holders, root_of
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Place, Shard
 from ..base import RaisedRule
 
 
@@ -36,11 +37,11 @@ class MixedOrigDtypeInGroup(RaisedRule):
 
     pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The first sharding that takes parameters of several dtypes into one group."""
-        for record in run.places("shard"):
-            if len({p.get("dtype") for p in record["parameters"]}) > 1:
-                line: Record | None = record["at_line"]
+        for record in run.places(Shard):
+            if len({p.dtype for p in record.parameters}) > 1:
+                line: Place | None = record.at_line
                 return line
         return cause.location
 

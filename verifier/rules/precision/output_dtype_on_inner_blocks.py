@@ -11,7 +11,8 @@ from ...source.looks import FULL, LOW_DTYPES, is_dtype, is_known, made_by
 from ...source.looks_precision import POLICY
 from ...source.registry import detector
 from ...source.values import Value, root_of
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Place
 from ..base import RaisedRule
 from ..raised import DTYPES, inner_output
 
@@ -43,10 +44,10 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
     def fits(self, run: Run, cause: Blame) -> bool:
         return inner_output(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The call on a block."""
         inner = inner_output(run)
-        return inner["at_line"] if inner is not None else cause.location
+        return inner.at_line if inner is not None else cause.location
 
 
 @detector("output-dtype-on-inner-blocks")

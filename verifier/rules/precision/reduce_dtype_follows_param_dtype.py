@@ -12,6 +12,7 @@ from ...source.looks import LOW_DTYPES, is_const, is_dtype, text, trains
 from ...source.looks_precision import POLICY, policies_of_trained
 from ...source.registry import detector
 from ...source.values import choices
+from ...trace.events import Shard
 from ..base import Rule
 
 
@@ -35,17 +36,17 @@ class ReduceDtypeFollowsParamDtype(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
-        shards = run.traces[0].of("shard") if run is not None and run.traces else []
+        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
         if not shards:
             return self.unknown("no call of fully_shard was seen")
-        bad = [r for r in shards if r["param_dtype"] in LOW and r["reduce_dtype"] is None]
+        bad = [r for r in shards if r.param_dtype in LOW and r.reduce_dtype is None]
         if not bad:
-            kinds = {f"param_dtype {r['param_dtype']}, reduce_dtype {r['reduce_dtype']}" for r in shards}
+            kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in shards}
             return self.passed("; ".join(sorted(kinds)))
         return self.failed(
-            f"param_dtype is {bad[0]['param_dtype']} and reduce_dtype is not given in {len(bad)} of {len(shards)} calls: "
-            f"gradients are reduced in {bad[0]['param_dtype']}",
-            bad[0]["at_line"],
+            f"param_dtype is {bad[0].param_dtype} and reduce_dtype is not given in {len(bad)} of {len(shards)} calls: "
+            f"gradients are reduced in {bad[0].param_dtype}",
+            bad[0].at_line,
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...analysis.root_cause import Blame
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Model, Place
 from ..base import RaisedRule
 from ..raised import last_shard
 
@@ -33,7 +34,7 @@ class InferenceModeBeforeTraining(RaisedRule):
     def fits(self, run: Run, cause: Blame) -> bool:
         return last_shard(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The first forward, which was the one under inference mode."""
-        lines = [r["at_line"] for r in run.places("model") if r["at_line"]]
+        lines = [r.at_line for r in run.places(Model) if r.at_line]
         return lines[0] if lines else cause.location

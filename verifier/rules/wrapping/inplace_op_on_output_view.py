@@ -8,6 +8,7 @@ from ...analysis.root_cause import blame
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import InplaceView, Step
 from ..base import Rule
 
 
@@ -34,19 +35,19 @@ class InplaceOpOnOutputView(Rule):
         run = evidence.train
         if run is None or not run.traces:
             return self.unknown("the script was not run")
-        changed = next((r for t in run.traces for r in t.of("inplace_view")), None)
+        changed = next((r for t in run.traces for r in t.of(InplaceView)), None)
         if changed is None:
             if not run.models:
                 return self.unknown("no forward of a model was seen")
             return self.passed("no view that a wrapped module returned was changed in place before backward")
-        told = f"the output of a wrapped {changed['module']} is a view, and it is changed in place before backward"
+        told = f"the output of a wrapped {changed.module} is a view, and it is changed in place before backward"
         stopped = "" if run.completed else blame(run).error
         if self.stops.search(stopped):
-            return self.failed(f"{told}: the run stopped: {stopped[:160]}", changed["at_line"])
-        unsynced = next((r for t in run.traces for r in t.of("step") if r["unsynced"]), None)
+            return self.failed(f"{told}: the run stopped: {stopped[:160]}", changed.at_line)
+        unsynced = next((r for t in run.traces for r in t.of(Step) if r.unsynced), None)
         if unsynced is not None:
-            names = some(unsynced["unsynced"])
+            names = some(unsynced.unsynced)
             return self.failed(
-                f"{told}: at step {unsynced['step']} the gradients of {names} are not reduced", changed["at_line"]
+                f"{told}: at step {unsynced.step} the gradients of {names} are not reduced", changed.at_line
             )
         return self.passed(f"{told}; every gradient was reduced all the same")

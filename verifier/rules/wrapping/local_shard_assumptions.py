@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import FromLocal
 from ..base import Rule
 
 
@@ -31,7 +32,7 @@ class LocalShardAssumptions(Rule):
         run = evidence.train
         if run is None or not run.traces:
             return self.unknown("the script was not run")
-        per_rank = [t.of("from_local") for t in run.traces]
+        per_rank = [t.of(FromLocal) for t in run.traces]
         if not any(per_rank):
             if not run.models:
                 return self.unknown("no forward of a model was seen")
@@ -40,13 +41,11 @@ class LocalShardAssumptions(Rule):
             return self.unknown("ranks make a different number of DTensors of local shards")
         for records in zip(*per_rank, strict=False):
             first = records[0]
-            other = next(
-                (r for r in records[1:] if r["ranks"] == first["ranks"] and r["shape"] != first["shape"]), None
-            )
-            if other is not None and other["at_line"] == first["at_line"]:
+            other = next((r for r in records[1:] if r.ranks == first.ranks and r.shape != first.shape), None)
+            if other is not None and other.at_line == first.at_line:
                 return self.failed(
-                    f"from_local takes shards of {tuple(first['local'])} and {tuple(other['local'])} on two ranks for parts of "
-                    f"tensors of {tuple(first['shape'])} and {tuple(other['shape'])}: it was not told the size of the whole",
-                    first["at_line"],
+                    f"from_local takes shards of {tuple(first.local)} and {tuple(other.local)} on two ranks for parts of "
+                    f"tensors of {tuple(first.shape)} and {tuple(other.shape)}: it was not told the size of the whole",
+                    first.at_line,
                 )
         return self.passed(f"{count(len(per_rank[0]), 'DTensor')} made of local shards, of one size on all ranks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.traffic import whole
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Checkpoint, Traffic
 from ..base import Rule
 
 
@@ -30,18 +31,18 @@ class ModelGatheredEveryStep(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        whole = sum(whole(run, name) for name, entries in run.parameters.items() if entries[0]["sharded"])
+        whole = sum(whole(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
         if whole == 0:
             return self.passed("no parameter is sharded")
-        saved = {record["after_step"] + 1 for record in run.places("checkpoint")}
-        steps = [r for r in run.places("traffic") if r["step"] > 1 and r["step"] not in saved]
+        saved = {record.after_step + 1 for record in run.places(Checkpoint)}
+        steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
             return self.unknown("no step without a checkpoint was counted")
-        least = min(_bytes(r["script"], "all_gather") for r in steps)
+        least = min(_bytes(r.script, "all_gather") for r in steps)
         told = f"{least:,} bytes gathered by the script in each step, {whole:,} bytes of sharded parameters"
         if least < whole:
             return self.passed(told, measured=float(least), limit=float(whole))
-        line = next((entry["at_line"] for entry in steps[-1]["lines"]), None)
+        line = next((entry.at_line for entry in steps[-1].lines), None)
         return self.failed(told, line, measured=float(least), limit=float(whole))
 
 

@@ -13,6 +13,7 @@ from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, text
 from ...source.registry import detector
 from ...source.values import choices
+from ...trace.events import Late
 from ..base import Rule
 from ._late import gradients_differ, late_parameters
 
@@ -42,7 +43,7 @@ class ParamsAddedAfterShard(Rule):
             return self.passed("no parameter was registered after its root was sharded")
         if run.world_size == 1:
             return self.unknown("one rank reduces nothing")
-        line = evidence.line_of(run, "late")
+        line = evidence.line_of(run, Late)
         apart = [name for name in late if gradients_differ(run, name)]
         if apart:
             return self.failed(

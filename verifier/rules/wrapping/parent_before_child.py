@@ -11,7 +11,8 @@ from ...source.events import Flow, covers
 from ...source.looks import text
 from ...source.registry import detector
 from ...source.values import holders
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Place, Shard
 from ..base import RaisedRule
 
 
@@ -36,14 +37,14 @@ class ParentBeforeChild(RaisedRule):
     pattern = r"Invariant encountered: value was None when it should not be|Cannot concatenate overlapping meshes"
 
     def fits(self, run: Run, cause: Blame) -> bool:
-        lines = [f["line"] for f in cause.frames]
-        return any(r["at_line"] and r["at_line"]["line"] in lines for r in run.places("shard")) and not _parallel(cause)
+        lines = [f.line for f in cause.frames]
+        return any(r.at_line and r.at_line.line in lines for r in run.places(Shard)) and not _parallel(cause)
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The call before the one that failed: the parent's."""
-        lines: list[Record] = [r["at_line"] for r in run.places("shard") if r["at_line"]]
+        lines: list[Place] = [r.at_line for r in run.places(Shard) if r.at_line]
         failed = lines[-1]
-        return next((line for line in reversed(lines) if line["line"] != failed["line"]), failed)
+        return next((line for line in reversed(lines) if line.line != failed.line), failed)
 
 
 def _parallel(cause: Blame) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Micro, Reduce
 from ..base import Rule
 
 
@@ -36,22 +37,20 @@ class RankDivergentParamUse(Rule):
             return self.unknown("one rank reduces nothing")
         missing, about = _missing(run)
         for key, per_rank in missing.items():
-            record = about[key]
+            record, done = about[key]
             sets = {
-                rank: per_rank.get(rank, frozenset())
-                for rank in record["ranks"]
-                if _came_to(run, rank, record, per_rank)
+                rank: per_rank.get(rank, frozenset()) for rank in record.ranks if _came_to(run, rank, done, per_rank)
             }
-            if record["filled"] or len(set(sets.values())) < 2:
+            if record.filled or len(set(sets.values())) < 2:
                 continue
             told = "; ".join(
                 f"rank {rank} has none of {some(sorted(names))}" if names else f"rank {rank} has all"
                 for rank, names in sorted(sets.items())[:4]
             )
             return self.failed(
-                f"at step {record['step']} the ranks reduce gradients of different parameters of the group "
-                f"'{record['group'] or 'root'}': {told}",
-                record["at_line"],
+                f"at step {record.step} the ranks reduce gradients of different parameters of the group "
+                f"'{record.group or 'root'}': {told}",
+                record.at_line,
             )
         if not run.models:
             return self.unknown("no forward of a model was seen")
@@ -63,28 +62,31 @@ class RankDivergentParamUse(Rule):
 _Key = tuple[tuple[int, ...], str, int, int]
 
 
-def _missing(run: Run) -> tuple[dict[_Key, dict[int, frozenset[str]]], dict[_Key, Record]]:
-    """For each reduction that some rank came to without all gradients: {rank: parameters without one}, and one record."""
+def _missing(run: Run) -> tuple[dict[_Key, dict[int, frozenset[str]]], dict[_Key, tuple[Reduce, int]]]:
+    """For each reduction to which some rank came without all gradients: {rank: parameters without one}.
+
+    And by reduction: one record of it, and how many backwards its rank had ended before.
+    """
     found: dict[_Key, dict[int, frozenset[str]]] = {}
-    about: dict[_Key, Record] = {}
+    about: dict[_Key, tuple[Reduce, int]] = {}
     for trace in run.traces:
         done = 0
         for record in trace.records:
-            done += record["kind"] == "micro"
-            if record["kind"] != "reduce":
+            done += isinstance(record, Micro)
+            if not isinstance(record, Reduce):
                 continue
-            key = (tuple(record["ranks"]), record["group"], record["step"], record["micro"])
-            names = frozenset(record["missing"])
+            key = (tuple(record.ranks), record.group, record.step, record.micro)
+            names = frozenset(record.missing)
             ranks = found.setdefault(key, {})
             ranks[trace.rank] = ranks.get(trace.rank, names) & names
-            about.setdefault(key, {**record, "done": done})
+            about.setdefault(key, (record, done))
     return dict(sorted(found.items(), key=lambda item: item[0][2:])), about
 
 
-def _came_to(run: Run, rank: int, record: Record, per_rank: dict[int, frozenset[str]]) -> bool:
+def _came_to(run: Run, rank: int, done: int, per_rank: dict[int, frozenset[str]]) -> bool:
     """Whether a rank has come to this reduction: it said so, or it was in the same backward or a later one."""
     if rank in per_rank:
         return True
     trace = next((t for t in run.traces if t.rank == rank), None)
     raised = trace is None or (trace.end is not None and trace.end.how == "exception")
-    return not raised and trace is not None and len(trace.of("micro")) >= record["done"]
+    return not raised and trace is not None and len(trace.of(Micro)) >= done

@@ -11,6 +11,7 @@ from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.registry import detector
 from ...source.values import Value, holders, root_of
+from ...trace.events import Shard
 from ..base import Rule
 from ..raised import stopped_on_plain_weights
 from ._late import NOT_USED, gradients_differ, late_parameters
@@ -42,7 +43,7 @@ class RootNotWrapped(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        shards = run.traces[0].of("shard")
+        shards = run.traces[0].of(Shard)
         if not shards:
             return self.unknown(NOT_USED)
         if run.world_size == 1:
@@ -51,7 +52,7 @@ class RootNotWrapped(Rule):
         plain = [
             n
             for n, e in run.parameters.items()
-            if e[0]["trainable"] and not e[0]["managed"] and not e[0]["sharded"] and n not in late
+            if e[0].trainable and not e[0].managed and not e[0].sharded and n not in late
         ]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
@@ -60,7 +61,7 @@ class RootNotWrapped(Rule):
         if apart or crashed:
             what = "their gradients are not reduced and differ between ranks" if apart else "the run stopped on them"
             return self.failed(
-                f"{some(apart or plain)} are plain tensors: {what}", evidence.line_of(run, "shard", last=True)
+                f"{some(apart or plain)} are plain tensors: {what}", evidence.line_of(run, Shard, last=True)
             )
         if run.steps() == 0:
             return self.unknown(f"{some(plain)} are plain tensors, and no optimizer step was seen")

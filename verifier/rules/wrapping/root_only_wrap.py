@@ -11,6 +11,7 @@ from ...source.events import Flow
 from ...source.looks import has_parameters, inner, is_known, parts_of, trains
 from ...source.registry import detector
 from ...source.values import Value
+from ...trace.events import Shard
 from ..base import Rule
 from ._late import NOT_USED
 
@@ -38,18 +39,18 @@ class RootOnlyWrap(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        groups = [g for model in run.models for g in model["groups"]]
+        groups = [g for model in run.models for g in model.groups]
         if not groups:
             return self.unknown(NOT_USED)
-        total = sum(e[0]["numel"] for e in run.parameters.values())
-        blocks = max((b for m in run.models for b in m["blocks"]), key=lambda b: b["numel"], default=None)
-        if len(groups) > 1 or blocks is None or 2 * blocks["numel"] < total:
+        total = sum(e[0].numel for e in run.parameters.values())
+        blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel, default=None)
+        if len(groups) > 1 or blocks is None or 2 * blocks.numel < total:
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
-        kind = blocks["cls"].rpartition(".")[2]
+        kind = blocks.cls.rpartition(".")[2]
         return self.failed(
-            f"one group holds all {total:,} elements; the {blocks['count']} modules of class {kind} under "
-            f"'{blocks['parent']}' hold {blocks['numel'] / total:.0%} of them and have no group of their own",
-            evidence.line_of(run, "shard"),
+            f"one group holds all {total:,} elements; the {blocks.count} modules of class {kind} under "
+            f"'{blocks.parent}' hold {blocks.numel / total:.0%} of them and have no group of their own",
+            evidence.line_of(run, Shard),
         )
 
 

@@ -9,6 +9,7 @@ from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.looks import made_by, text
 from ...source.registry import detector
+from ...trace.events import Shard
 from ..base import Rule
 
 
@@ -35,12 +36,12 @@ class ShardOptionUnread(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.train
-        shards = run.places("shard") if run is not None else []
+        shards = run.places(Shard) if run is not None else []
         if not shards:
             return self.unknown("no fully_shard was seen")
         for record in shards:
-            if record["unread"]:
-                return self.failed("; ".join(record["unread"]), record["at_line"])
+            if record.unread:
+                return self.failed("; ".join(record.unread), record.at_line)
         return self.passed("every option that was given to fully_shard is of the kind that it reads")
 
 

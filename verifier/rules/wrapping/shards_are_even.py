@@ -6,7 +6,8 @@ from ...analysis.traffic import SIZE, whole
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Parameter, Shard
 from ..base import Rule
 
 FLOOR = 1 << 20  # bytes: below this, an uneven shard costs nothing
@@ -43,7 +44,7 @@ class ShardsAreEven(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0]["sharded"]}
+        held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0].sharded}
         ideal = {name: whole(run, name) / _ways(run, name) for name in held}
         total, even = sum(held.values()), sum(ideal.values())
         told = f"at most {total / 2**20:.1f} MiB of parameters on a rank, {even / 2**20:.1f} MiB if all were even"
@@ -52,22 +53,22 @@ class ShardsAreEven(Rule):
         worst = max(held, key=lambda name: held[name] - ideal[name])
         entry = run.parameters[worst][0]
         return self.failed(
-            f"{told}; worst: {worst} of shape {entry['shape']}, placed {', '.join(entry['placements'])} on "
+            f"{told}; worst: {worst} of shape {entry.shape}, placed {', '.join(entry.placements)} on "
             f"{count(run.world_size, 'rank')}",
-            evidence.line_of(run, "shard"),
+            evidence.line_of(run, Shard),
             measured=float(total),
             limit=UNEVEN * even,
         )
 
 
-def _held(entries: list[Record]) -> int:
-    return max(int(e["local_numel"]) for e in entries) * SIZE.get(entries[0]["dtype"], 4)
+def _held(entries: list[Parameter]) -> int:
+    return max(int(e.local_numel) for e in entries) * SIZE.get(entries[0].dtype, 4)
 
 
 def _ways(run: Run, name: str) -> int:
     """Into how many parts the placements mean to cut a parameter."""
     entry = run.parameters[name][0]
     ways = 1
-    for size, placement in zip(entry["mesh"], entry["placements"], strict=True):
+    for size, placement in zip(entry.mesh, entry.placements, strict=True):
         ways *= size if "S" in placement else 1
     return ways

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace.events import Stale
 from ..base import Rule
 
 
@@ -38,13 +39,13 @@ class StaleUnshardedAfterStep(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        stale = next((r for t in run.traces for r in t.of("stale")), None)
+        stale = next((r for t in run.traces for r in t.of(Stale)), None)
         if stale is not None:
-            names = some(f"'{name or 'root'}'" for name in stale["groups"])
+            names = some(f"'{name or 'root'}'" for name in stale.groups)
             return self.failed(
-                f"the forward after step {stale['after_step']} uses weights of group {names} that were gathered before "
+                f"the forward after step {stale.after_step} uses weights of group {names} that were gathered before "
                 "that step: the group was not resharded",
-                stale["evaluated"] or stale["at_line"],
+                stale.evaluated or stale.at_line,
             )
         if run.steps() == 0:
             return self.unknown("no optimizer step was seen")

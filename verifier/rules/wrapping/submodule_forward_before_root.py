@@ -10,7 +10,8 @@ from ...source.events import CALL, Flow, covers
 from ...source.looks import is_known, text
 from ...source.registry import detector
 from ...source.values import choices, root_of
-from ...trace import Record, Run
+from ...trace import Run
+from ...trace.events import Model, Place
 from ..base import RaisedRule
 
 
@@ -34,9 +35,9 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
 
     pattern = r"FSDP state has already been lazily initialized for (?P<module>\S+)"
 
-    def place(self, run: Run, cause: Blame) -> Record | None:
+    def place(self, run: Run, cause: Blame) -> Place | None:
         """The first call of any root: the probe."""
-        lines = [r["at_line"] for r in run.places("model") if r["at_line"]]
+        lines = [r.at_line for r in run.places(Model) if r.at_line]
         return lines[0] if lines else cause.location
 
 

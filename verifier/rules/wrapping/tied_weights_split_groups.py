@@ -12,6 +12,7 @@ from ...source.events import STORE, Flow
 from ...source.looks import inner, text
 from ...source.registry import detector
 from ...source.values import root_of
+from ...trace.events import Ties
 from ..base import Rule
 
 
@@ -43,23 +44,23 @@ class TiedWeightsSplitGroups(Rule):
         run = evidence.train
         if run is None or not run.traces:
             return self.unknown("the script was not run")
-        ties = [tie for record in run.places("ties") for tie in record["ties"]]
+        ties = [tie for record in run.places(Ties) for tie in record.ties]
         stopped = None if run.completed else blame(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
         for tie in ties:
-            if tie["parameters"] > 1:
+            if tie.parameters > 1:
                 what = "torch stops on it" if raised else "each trains on its own"
                 return self.failed(
-                    f"{' and '.join(tie['names'])} were one tensor when they were sharded, and are "
-                    f"{tie['parameters']} parameters of different groups in the model: {what}",
-                    tie["line"] or evidence.line_of(run, "ties"),
+                    f"{' and '.join(tie.names)} were one tensor when they were sharded, and are "
+                    f"{tie.parameters} parameters of different groups in the model: {what}",
+                    tie.line or evidence.line_of(run, Ties),
                 )
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)
         if not run.models:
             return self.unknown("no forward of a model was seen")
         if ties:
-            return self.passed(f"{' and '.join(ties[0]['names'])} are one parameter of one group")
+            return self.passed(f"{' and '.join(ties[0].names)} are one parameter of one group")
         return self.passed("no two parameters of the model are one tensor")
 
 

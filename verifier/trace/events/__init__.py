@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..typed import KINDS, Event, Part, event_from_json
-from .base import Place
+from .base import Located, Place
 from .checkpoint import (
     Checkpoint,
     Killed,
@@ -97,6 +97,7 @@ __all__ = [
     "Late",
     "Lenient",
     "Local",
+    "Located",
     "LossyCast",
     "Memory",
     "Mesh",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..typed import Part
+from ..typed import KINDS, Event, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +15,13 @@ class Place(Part):
     line: int
     function: str
     code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located(Event):
+    """An event at a line of the user's code; None where none of it is running."""
+
+    at_line: Place | None
+
+
+del KINDS[Located.kind]  # a base, and no kind of its own

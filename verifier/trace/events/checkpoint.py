@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..typed import Event, Part
-from .base import Place
+from .base import Located, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(Event):
+class Checkpoint(Located):
     """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
 
     op: str
     after_step: int
     to: str
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +23,17 @@ class SavedEntry(Part):
 
     kind: str
     value: str | None = None
-    shape: list[int] | None = None
+    shape: list[int] = field(default_factory=list)
     dtype: str | None = None
     sketch: list[float] | None = None
     copy: int = 0
     sharded: bool = False
-    own: list[int] | None = None  # shape of the local part of a DTensor
-    offset: list[int] | None = None
+    own: list[int] = field(default_factory=list)  # shape of the local part of a DTensor
+    offset: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving(Event):
+class Saving(Located):
     """What a save is given, and what the rank holds then (events/checkpoints.py)."""
 
     op: str
@@ -47,17 +46,15 @@ class Saving(Event):
     random: list[float] | None
     weights: dict[str, list[float]]
     state: dict[str, dict[str, list[float] | float]]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveInFlight(Event):
+class SaveInFlight(Located):
     """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
 
     what: str
     saved_line: Place | None
     apart: bool  # whether the group has a backend for each
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +71,16 @@ class Killed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetState(Event):
+class SetState(Located):
     """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
     op: str
     given: int  # keys
     broadcast: bool
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Template(Event):
+class Template(Located):
     """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
 
     op: str
@@ -96,11 +92,10 @@ class Template(Event):
     bytes: int
     had_state: bool
     had_grads: bool
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lenient(Event):
+class Lenient(Located):
     """A load that accepts missing keys, and what it did not find (events/templates.py)."""
 
     how: str
@@ -110,7 +105,6 @@ class Lenient(Event):
     missing: list[str]
     unused_count: int
     unused: list[str]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

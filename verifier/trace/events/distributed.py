@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..typed import Event, Part
-from .base import Place
+from .base import Located, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Mesh(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduce(Event):
+class Reduce(Located):
     """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
 
     group: str
@@ -27,25 +27,22 @@ class Reduce(Event):
     missing: list[str]
     filled: bool  # FSDP puts zeros in their place
     ranks: list[int]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(Event):
+class AllReduce(Located):
     """`set_requires_all_reduce` was called (events/groups.py)."""
 
     value: bool
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stale(Event):
+class Stale(Located):
     """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
 
     groups: list[str]
     after_step: int
     evaluated: Place | None
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +54,10 @@ class Partial(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InplaceView(Event):
+class InplaceView(Located):
     """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
 
     module: str
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +66,20 @@ class ShardedInput(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromLocal(Event):
+class FromLocal(Located):
     """The script made a DTensor of local shards (events/wrapping.py)."""
 
     shape: list[int]
     local: list[int]
     ranks: list[int]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialRead(Event):
+class PartialRead(Located):
     """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
 
     op: str
     placements: list[str]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,5 +106,5 @@ class ProgressEvent(Part):
     """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
 
     op: str
-    frames: list[list[str | int]] = field(default_factory=list)
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
     value: int | None = None

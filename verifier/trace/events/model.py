@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..typed import Event, Part
-from .base import Place
+from .base import Located, Place
 from .distributed import Mesh
 
 
@@ -59,7 +59,7 @@ class Block(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model(Event):
+class Model(Located):
     """A root at its first forward (events/models.py). `root`: the prefix of its names, "" for the first."""
 
     root: str
@@ -68,7 +68,6 @@ class Model(Event):
     groups: list[Group]
     blocks: list[Block]
     starting_point: str  # "own", "left", "loaded" or why it could not be loaded
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ class ShardedParameter(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard(Event):
+class Shard(Located):
     """`fully_shard` is about to be applied (events/sharding.py)."""
 
     modules: list[str]
@@ -91,16 +90,14 @@ class Shard(Event):
     output_dtype: str | None
     unread: list[str]  # options that it takes and does nothing with, in words
     parameters: list[ShardedParameter]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrap(Event):
+class Wrap(Located):
     """The mesh of a `fully_shard` (events/wrapping.py)."""
 
     mesh: Mesh | None
     explicit_dims: bool
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +110,17 @@ class Tie(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ties(Event):
+class Ties(Located):
     """The ties of a root at its first forward (events/wrapping.py)."""
 
     ties: list[Tie]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Late(Event):
+class Late(Located):
     """Parameters that came to a module after it was sharded (events/wrapping.py)."""
 
     names: list[str]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +131,10 @@ class Shards(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToEmpty(Event):
+class ToEmpty(Located):
     """`Module.to_empty` has allocated memory (events/empty.py)."""
-
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local(Event):
+class Local(Located):
     """The script asked a plain tensor of the DDP run for its shard (substitutes/ddp.py)."""
-
-    at_line: Place | None

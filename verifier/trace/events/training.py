@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..typed import Event, Part
-from .base import Place
+from .base import Located
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Criterion(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Micro(Event):
+class Micro(Located):
     """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward."""
 
     step: int
@@ -26,7 +26,6 @@ class Micro(Event):
     rows: list[int]
     criteria: list[Criterion]
     random: str | None
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +36,16 @@ class Cleared(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer(Event):
+class Optimizer(Located):
     """An optimizer was constructed (events/optimizers.py)."""
 
     number: int
     cls: str
     after_forward: bool
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Event):
+class Step(Located):
     """What a step finds before it changes anything (events/optimizers.py); sketches of this rank's shards."""
 
     step: int
@@ -61,7 +59,6 @@ class Step(Event):
     grads_at_step: dict[str, list[float] | None]
     state: dict[str, dict[str, list[float] | float]]
     weights: dict[str, list[float]]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,35 +79,30 @@ class Stress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sync(Event):
+class Sync(Located):
     """`set_requires_gradient_sync` was called (events/sharding.py)."""
-
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divide(Event):
+class Divide(Located):
     """`set_gradient_divide_factor` was called (events/sharding.py)."""
 
     factor: float
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zeroed(Event):
+class Zeroed(Located):
     """Gradients were zeroed, and these unsynced ones stayed (events/gradients.py)."""
 
     step: int
     unsynced: list[str]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotCleared(Event):
+class NotCleared(Located):
     """`Module.zero_grad` left these gradients as they were (events/gradients.py)."""
 
     names: list[str]
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,27 +116,23 @@ class Clips(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClipOfNothing(Event):
+class ClipOfNothing(Located):
     """A clip was given no tensor at a line where it was given some before (events/gradients.py)."""
 
     step: int
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardInStep(Event):
+class ShardInStep(Located):
     """An optimizer's own code asked for a shard within its step (events/gradients.py)."""
 
-    at_line: Place | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute(Event):
+class Recompute(Located):
     """A recomputed dropout met a random state of the first forward, or not (events/recompute.py)."""
 
     same: bool
     place: str
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +143,7 @@ class Inexact(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossyCast(Event):
+class LossyCast(Located):
     """FSDP's cast of a forward's input changes whole numbers (events/precision.py)."""
 
     cls: str
@@ -164,7 +152,6 @@ class LossyCast(Event):
     changed: int
     was: float
     now: float
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +169,7 @@ class Autocast(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler(Event):
+class Sampler(Located):
     """A DistributedSampler begins an order (events/data.py)."""
 
     dataset: int
@@ -190,7 +177,6 @@ class Sampler(Event):
     shuffle: bool
     seed: int
     samples: int
-    at_line: Place | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
