@@ -220,7 +220,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text` the report, `findings` and `data` those of the JSON report."""
+    """`verdict`, `findings` and `data` are those of the JSON report, `text` is the text report."""
 
     verdict: str
     text: str
