@@ -176,7 +176,7 @@ def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "verdict"), [(RIGHT, 4, "no_findings"), (FAULT, 1, "fail"), (Path("no.py"), 2, "error")]
+    ("target", "code", "verdict"), [(RIGHT, 4, "inconclusive"), (FAULT, 1, "fail"), (Path("no.py"), 2, "error")]
 )
 def test_the_action_fails_as_the_command_does(
     tmp_path: Path, tools: Path, target: Path, code: int, verdict: str

@@ -20,8 +20,8 @@ def run(role: str) -> dict[str, Any]:
     return {"role": role, "world_size": 2, "losses": [1.0], "grad_norms": [1.0]}
 
 
-def verdict(answer: Any, *roles: str, refused: str = "", files: int = 0, **sources: Any) -> Verdict:
-    target = {"script": "train.py", "command": "fsdp2 verify train.py", **({"files": files} if files else {})}
+def verdict(answer: Any, *roles: str, refused: str = "", linted: int = 0, **sources: Any) -> Verdict:
+    target = {"script": "train.py", "command": "fsdp2 verify train.py", **({"files": linted} if linted else {})}
     counts = {"files": 1, "functions": 3, "calls_not_followed": 2, "without_training": 0, "training_required": True}
     facts = {"sources": {**counts, "not_followed": [], "suppressed": [], "rules": [], **sources}} if sources else {}
     return Verdict(answer, target, ENVIRONMENT, [run(role) for role in roles], [PASSED], facts, refused=refused)
@@ -52,7 +52,7 @@ def test_a_simulated_pass_names_its_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "sources", "answer", "code"),
+    ("linted", "sources", "answer", "code"),
     [
         (1, {"without_training": 0}, "no_findings", 0),
         (0, {"without_training": 0}, "no_findings", 4),
@@ -62,8 +62,8 @@ def test_a_simulated_pass_names_its_limits() -> None:
         (1, {"without_training": 1, "training_required": False}, "no_findings", 0),
     ],
 )
-def test_sources_never_pass(files: int, sources: dict[str, Any], answer: str, code: int) -> None:
-    made = verdict("inconclusive", files=files, **sources)
+def test_sources_never_pass(linted: int, sources: dict[str, Any], answer: str, code: int) -> None:
+    made = verdict("inconclusive", linted=linted, **sources)
     assert made.of([PASSED]) == answer
-    assert verdict(answer, files=files, **sources).exit_code == code
+    assert verdict(answer, linted=linted, **sources).exit_code == code
     assert made.of([Finding("a", "fail", "")]) == "fail"
