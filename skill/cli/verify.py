@@ -43,7 +43,8 @@ examples:
   fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
   fsdp2 verify --target pretrain --report "json=out/{target}.json"
 
-exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what); of several targets, the worst.
+exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what), or --tier static found nothing: only
+ranks prove; of several targets, the worst.
 """
 
 

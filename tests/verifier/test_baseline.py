@@ -41,8 +41,10 @@ def report(*findings: Finding, **more: Any) -> dict[str, Any]:
     return json.loads(json.dumps(json_report.as_dict(verdict(*findings, **more))))  # type: ignore[no-any-return]
 
 
-def compare(now: Sequence[Finding], before: Sequence[Finding], judged: Sequence[str] | None = None) -> Comparison:
-    held = baseline.held_against(verdict(*now), OLD, report(*before), judged).baseline
+def compare(now: Sequence[Finding], before: Sequence[Finding], looked_for: Sequence[str] = ()) -> Comparison:
+    """`looked_for`: rules of a static tier, which reports none as passed."""
+    made = replace(verdict(*now), facts={"sources": {"rules": looked_for}} if looked_for else {})
+    held = baseline.held_against(made, OLD, report(*before)).baseline
     assert held is not None
     return held
 
@@ -90,7 +92,7 @@ def test_gone_is_what_was_judged_again() -> None:
     for now in ([], [Finding("optim-before-shard", "inconclusive", "")]):
         held = compare(now, [FAULT])
         assert (held.gone, held.unjudged) == ((), (FAULT,))
-    assert compare([], [FAULT], judged=["optim-before-shard"]).gone == (FAULT,)
+    assert compare([], [FAULT], looked_for=["optim-before-shard"]).gone == (FAULT,)
 
 
 def test_another_checkout_and_another_environment_are_the_same_place() -> None:

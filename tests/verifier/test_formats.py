@@ -116,7 +116,7 @@ def test_junit_of_lint_names_places_and_is_never_empty() -> None:
     none = verdict()
     none.target["files"] = 3
     (case,) = junit(none).iter("testcase")
-    assert case.get("name") == "nothing is seen in 3 files"
+    assert case.find("skipped") is not None, "no findings is no pass"
 
 
 def test_sarif_has_rules_regions_and_relative_paths() -> None:

@@ -168,12 +168,16 @@ def test_beside_an_earlier_report() -> None:
 
 
 def test_what_was_not_seen_is_left_out() -> None:
-    lint = Verdict("pass", {"script": "a.py"}, {"torch": "not imported", "python": "3.11", "platform": "Linux"}, (), [])
+    call = {"callee": "<lib>.go", "file": "a.py", "line": 3, "kind": "outside the project", "reason": "lib", "calls": 2}
+    counts = {"files": 1, "functions": 7, "calls_not_followed": 2, "without_training": 0, "training_required": True}
+    sources = {**counts, "rules": [], "not_followed": [call], "suppressed": []}
+    environment = {"torch": "not imported", "python": "3.11", "platform": "Linux"}
+    lint = Verdict("no_findings", {"script": "a.py", "files": 1}, environment, (), [], {"sources": sources})
     page = sound(html.render(lint))
-    assert "Nothing was run, so this proves nothing" in "".join(page.text)
+    assert "7 followed functions" in "".join(page.text) and "<lib>.go" in "".join(page.text)
     assert not page.all("svg")
     headings = re.findall(r"<h2[^>]*>([^<]*)", html.render(lint))
-    assert headings == ["Environment"]
+    assert headings == ["What was not followed", "Environment"]
     broken = Run("train", 2, ())
     sound(html.render(verdict(Finding("run-completes", "fail", "died"), evidence=Evidence(train=broken))))
 
