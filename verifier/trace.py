@@ -81,8 +81,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, original, resume, continued, reshard, opened,
-    crash, recovered, damaged, simulate. A simulate run has rank 0 alone.
+    """One launch. `role`: train, provoked, repeat, exact, undropped, rounded, reference, envelope, single, original, resume, continued,
+    reshard, opened, crash, recovered, damaged, simulate. A simulate run has rank 0 alone.
     """
 
     role: str
