@@ -40,7 +40,7 @@ def jobs(only: str | None) -> list[Job]:
     for case in faults():
         assert case.rule is not None
         rule = RULES[case.rule]
-        resumed = rule.family == "checkpoint" or rule.needs & RESUMED
+        resumed = rule.family == "checkpoint" or (rule.needs | rule.reads) & RESUMED
         todo.append((case, case.settings if resumed else {**case.settings, "resume_args": ""}))
     todo += [(case, case.settings if case.fixed_size else {**case.settings, "nproc": 2}) for case in right()]
     for size in OTHER_SIZES:

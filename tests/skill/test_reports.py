@@ -67,7 +67,7 @@ def test_wrong_before_anything_is_run(
     Path("folder").mkdir()
     Path("other.py").write_text("")
     assert main(["lint", "other.py", "--report", "json=other.json"]) == 4
-    monkeypatch.setattr("verified_fsdp2.verifier.flow.verify", lambda *args, **more: pytest.fail("it ran"))
+    monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
     assert main(["verify", "train.py", *words]) == 2
     assert told in capsys.readouterr().err
 

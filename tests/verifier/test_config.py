@@ -447,8 +447,11 @@ def test_nothing_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How this script saves is not told: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
+    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
+    script = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
+    (repository / "train.py").write_text(script + never_called, encoding="utf-8")
     (repository / "verify.yaml").write_text(
-        f"script: {Path(__file__).parents[1] / 'zoo' / 'minimal.py'}\n"
+        "script: train.py\n"
         "required: [optimizer, wrapping]\n"
         "tolerances: {matches-ddp: {times: 50, reason: because}}\n"
         f"skip:\n  - {{rule: clipping, reason: it does not clip, until: {day}}}\n"

@@ -378,3 +378,37 @@ class TestLocationsOfResumes:
     def test_the_load_is_named(self, rule: str, evidence: dict[str, Any]) -> None:
         found = RULES[rule].judge(self.evidence(evidence))
         assert (found.status, (found.location or {}).get("line")) == ("fail", 40)
+
+
+class TestSameData:
+    """No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no fault."""
+
+    @staticmethod
+    def judge(*steps: tuple[tuple[int, ...], tuple[int, ...]], losses: tuple[float, ...] = ()) -> Finding:
+        ranks: list[list[dict[str, Any]]] = []
+        for rank in range(2):
+            rows: list[dict[str, Any]] = [model()]
+            for k, own in enumerate(steps, 1):
+                loss = losses[k - 1] if losses else 1.0
+                rows += [micro(k, loss, own[rank]), step(k), stepped(k)]
+            ranks.append(rows)
+        return RULES["same-data-on-every-rank"].judge(Evidence(train=run(*ranks)))
+
+    first, then = tuple(range(8)), tuple(range(8, 16))
+    more = tuple(range(16, 24))
+
+    def test_one_step_that_differs_hides_nothing(self) -> None:
+        found = self.judge((self.first, self.then), (self.more, self.more))
+        assert found.status == "fail"
+        assert self.judge((self.more, self.more), (self.first, self.then)).status == "fail"
+        assert self.judge((self.first, self.then), (self.then, self.more)).status == "pass"
+
+    def test_every_step_is_a_fault_however_small(self) -> None:
+        assert self.judge(((1,), (1,)), ((2,), (2,))).status == "fail"
+
+    def test_single_samples_may_be_equal_by_chance(self) -> None:
+        assert self.judge(((1,), (2,)), ((3,), (3,)), ((4,), (5,))).status == "inconclusive"
+
+    def test_a_dummy_batch_that_reaches_no_gradient(self) -> None:
+        steps = ((self.first, self.then), (self.more, self.more))
+        assert self.judge(*steps, losses=(1.0, 0.0)).status == "pass"

@@ -9,9 +9,11 @@ from typing import Any
 Report = dict[str, Any]
 WIDE, CELLS = 8, 8_000  # ranks with a column each; numbers in all these columns
 STEPS = 40  # columns of steps
-DAMAGED = ("crash", "recovered", "damaged")
+DAMAGED = ("provoked", "repeat", "crash", "recovered", "damaged")
 ROLES = {
     "train": "the script",
+    "provoked": "with huge gradients, and NaN in memory that nobody has written",
+    "repeat": "the script again, ended after the save that is resumed from",
     "exact": "without mixed precision, autocast and dropout",
     "undropped": "without dropout, one step",
     "rounded": "from rounded weights, one step",

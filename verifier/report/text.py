@@ -18,7 +18,7 @@ WIDTH = 118
 SHORT = 100  # of a pass; the JSON report has all
 LIMIT = 9_000  # characters; what agents read of one command's output
 
-DAMAGE = ("crash", "recovered", "damaged")
+DAMAGE = ("provoked", "repeat", "crash", "recovered", "damaged")
 
 
 def render(verdict: Verdict) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -12,8 +14,11 @@ from ...source.events import ITERATE, Event, Flow
 from ...source.looks import is_const, names_in, text, trains
 from ...source.registry import detector
 from ...source.values import Value, choices, reach
+from ...trace import Run
 from ...trace.events import Micro
 from ..base import Rule
+
+CHANCE = 1e-4  # equal batches in single steps are a fault where independent draws give them less often
 
 
 class SameDataOnEveryRank(Rule):
@@ -45,24 +50,26 @@ class SameDataOnEveryRank(Rule):
             return self.unknown("one rank has all the data")
         if len(run.data_ranks) == 1:
             return self.passed("one data-parallel rank: all ranks hold parts of one model and share its samples")
-        steps = range(1, run.steps() + 1)
-        rows = [run.rows(step) for step in steps]
-        if not any(sum(per_rank, start=rows[0][0] - rows[0][0]) for per_rank in rows):
+        rows = [_trained_on(run, step) for step in range(1, run.steps() + 1)]
+        seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
+        if not seen:
             return self.unknown("the model was given no tensor whose rows could be told apart")
         shards = run.data_ranks
-        pairs = [
-            (a, b)
-            for a, b in combinations(shards, 2)
-            if all(per_rank[a] and per_rank[a] == per_rank[b] for per_rank in rows)
-        ]
-        if pairs:
-            a, b = pairs[0]
-            return self.failed(
-                f"ranks {a} and {b} were given exactly the same {count(rows[0][a].total(), 'sample')} "
-                f"in each of {count(len(rows), 'step')}",
-                evidence.line_of(run, Micro),
-            )
-        shared = sum((rows[0][a] & rows[0][b]).total() for a, b in combinations(shards, 2))
+        pairs = list(combinations(shards, 2))
+        same = {(a, b): [step for step, own in enumerate(rows, 1) if own[a] and own[a] == own[b]] for a, b in pairs}
+        often, (a, b) = max((len(steps), pair) for pair, steps in same.items())
+        if often:
+            step = same[a, b][0]
+            number = rows[step - 1][a].total()
+            when = f"in each of {count(often, 'step')}" if often == len(rows) else f"in {often} of {len(rows)} steps"
+            told = f"ranks {a} and {b} were given exactly the same {count(number, 'sample')} {when}"
+            told += "" if often == len(rows) else f" (first in step {step})"
+            if often < len(rows) and _by_chance(rows[step - 1][a], len(seen), len(pairs) * len(rows)) > CHANCE:
+                return self.unknown(
+                    f"{told}, which draws from {count(len(seen), 'sample')} give by chance: make more steps, or larger batches"
+                )
+            return self.failed(told, evidence.line_of(run, Micro))
+        shared = sum((rows[0][a] & rows[0][b]).total() for a, b in pairs)
         return self.passed(
             f"{rows[0][shards[0]].total()} samples on each rank in step 1, {shared} of them shared with another rank"
         )
@@ -78,6 +85,18 @@ def _loaded_in_training(flow: Flow, loader: Event) -> bool:
         if inside and any(event.node in b.loops for b in flow.methods("backward")):
             return True
     return False
+
+
+def _trained_on(run: Run, step: int) -> list[Counter[int]]:
+    """For each rank its samples of a step, without those of a loss of exactly zero: a dummy batch keeps a rank in step with the others."""
+    micros = run.micros(step)
+    return [Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros]
+
+
+def _by_chance(batch: Counter[int], samples: int, trials: int) -> float:
+    """How often, at most, one of `trials` pairs of batches is this one where each is drawn from so many samples."""
+    size = batch.total()
+    return min(1.0, math.exp(math.log(trials) + math.lgamma(size + 1) - size * math.log(samples)))
 
 
 @detector("same-data-on-every-rank")
