@@ -83,7 +83,7 @@ def test_an_optimizer_above_fully_shard_is_found(verify_script, tmp_path: Path) 
     (finding,) = verify_script(folder, only=("optim-before-shard",)).findings
     assert finding.status == "fail"
     assert finding.location is not None
-    assert finding.location["code"].startswith("early = torch.optim.AdamW(")
+    assert finding.location.code.startswith("early = torch.optim.AdamW(")
     assert "below the last `fully_shard`" in (finding.fix or "")
 
 
@@ -102,7 +102,7 @@ def test_a_local_clip_is_found(verify_script, tmp_path: Path) -> None:
     ).findings
     assert finding.status == "fail"
     assert finding.location is not None
-    assert line <= finding.location["line"] <= line + 3
+    assert line <= finding.location.line <= line + 3
     assert "clip_grad_norm_" in (finding.fix or "")
 
 
@@ -118,7 +118,7 @@ def test_a_lost_data_position_is_found(verify_script, tmp_path: Path) -> None:
     assert finding.status == "fail"
     assert "samples of step 1 once more" in finding.evidence
     assert finding.location is not None
-    assert finding.location["file"].endswith("checkpoint.py")
+    assert finding.location.file.endswith("checkpoint.py")
     assert "data position" in (finding.fix or "")
 
 

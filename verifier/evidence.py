@@ -63,26 +63,27 @@ class Course:
 
 @dataclass(frozen=True)
 class Evidence:
-    """`exact` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and dropout.
+    """All runs by their role.
 
-    `plain` is the script in its own dtype without dropout (the train run, or its twin), and `rounded` the exact run's first
-    step from weights rounded to that dtype; only where there is low precision. `continued` is what resharded runs are
-    compared with: the train run itself, or a resume of it made like `exact`.
+    `full_precision` is what the oracles are compared with: the train run, or its twin without mixed precision, autocast and
+    dropout. `plain` is the script in its own dtype without dropout (the train run, or its twin), and `rounded_weights` the
+    first step of the full-precision run from weights rounded to that dtype; only where there is low precision.
+    `resume_full_precision` is what resharded runs are compared with: the train run itself, or a resume made in full precision.
     """
 
     train: Run | None = None
     provoked: Run | None = None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
-    exact: Run | None = None
+    full_precision: Run | None = None
     plain: Run | None = None
-    rounded: Run | None = None
+    rounded_weights: Run | None = None
     reference: Run | None = None
-    envelope: Run | None = None
+    perturbed: Run | None = None
     single: Run | None = None
     original: Run | None = None  # the script that this one was converted from
     resume: Run | None = None
-    continued: Run | None = None
+    resume_full_precision: Run | None = None
     reshards: tuple[Run, ...] = ()
-    opened: Run | None = None
+    inspect: Run | None = None
     crashes: tuple[tuple[Run, Run], ...] = ()  # a run with a rank killed in a save, and the resume from what it left
     damaged: tuple[Run, ...] = ()  # resumes from a checkpoint with a fault of its own; the note of each says which
     missing: dict[str, str] = field(default_factory=dict)
@@ -105,17 +106,17 @@ class Evidence:
         candidates = [
             self.train,
             self.provoked,
-            self.exact,
+            self.full_precision,
             self.plain,
-            self.rounded,
+            self.rounded_weights,
             self.reference,
-            self.envelope,
+            self.perturbed,
             self.single,
             self.original,
             self.resume,
-            self.continued,
+            self.resume_full_precision,
             *self.reshards,
-            self.opened,
+            self.inspect,
             *(run for pair in self.crashes for run in pair),
             *self.damaged,
         ]

@@ -24,6 +24,7 @@ from .launch.trial import shares_a_gpu
 from .launch.workspace import Workspace
 from .plan import PlannedRun, needs_full_precision
 from .trace import Run, read_run
+from .trace.events import Killed
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
 Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
@@ -222,7 +223,7 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         course = replace(course, checkpoint=str(files.checkpoint), left=files.listing(), created=made.wrote)
         course = replace(course, stale=loaded_before(run, (course.checkpoint, *made.wrote)))
         exact = None if needs_full_precision(run) else run
-        return replace(evidence, train=run, exact=exact, continued=run, course=course)
+        return replace(evidence, train=run, full_precision=exact, resume_full_precision=run, course=course)
     if run.role == "repeat":
         return replace(evidence, course=replace(course, repeat=run))
     if run.role == "reference":
@@ -233,14 +234,14 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         return replace(evidence, reference=found, course=course)
     if run.role == "single":
         evidence = replace(evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode)))
-    if run.role == "rounded" and evidence.plain is None:
+    if run.role == "rounded_weights" and evidence.plain is None:
         evidence = replace(evidence, plain=evidence.train)
     if run.role == "reshard":
         return replace(
             evidence, reshards=(*evidence.reshards, *([run] if run.completed or not planned.optional else []))
         )
     if run.role == "crash":
-        killed = any(trace.first("killed") is not None for trace in run.traces)
+        killed = any(trace.first(Killed) is not None for trace in run.traces)
         course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=run if killed else None)
         return replace(evidence, course=course)
     if run.role == "recovered" and course.crashed is not None:

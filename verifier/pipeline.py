@@ -33,6 +33,7 @@ from .source import environment as settings
 from .source.scan import is_distributed, scan
 from .source.sources import read_sources
 from .trace import Run
+from .trace.events import Adapted, Start
 from .verdict import Verdict
 
 TIERS = ("static", "simulate", "ranks")
@@ -159,7 +160,7 @@ def tell_early(settings: Settings, evidence: Evidence, progress: Progress) -> No
     early = [name for name in settings.chosen if RULES[name].needs <= {"train"}]
     for finding in judge(with_texts(evidence), early):
         if finding.status in ("fail", "error") and not finding.consequence:
-            place = f" at {finding.location['file']}:{finding.location['line']}" if finding.location else ""
+            place = f" at {finding.location.file}:{finding.location.line}" if finding.location else ""
             progress(f"{finding.status.upper()} {finding.rule}{place}: {finding.evidence}", ())
 
 
@@ -188,7 +189,7 @@ def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[R
     evidence = with_sources(Evidence(train=train), target)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
-    torch = next((r["torch"] for run in ended for trace in run.traces for r in trace.of("start")), "not known yet")
+    torch = next((r.torch for run in ended for trace in run.traces for r in trace.of(Start)), "not known yet")
     environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform()}
     return _verdict(target, work, evidence, ended, judge(evidence, chosen, beyond), environment)
 
@@ -219,8 +220,8 @@ def _decided(verdict: Verdict) -> Verdict:
 def notes(target: Target, evidence: Evidence, files: Workspace) -> list[str]:
     """What a reader must know of how the runs were made."""
     early = settings.note(target.script) if target.launcher == "fork" else ""
-    adapted = evidence.train.places("adapted") if evidence.train is not None else ()
-    libraries = dict.fromkeys(record["told"] for record in adapted)
+    adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
+    libraries = dict.fromkeys(record.told for record in adapted)
     return [note for note in (early, *libraries, evidence.course.stale, *files.notes()) if note]
 
 

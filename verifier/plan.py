@@ -26,6 +26,7 @@ from .evidence import Evidence
 from .launch.checkpoints import KINDS
 from .rules import RULES
 from .trace import Run
+from .trace.events import Inexact, Shard, ToEmpty
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = (
@@ -34,7 +35,7 @@ FURTHER_STEPS = (
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 RESUMED = ("resume", "reshard", "crash", "damaged")
-AFTER_TRAIN = ("exact", "reference", "single", "original", "opened", "provoked", *RESUMED)
+AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,12 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         return provoked(settings, evidence)
     exact = needs_full_precision(train)
     planned = [
-        settings.run("exact", target.nproc, probe={"exact": True}) if exact and "exact" in needs else None,
-        settings.run("reference", target.nproc, mode="ddp", probe={"exact": exact}) if "reference" in needs else None,
+        settings.run("full_precision", target.nproc, probe={"full_precision": True})
+        if exact and "full_precision" in needs
+        else None,
+        settings.run("reference", target.nproc, mode="ddp", probe={"full_precision": exact})
+        if "reference" in needs
+        else None,
         _single(settings, exact, "ddp") if "single" in needs else None,
         *_in_low_precision(settings, train),
         _original(settings, exact) if "original" in needs else None,
@@ -183,7 +188,7 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     train = evidence.train
     if "provoked" not in settings.needs or train is None:
         return []
-    fill = any(trace.first("to_empty") is not None for trace in train.traces)
+    fill = any(trace.first(ToEmpty) is not None for trace in train.traces)
     clips = train.steps() > 0 and (evidence.gradients or changes_gradients(train)) and not clip_was_reached(train)
     if not fill and not clips:
         return []
@@ -194,9 +199,9 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """A process of its own opens whatever the train run has saved."""
     paths = saved_paths(evidence.train) if evidence.train is not None else []
-    if "opened" not in settings.needs or not paths:
+    if "inspect" not in settings.needs or not paths:
         return []
-    run = settings.run("opened", 1, files="saved", opens=tuple(paths))
+    run = settings.run("inspect", 1, files="saved", opens=tuple(paths))
     return [replace(run, arguments=(), starting_point=False)]
 
 
@@ -211,12 +216,14 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     left = settings.steps - after
 
     def resumed(role: str, world: int, exact: bool, *extra: str, given: str = "--resume-args") -> PlannedRun:
-        run = settings.run(role, world, *target.resume_args, *extra, steps=left, files="saved", probe={"exact": exact})
+        run = settings.run(
+            role, world, *target.resume_args, *extra, steps=left, files="saved", probe={"full_precision": exact}
+        )
         return replace(run, given=given, starting_point=False)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
     found = [resumed("resume", target.nproc, False)]
-    found += [resumed("continued", target.nproc, True)] if exact and sizes else []
+    found += [resumed("resume_full_precision", target.nproc, True)] if exact and sizes else []
     given = "--reshard-args" if target.reshard_args else ""
     found += [resumed("reshard", world, exact, *target.reshard_args, given=given) for world in sizes]
     new = target.nproc != UNEVEN and UNEVEN not in sizes and not target.sizes_chosen
@@ -235,9 +242,9 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         if "AttributeError" in blame(reference).error or "manual" in evidence.course.ways:
             # plain tensors cannot answer what the script asks: each rank shards over itself
             if "alone" not in evidence.course.ways:
-                found.append(settings.run("reference", world, mode="alone", probe={"exact": exact}))
+                found.append(settings.run("reference", world, mode="alone", probe={"full_precision": exact}))
         else:  # graphs that DDP's reducer refuses, such as reentrant checkpointing
-            found.append(settings.run("reference", world, mode="ddp", probe={"exact": exact, "by_hand": True}))
+            found.append(settings.run("reference", world, mode="ddp", probe={"full_precision": exact, "by_hand": True}))
     if evidence.single is not None and not evidence.single.completed and "fsdp" not in evidence.course.single_ways:
         found.append(_single(settings, exact, "fsdp"))  # what DDP cannot stand in for, fully_shard on one rank may
     return found
@@ -248,22 +255,24 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if (
         not _trained(evidence)
         or evidence.train is None
-        or evidence.envelope is not None
-        or "envelope" not in settings.needs
+        or evidence.perturbed is not None
+        or "perturbed" not in settings.needs
     ):
         return []
-    options = {"exact": needs_full_precision(evidence.train), "nudge": True}
+    options = {"full_precision": needs_full_precision(evidence.train), "nudge": True}
     if (
         evidence.reference is not None and not evidence.reference.completed
     ):  # then the noise of one process is the measure
         one = _single(
-            settings, options["exact"], evidence.course.single_ways[-1] if evidence.course.single_ways else "ddp"
+            settings,
+            options["full_precision"],
+            evidence.course.single_ways[-1] if evidence.course.single_ways else "ddp",
         )
-        return [replace(one, role="envelope", probe=options)]
+        return [replace(one, role="perturbed", probe=options)]
     way = evidence.course.ways[-1] if evidence.course.ways else "ddp"
     mode = "alone" if way == "alone" else "ddp"
     options |= {"by_hand": "manual" in evidence.course.ways}
-    return [settings.run("envelope", settings.target.nproc, mode=mode, probe=options)]
+    return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
 def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -335,7 +344,9 @@ def _trained(evidence: Evidence) -> bool:
 
 def _single(settings: Settings, exact: bool, mode: str) -> PlannedRun:
     given = "--single-args" if settings.target.single_args else ""
-    return settings.run("single", 1, *settings.target.single_args, mode=mode, given=given, probe={"exact": exact})
+    return settings.run(
+        "single", 1, *settings.target.single_args, mode=mode, given=given, probe={"full_precision": exact}
+    )
 
 
 def _original(settings: Settings, exact: bool) -> PlannedRun | None:
@@ -346,22 +357,22 @@ def _original(settings: Settings, exact: bool) -> PlannedRun | None:
     script, *args = target.reference
     old = replace(settings, target=replace(target, script=Path(script), module="", args=tuple(args)))
     world = target.nproc if settings.original_distributed else 1
-    run = old.run("original", world, given="--reference", probe={"exact": exact})
+    run = old.run("original", world, given="--reference", probe={"full_precision": exact})
     return replace(run, steps=settings.steps)
 
 
 def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
     """The script in its own dtype without dropout, and from weights rounded to that dtype, one step each."""
     dtype = low_precision(train)
-    if dtype is None or "rounded" not in settings.needs:
+    if dtype is None or "rounded_weights" not in settings.needs:
         return []
-    dropout = any(r["what"] == "dropout" for t in train.traces for r in t.of("inexact"))
+    dropout = any(r.what == "dropout" for t in train.traces for r in t.of(Inexact))
     world = settings.target.nproc
     plain = [settings.run("undropped", world, steps=1, probe={"dropless": True})] if dropout else []
-    return [*plain, settings.run("rounded", world, steps=1, probe={"exact": True, "round_to": dtype})]
+    return [*plain, settings.run("rounded_weights", world, steps=1, probe={"full_precision": True, "round_to": dtype})]
 
 
 def needs_full_precision(train: Run) -> bool:
     """Whether low-precision compute, autocast or dropout stands between this run and an oracle."""
-    low = any(r["param_dtype"] in LOW for r in train.places("shard"))
-    return low or any(t.first("inexact") is not None for t in train.traces)
+    low = any(r.param_dtype in LOW for r in train.places(Shard))
+    return low or any(t.first(Inexact) is not None for t in train.traces)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import typing
+from dataclasses import MISSING, fields
 from typing import Any
 
 from verified_fsdp2.verifier.trace import Ended, Run, Trace
+from verified_fsdp2.verifier.trace.events import Event, Part, Place
+from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 
-LINE = {"file": "train.py", "line": 1, "function": "main", "code": "code"}
+LINE = Place(file="train.py", line=1, function="main", code="code")
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
@@ -68,6 +72,51 @@ def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
     for rank, records in enumerate(ranks):
         ended = [*records, {"kind": "end", "how": "stopped"}]
         full = [{"seq": k, "at": float(k), "at_line": LINE, **record} for k, record in enumerate(ended)]
-        traces.append(Trace(rank, tuple(full)))
+        traces.append(trace(rank, full))
     exits = tuple(Ended(rank, 0, False) for rank in range(len(ranks)))
     return Run(role, len(ranks), tuple(traces), exits, **more)
+
+
+def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:
+    """A trace of events that are written as dicts."""
+    return Trace(rank, tuple(record if isinstance(record, Event) else event(record) for record in records))
+
+
+def event(data: dict[str, Any]) -> Event:
+    """An event of a dict that a test wrote: what is missing is empty, what is unknown is left out."""
+    made: Event = _made(KINDS[data["kind"]], data)
+    return made
+
+
+def _made(cls: type[Part], data: Any) -> Any:
+    if isinstance(data, cls):
+        return data
+    hints, plan = typing.get_type_hints(cls), conversions(cls)
+    values: dict[str, Any] = {}
+    for field in fields(cls):
+        if field.name in data:
+            value = data[field.name]
+            values[field.name] = _nested(hints[field.name], value) if field.name in plan else value
+        elif default_of(field) is MISSING:
+            values[field.name] = _empty(hints[field.name])
+    return cls(**values)
+
+
+def _nested(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return _made(hint, value)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return [_nested(arguments[0], item) for item in value]
+    if origin is dict:
+        return {key: _nested(arguments[1], item) for key, item in value.items()}
+    return _nested(next(a for a in arguments if a is not type(None)), value)
+
+
+def _empty(hint: Any) -> Any:
+    if type(None) in typing.get_args(hint):
+        return None
+    kind = typing.get_origin(hint) or hint
+    return kind() if kind in (str, int, float, bool, list, dict) else None

@@ -14,7 +14,6 @@ from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Trace
 
 
 def verdict(average: float | None, version: str = "2.13.0+cpu") -> Finding:
@@ -36,7 +35,7 @@ def test_it_is_the_first_rule_and_turns_comparisons_into_consequences() -> None:
     broken = run(rank, rank)
     end = {"kind": "end", "how": "exception", "error": "E", "message": "m", "frames": [LINE], "seq": 9, "at": 9.0}
     for trace in broken.traces:
-        made = Trace(trace.rank, (*trace.records[:-1], end))
+        made = trace(trace.rank, (*trace.records[:-1], end))
         object.__setattr__(trace, "records", made.records)
     found = judge(Evidence(train=broken, average=3.0), list(RULES))
     failed = [f for f in found if f.status == "fail"]

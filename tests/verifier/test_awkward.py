@@ -58,7 +58,7 @@ def _judge(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward, 
         assert words in finding.evidence
     if case.at_line:
         assert finding.location is not None
-        assert finding.location["line"] == awkward.ACT_LINE
+        assert finding.location.line == awkward.ACT_LINE
     until = time.monotonic() + 5
     while len(left := list(awkward.marked(mark))) > 1:  # the launcher itself
         assert time.monotonic() < until, left

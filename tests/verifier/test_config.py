@@ -119,7 +119,7 @@ def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, c
     one, other = large.policy.skips
     assert (one.rule, one.until, one.over) == ("root-only-wrap", "2026-11-21", False)
     assert (other.rule, other.until, other.over) == ("clipping", "2026-11-20", True)
-    line = other.location["line"]
+    line = other.location.line
     code = content.splitlines()[line - 1].strip()
     assert other.location == {
         "file": str(tmp_path / name),

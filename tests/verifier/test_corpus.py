@@ -23,7 +23,7 @@ def test_fault_is_found(verify_case, case: Case) -> None:
     assert finding.fix
     if case.rule != "run-completes":
         assert finding.location is not None
-        assert Path(finding.location["file"]).name in [p.name for p in case.files()]
+        assert Path(finding.location.file).name in [p.name for p in case.files()]
 
 
 @pytest.mark.parametrize("case", representative(right()), ids=lambda case: case.name)

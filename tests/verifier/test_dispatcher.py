@@ -30,7 +30,7 @@ from verified_fsdp2.verifier.trace.writer import Writer
 
 folder, mode, backend = sys.argv[1:]
 request = Request(folder, "t.py", folder, 2, mode=mode, backend=backend, steps=1, watch_saves=True, stress=True, fill=True)
-session = Session({**request.as_dict(), "exact": mode == "ddp"}, 0, Writer(Path(folder, "rank0.jsonl")), Frames(folder))
+session = Session({**request.as_dict(), "full_precision": mode == "ddp"}, 0, Writer(Path(folder, "rank0.jsonl")), Frames(folder))
 install(session)
 found, seen = {}, set()
 def walk(name, value):

@@ -64,7 +64,7 @@ def test_the_right_rank_is_named(verify_script, tmp_path: Path, fault: str, word
         assert word in finding.evidence
     if "SIGKILL" not in fault:
         assert finding.location is not None
-        assert finding.location["line"] == 8
+        assert finding.location.line == 8
 
 
 def test_a_hang_shows_the_rank_that_the_others_wait_for(verify_script, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_hang_shows_the_rank_that_the_others_wait_for(verify_script, tmp_path:
     assert "rank 1 was not in a collective" in finding.evidence
     assert "misbehave" in finding.evidence
     assert finding.location is not None
-    assert finding.location["line"] == 8
+    assert finding.location.line == 8
 
 
 def test_a_conditional_collective_is_a_hang_of_the_rank_that_skips_it(verify_script, tmp_path: Path) -> None:

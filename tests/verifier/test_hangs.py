@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped
+from records import micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import blame
@@ -16,7 +16,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.hang._named import HangRule
 from verified_fsdp2.verifier.source.sources import read_sources
-from verified_fsdp2.verifier.trace import Ended, Run, Trace, read_run
+from verified_fsdp2.verifier.trace import Ended, Run, read_run
 
 NAMES = [name for name, rule in RULES.items() if isinstance(rule, HangRule)]
 LOOP = """
@@ -55,7 +55,7 @@ class Script:
         return {"op": op.replace("_data", " of data"), "frames": frames, "value": int(value) if value else None}
 
     def hung(self, *logs: str, **more: Any) -> Run:
-        traces = tuple(Trace(rank, ()) for rank in range(len(logs)))
+        traces = tuple(trace(rank, ()) for rank in range(len(logs)))
         ended = tuple(Ended(rank, -9, True) for rank in range(len(logs)))
         progress = {rank: self.events(log) for rank, log in enumerate(logs)}
         return Run("train", len(logs), traces, ended, **{"timed_out": True, "progress": progress, **more})
@@ -70,7 +70,7 @@ class Script:
 
 def named(tmp_path: Path, source: str, *logs: str) -> tuple[str, int] | None:
     found = Script(tmp_path, source).named(*logs)
-    return (found.rule, found.location["line"]) if found is not None and found.location is not None else None
+    return (found.rule, found.location.line) if found is not None and found.location is not None else None
 
 
 def line(source: str, text: str) -> int:
@@ -160,7 +160,7 @@ def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, log
     assert found is not None
     assert (found.rule, told in found.evidence) == ("rank-local-control-flow", True)
     assert found.location is not None
-    assert found.location["line"] == line(source, between)
+    assert found.location.line == line(source, between)
 
 
 def test_a_branch_around_a_collective_and_one_around_a_step(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_rank_that_sleeps_is_not_explained(tmp_path: Path) -> None:
 def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
     script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
     end = {"kind": "end", "how": "exception", "error": "ValueError", "message": "bad", "frames": [], "at": 1.0}
-    traces = (Trace(0, ()), Trace(1, (end,)))
+    traces = (trace(0, ()), trace(1, (end,)))
     ended = (Ended(1, 1, False), Ended(0, -9, True))
     assert script.named(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False) is None
     run = script.hung(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False)
@@ -268,7 +268,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
         "frames": [{"file": "train.py", "line": 4, "function": "main", "code": ""}],
         "at": 2.0,
     }
-    traces = (Trace(0, (lost,)), Trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
+    traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert "rank 1 came to its end, and rank 0 still waited for it" in blame(left).text
@@ -294,7 +294,7 @@ def main():
     found = script.named("forward@F", "forward@F backward@B", stacks={0: dump, 1: ""})
     assert found is not None
     assert found.location is not None
-    assert (found.rule, found.location["line"]) == ("rank-conditional-collective", line(source, "# N"))
+    assert (found.rule, found.location.line) == ("rank-conditional-collective", line(source, "# N"))
 
 
 class TestLengthsForeseen:
@@ -317,7 +317,7 @@ def main():
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")
         assert (found.status, "has 8, 6 batches" in found.evidence) == ("fail", True)
         assert found.location is not None
-        assert found.location["line"] == 3
+        assert found.location.line == 3
 
     @pytest.mark.parametrize(
         ("loader", "inside"),

@@ -299,7 +299,7 @@ def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
     launcher: Any = WithGPUs(4)
     target = resolve(tmp_path / "train.py", {"device": "cuda", "nproc": 2})
     settings = planned(target, ["matches-ddp"])
-    runs = [settings.run(role, world) for role, world in (("exact", 2), ("single", 1), ("reference", 2))]
+    runs = [settings.run(role, world) for role, world in (("full_precision", 2), ("single", 1), ("reference", 2))]
     work = tmp_path / "work"
     Executor(launcher, work, Workspace(work)).make(runs)  # the third waits for the first
     assert [request.devices for request in launcher.requests] == [[0, 1], [2], [0, 1]]

@@ -126,8 +126,8 @@ def verdict(*findings: Finding, names: list[str] | None = None, evidence: Eviden
     if evidence is None:
         names = names or ["w", "b.weight"]
         made = trained(names)
-        nudged, oracle = trained(names, "envelope", 1e-6), trained(names, "reference", 1e-3)
-        evidence = Evidence(train=made, exact=made, reference=oracle, envelope=nudged)
+        nudged, oracle = trained(names, "perturbed", 1e-6), trained(names, "reference", 1e-3)
+        evidence = Evidence(train=made, full_precision=made, reference=oracle, perturbed=nudged)
     found = [*findings, Finding("held", "pass", "all well", measured=0.5, limit=1.0)]
     runs = [summary(one) for one in evidence.runs]
     return Verdict(verdict_of(found), TARGET, ENVIRONMENT, runs, found, facts(evidence, Path("/work")), seconds=2.0)

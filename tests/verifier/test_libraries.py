@@ -109,9 +109,9 @@ def test_the_finding_says_which_call_kept_ddp_out() -> None:
     reason = "rank 0 raised AttributeError: 'Tensor' object has no attribute 'device_mesh'"
     evidence = Evidence(
         train=made("train"),
-        exact=made("train"),
+        full_precision=made("train"),
         reference=made("reference"),
-        envelope=made("envelope"),
+        perturbed=made("perturbed"),
         missing={"ddp": reason},
     )
     found = MatchesDdp().judge(evidence)

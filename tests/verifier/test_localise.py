@@ -14,7 +14,7 @@ from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Run, Trace
+from verified_fsdp2.verifier.trace import Run
 
 NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
 ALLOWED = dict.fromkeys(Comparison(0, 0, 0, 0, 0, 0, "").measures, FLOOR)
@@ -122,7 +122,7 @@ def test_what_the_other_oracle_says_decides_the_class() -> None:
 
 class TestRules:
     def judge(self, rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
-        evidence = Evidence(train=mine, exact=mine, reference=reference, single=single, **more)
+        evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
         return RULES[rule].judge(evidence)
 
     def test_the_rule_tells_the_class(self) -> None:
@@ -148,7 +148,7 @@ class TestRules:
         end = {"kind": "end", "how": "exception", "error": "TypeError", "message": "no mesh"}
         frame = {"file": "train.py", "line": 7, "function": "main", "code": "model.weight.device_mesh"}
         for trace in broken.traces:
-            made = Trace(trace.rank, (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
+            made = trace(trace.rank, (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
             object.__setattr__(trace, "records", made.records)
         mine = trained(2)
         found = self.judge("matches-ddp", mine, broken, trained(1, losses=(6, 4, 2)))
@@ -162,9 +162,9 @@ class TestRules:
 def test_the_noise_of_one_process_is_the_measure_where_there_is_no_reference() -> None:
     noisy = trained(1, losses=(3.0, 2.0, 1.001))
     single = trained(1)
-    allowed = limits(Evidence(reference=None, single=single, envelope=noisy), "matches-ddp")
+    allowed = limits(Evidence(reference=None, single=single, perturbed=noisy), "matches-ddp")
     assert allowed.allowed["loss"] == pytest.approx(16 * 0.001 / 3.0 + FLOOR)  # on the scale of the largest loss
-    assert limits(Evidence(reference=trained(2), single=single, envelope=noisy), "matches-ddp") == allowed
+    assert limits(Evidence(reference=trained(2), single=single, perturbed=noisy), "matches-ddp") == allowed
     assert limits(Evidence(single=single), "matches-ddp").allowed["loss"] == FLOOR
 
 

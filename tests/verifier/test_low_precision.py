@@ -26,7 +26,9 @@ def first_step(off: float = 0.0, rows: tuple[int, ...] = (1, 2), shard: dict[str
 
 
 def judge(low: Run, exact: Run | None = None, rounded: Run | None = None, **more: Any) -> Finding:
-    evidence = Evidence(train=low, plain=low, exact=exact or first_step(), rounded=rounded or first_step(0.01), **more)
+    evidence = Evidence(
+        train=low, plain=low, full_precision=exact or first_step(), rounded_weights=rounded or first_step(0.01), **more
+    )
     return RULES["matches-full-precision"].judge(evidence)
 
 
@@ -47,12 +49,12 @@ def test_a_team_may_widen_the_limit() -> None:
 
 
 def test_noise_of_the_same_size_is_no_fault() -> None:
-    assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
+    assert judge(first_step(0.1), rounded_weights=first_step(0.09)).status == "pass"
 
 
 def test_other_samples_and_missing_runs_are_open() -> None:
     assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
-    missing = Evidence(train=first_step(), plain=first_step(), exact=first_step())
+    missing = Evidence(train=first_step(), plain=first_step(), full_precision=first_step())
     assert RULES["matches-full-precision"].judge(missing).status == "inconclusive"
 
 
@@ -72,6 +74,6 @@ def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None
     assert dropped != text
     script.write_text(dropped, encoding="utf-8")
     verdict = verify_script(script, only=("matches-full-precision",))
-    assert [r["role"] for r in verdict.runs] == ["train", "exact", "undropped", "rounded"]
+    assert [r["role"] for r in verdict.runs] == ["train", "full_precision", "undropped", "rounded_weights"]
     (found,) = verdict.findings
     assert (found.status, found.measured is not None and found.measured < 0.01) == ("pass", True), found.evidence

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped
+from records import micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.errors import OUR_FAULT, PROBE_FAILED, UserError
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding, Verdict
@@ -28,7 +28,7 @@ from verified_fsdp2.verifier.probe.guard import Guard
 from verified_fsdp2.verifier.probe.stop import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Ended, Run, Trace, read_run
+from verified_fsdp2.verifier.trace import Ended, Run, read_run
 from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Start, Zeroed
 from verified_fsdp2.verifier.trace.writer import Writer
 
@@ -266,7 +266,7 @@ def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
 
 @pytest.mark.parametrize("recorded", [[ERROR], []], ids=["recorded", "not recorded"])
 def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: list[dict[str, Any]]) -> None:
-    first = Trace(0, tuple({"seq": k, "at": 0.0, **r} for k, r in enumerate([*RIGHT, *recorded])))
+    first = trace(0, tuple({"seq": k, "at": 0.0, **r} for k, r in enumerate([*RIGHT, *recorded])))
     victim = {
         "kind": "end",
         "how": "exception",
@@ -276,7 +276,7 @@ def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: li
         "at": 1.0,
     }
     ended = (Ended(0, PROBE_FAILED, False), Ended(1, 1, False))
-    train = Run("train", 2, (first, Trace(1, (victim,))), ended, stderr={0: "Traceback\nAttributeError: no _renamed\n"})
+    train = Run("train", 2, (first, trace(1, (victim,))), ended, stderr={0: "Traceback\nAttributeError: no _renamed\n"})
     found = judge(Evidence(train=train), ["run-completes", "matches-ddp", "optim-before-shard"])
     assert "fail" not in [f.status for f in found]
     assert [f.status for f in found if f.rule in ("run-completes", "verifier")] == ["error", "error"]
@@ -285,7 +285,7 @@ def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: li
 
 def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
     end = {"kind": "end", "how": "sys.exit", "code": PROBE_FAILED, "message": "", "frames": [], "at": 1.0}
-    train = Run("train", 1, (Trace(0, (end,)),), (Ended(0, PROBE_FAILED, False),))
+    train = Run("train", 1, (trace(0, (end,)),), (Ended(0, PROBE_FAILED, False),))
     assert [f.status for f in judge(Evidence(train=train), ["run-completes"])] == ["fail"]
 
 

@@ -51,7 +51,7 @@ def trained(
 
 
 def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
-    evidence = Evidence(train=mine, exact=mine, reference=reference, single=single, **more)
+    evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
     return RULES[rule].judge(evidence)
 
 
@@ -66,19 +66,19 @@ class TestWithoutNoise:
 
     def test_an_envelope_that_ended_early(self) -> None:
         mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
-        short = trained(1, losses=(3.0, 2.0), role="envelope")
-        assert judge("matches-single-process", mine, None, single, envelope=short).status == "inconclusive"
-        whole = trained(1, role="envelope")
-        assert judge("matches-single-process", mine, None, single, envelope=whole).status == "fail"
-        assert limits(Evidence(single=single, envelope=short), "matches-ddp").underived
-        assert not limits(Evidence(single=single, envelope=whole), "matches-ddp").underived
+        short = trained(1, losses=(3.0, 2.0), role="perturbed")
+        assert judge("matches-single-process", mine, None, single, perturbed=short).status == "inconclusive"
+        whole = trained(1, role="perturbed")
+        assert judge("matches-single-process", mine, None, single, perturbed=whole).status == "fail"
+        assert limits(Evidence(single=single, perturbed=short), "matches-ddp").underived
+        assert not limits(Evidence(single=single, perturbed=whole), "matches-ddp").underived
 
     def test_an_envelope_whose_numbers_are_not_finite(self) -> None:
         mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
-        broken = trained(1, losses=(3.0, 2.0, float("nan")), role="envelope")
-        found = limits(Evidence(single=single, envelope=broken), "matches-ddp")
+        broken = trained(1, losses=(3.0, 2.0, float("nan")), role="perturbed")
+        found = limits(Evidence(single=single, perturbed=broken), "matches-ddp")
         assert (found.allowed["loss"], found.gross["loss"]) == (FLOOR, GROSS)
-        assert judge("matches-single-process", mine, None, single, envelope=broken).status == "inconclusive"
+        assert judge("matches-single-process", mine, None, single, perturbed=broken).status == "inconclusive"
 
     @pytest.mark.parametrize(("loss", "status"), [(2.0, "pass"), (2.001, "inconclusive"), (3.0, "fail")])
     def test_resharding(self, loss: float, status: str) -> None:
@@ -86,7 +86,7 @@ class TestWithoutNoise:
         first, then = [model(), micro(1, 4.0), step(1), stepped(1), save], [micro(2, 2.0), step(2), stepped(2)]
         whole = run([*first, *then])
         other = run([model(), micro(1, loss), step(1), stepped(1)], role="reshard")
-        evidence = Evidence(train=whole, exact=whole, continued=whole, reshards=(other,))
+        evidence = Evidence(train=whole, full_precision=whole, resume_full_precision=whole, reshards=(other,))
         assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status
 
 
@@ -331,7 +331,7 @@ class TestFactors:
     def test_world_size_and_micro_batches_do_not_collide(self) -> None:
         """Both readings are in the report, neither hides the other."""
         two, one = scaled(2, 1.0, 2.0, 2), scaled(1, 1.0, 1.0, 1)
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
         assert (found.status, found.measured) == ("fail", 2.0)
         assert all(r.text in found.evidence for r in readings(2.0, two, one))
 
@@ -340,16 +340,16 @@ class TestFactors:
         """A divide factor that does not explain the ratio is not where it comes from."""
         divide = {"kind": "divide", "factor": factor, "at_line": {**LINE, "line": 5}}
         two, one = scaled(2, 1.0, 2.0, 1, extra=[divide]), scaled(1, 1.0, 1.0, 1)
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
         assert found.status == "fail"
-        assert (found.location or {})["line"] == line
+        assert (found.location or LINE).line == line
 
     def test_between_backward_and_step(self) -> None:
         two, one = scaled(2, 1.0, 1.0, 1), scaled(1, 1.0, 1.0, 1)
         for trace in two.traces:
             trace.of("step")[0]["grads_at_step"] = {"w": vector(2.0)}
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, exact=two, single=one))
-        assert (found.status, (found.location or {})["line"]) == ("fail", 20)
+        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
+        assert (found.status, (found.location or LINE).line) == ("fail", 20)
 
 
 class TestLocationsOfResumes:
@@ -364,7 +364,9 @@ class TestLocationsOfResumes:
         ]
         again = [[model(), load, micro(**{"rows": (1, 2), **rows}), step(**resumed), stepped(1, weights={"w": A})]]
         train, resume = run(*ranks), run(*again, role="resume")
-        return Evidence(train=train, resume=resume, continued=train, reshards=(replace(resume, role="reshard"),))
+        return Evidence(
+            train=train, resume=resume, resume_full_precision=train, reshards=(replace(resume, role="reshard"),)
+        )
 
     @pytest.mark.parametrize(
         ("rule", "evidence"),

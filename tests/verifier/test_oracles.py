@@ -31,7 +31,7 @@ def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[st
     assert "DDP cannot take the place of fully_shard here" in found["matches-ddp"].evidence
     assert "(`mesh = model.head.weight.device_mesh`)" in found["matches-ddp"].evidence
     assert found["matches-single-process"].status == status, found["matches-single-process"].evidence
-    assert [r["role"] for r in verdict.runs] == ["train", "reference", "envelope", "single"]
+    assert [r["role"] for r in verdict.runs] == ["train", "reference", "perturbed", "single"]
     assert [r["world_size"] for r in verdict.runs] == [2, 2, 1, 1]
     if status == "fail":
         told = found["matches-single-process"].evidence

@@ -86,7 +86,7 @@ def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
         )
         found = blame(hung)
         assert found.location is not None
-        assert (found.rank, found.location["file"], found.location["line"]) == (1, own, 9)
+        assert (found.rank, found.location.file, found.location.line) == (1, own, 9)
 
 
 def test_frames_of_a_project_in_a_folder_called_verifier(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from records import model, parameter, step, stepped
+from records import model, parameter, step, stepped, trace
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
-from verified_fsdp2.verifier.trace import Ended, Run, Trace
+from verified_fsdp2.verifier.trace import Ended, Run
 
 NAMES = [name for name, rule in RULES.items() if isinstance(rule, RaisedRule)]
 MIXED = "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
@@ -407,7 +407,7 @@ def stopped(error: str, message: str, frames: list[dict[str, Any]], records: lis
     raised = {"kind": "raised", "error": error, "frames": frames}
     end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": own}
     full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate([*records, raised, end])]
-    return Run("train", 1, (Trace(0, tuple(full)),), (Ended(0, 1, False),))
+    return Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 1, False),))
 
 
 @pytest.mark.parametrize(("rule", "error", "message", "frames", "records", "where"), CASES)
@@ -420,7 +420,7 @@ def test_one_rule_names_it(
     assert error in found[rule].evidence
     assert found[rule].fix
     assert found[rule].location is not None
-    assert found[rule].location["line"] == where
+    assert found[rule].location.line == where
     assert {f.status for name, f in found.items() if name != rule} == {"inconclusive"}
 
 
@@ -434,7 +434,7 @@ def test_plain_weights_in_an_optimizer_are_the_root_rules() -> None:
     for error, message, frames, records in OTHERS[2:4]:
         run = stopped(error, message, frames, [shard(60), *records])
         rule = RULES["root-not-wrapped"]
-        two = Run("train", 2, (run.traces[0], Trace(1, run.traces[0].records)), run.ended)
+        two = Run("train", 2, (run.traces[0], trace(1, run.traces[0].records)), run.ended)
         assert rule.judge(Evidence(train=two)).status == "fail"
 
 
@@ -448,7 +448,7 @@ def test_a_parameter_without_gradients_is_told_before_any_resume() -> None:
     grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0], "unused": None}
     records = [model(parameter(), parameter("unused")), step(grads=grads), stepped(), {"kind": "end", "how": "stopped"}]
     full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate(records)]
-    run = Run("train", 1, (Trace(0, tuple(full)),), (Ended(0, 0, False),))
+    run = Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 0, False),))
     found = RULES["missing-optim-state-for-unused-param"].judge(Evidence(train=run))
     assert (found.status, "never got a gradient: unused" in found.evidence) == ("pass", True)
 

@@ -15,7 +15,7 @@ from verified_fsdp2.verifier.rules.base import SECTIONS, SourceRule
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **runs: Any) -> Finding:
     train = run(*ranks)
-    return RULES[rule].judge(Evidence(train=train, exact=train, **runs))
+    return RULES[rule].judge(Evidence(train=train, full_precision=train, **runs))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -182,7 +182,7 @@ class TestResume:
             step(1, **{**state, **{k: v for k, v in resumed.items() if k != "rows"}}),
             stepped(1),
         ]
-        return Evidence(train=run(train), exact=run(train), resume=run(again, role="resume"))
+        return Evidence(train=run(train), full_precision=run(train), resume=run(again, role="resume"))
 
     @pytest.mark.parametrize(
         ("rule", "resumed"),

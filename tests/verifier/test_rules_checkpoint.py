@@ -44,7 +44,7 @@ def saving(entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: i
 
 def opened(path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any) -> Run:
     record = {"kind": "opened", "path": path, "format": "dcp", "error": error, "missing_files": list(lost)}
-    return run([{**record, "entries": entries}], role="opened")
+    return run([{**record, "entries": entries}], role="inspect")
 
 
 def train(*ranks: list[dict[str, Any]]) -> Run:
@@ -73,7 +73,7 @@ class TestPath:
     def test_a_lost_file_fails(self) -> None:
         lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
         both = train([saving({})], [saving({})])
-        found = judge("rank-dependent-checkpoint-path", both, opened=lost)
+        found = judge("rank-dependent-checkpoint-path", both, inspect=lost)
         assert (found.status, "__1_0.distcp" in found.evidence) == ("fail", True)
 
 
@@ -110,34 +110,34 @@ class TestHolds:
 
     def test_the_sum_of_shards_is_what_must_be_there(self) -> None:
         both = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
-        assert judge(self.rule, both, opened=opened(w=tensor(sketch=WHOLE))).status == "pass"
-        found = judge(self.rule, both, opened=opened(w=tensor(sketch=A)))
+        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=WHOLE))).status == "pass"
+        found = judge(self.rule, both, inspect=opened(w=tensor(sketch=A)))
         assert (found.status, "other values" in found.evidence) == ("fail", True)
 
     def test_a_missing_key_fails(self) -> None:
         both = train([saving({"w": tensor(), "v": tensor()})], [])
-        found = judge(self.rule, both, opened=opened(w=tensor()))
+        found = judge(self.rule, both, inspect=opened(w=tensor()))
         assert (found.status, "1 of them are not in it" in found.evidence) == ("fail", True)
 
     def test_a_mask_with_infinities_is_no_difference(self) -> None:
         mask = tensor(sketch=[float("inf"), *[float("nan")] * 4])
-        assert judge(self.rule, train([saving({"m": mask})], []), opened=opened(m=mask)).status == "pass"
-        assert judge(self.rule, train([saving({"m": mask})], []), opened=opened(m=tensor())).status == "fail"
+        assert judge(self.rule, train([saving({"m": mask})], []), inspect=opened(m=mask)).status == "pass"
+        assert judge(self.rule, train([saving({"m": mask})], []), inspect=opened(m=tensor())).status == "fail"
 
     def test_the_last_save_to_a_path_counts(self) -> None:
         twice = train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], [])
-        assert judge(self.rule, twice, opened=opened(w=tensor(sketch=B))).status == "pass"
+        assert judge(self.rule, twice, inspect=opened(w=tensor(sketch=B))).status == "pass"
 
     def test_a_background_save_is_the_race_s(self) -> None:
         both = train([saving({"w": tensor()}, "async_save")], [])
-        assert judge(self.rule, both, opened=opened(w=tensor(sketch=B))).status == "pass"
-        assert judge("async-save-state-race", both, opened=opened(w=tensor(sketch=B))).status == "fail"
-        assert judge("async-save-state-race", both, opened=opened(w=tensor())).status == "pass"
+        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=B))).status == "pass"
+        assert judge("async-save-state-race", both, inspect=opened(w=tensor(sketch=B))).status == "fail"
+        assert judge("async-save-state-race", both, inspect=opened(w=tensor())).status == "pass"
 
     def test_what_could_not_be_opened_is_open(self) -> None:
         both = train([saving({"w": tensor()})], [])
         assert judge(self.rule, both).status == "inconclusive"
-        assert judge(self.rule, both, opened=opened(error="no .metadata")).status == "inconclusive"
+        assert judge(self.rule, both, inspect=opened(error="no .metadata")).status == "inconclusive"
 
     def test_renames_are_followed(self) -> None:
         moved = {"kind": "renamed", "old": "/c/1.tmp", "new": "/c/1"}

@@ -18,7 +18,7 @@ from verified_fsdp2.verifier.source.sources import find_shard_use, read_sources
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
     train = run(*ranks)
-    return RULES[rule].judge(Evidence(train=train, exact=train, **more))
+    return RULES[rule].judge(Evidence(train=train, full_precision=train, **more))
 
 
 def shard(low: str | None = "bfloat16") -> dict[str, Any]:
@@ -156,7 +156,7 @@ class TestMatrixOptimizer:
 
         mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
         single = run(rank(0, (1, 2)))
-        return RULES["matrix-optimizer-on-local-shard"].judge(Evidence(train=mine, exact=mine, single=single))
+        return RULES["matrix-optimizer-on-local-shard"].judge(Evidence(train=mine, full_precision=mine, single=single))
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")
@@ -192,8 +192,13 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float
     first, then = [model(), micro(1), step(1), stepped(1), save], [micro(2, loss=0.0), step(2), stepped(2)]
     resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
     whole = run([*first, *then])
-    again = run([*first, *then], role="envelope")
+    again = run([*first, *then], role="perturbed")
     evidence = Evidence(
-        train=whole, exact=whole, continued=whole, reshards=(resharded,), reference=whole, envelope=again
+        train=whole,
+        full_precision=whole,
+        resume_full_precision=whole,
+        reshards=(resharded,),
+        reference=whole,
+        perturbed=again,
     )
     assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status

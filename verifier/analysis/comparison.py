@@ -1,6 +1,6 @@
 """How far two runs of the same script are apart, and how far they may be.
 
-The limit is derived: the envelope run is the reference run once more from weights one unit in the last place away. What that moves
+The limit is derived: the perturbed run is the reference run once more from weights one unit in the last place away. What that moves
 is the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
 noise was not measured, only what no script's noise explains is a fault, and what is between the two limits is undecided.
 
@@ -172,30 +172,30 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
-    """How far runs may be apart for a rule, from the noise that the envelope run has measured."""
-    envelope, base = evidence.envelope, nudged(evidence)
+    """How far runs may be apart for a rule, from the noise that the perturbed run has measured."""
+    envelope, base = evidence.perturbed, nudged(evidence)
     noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
     if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
         noise = compare(envelope, base)
     known = {name: value for name, value in noise.measures.items() if math.isfinite(value)}
     if not why and len(known) < len(noise.measures):
         lost = ", ".join(name for name in noise.measures if name not in known)
-        why = f"the envelope run has no finite difference of {lost}"
+        why = f"the perturbed run has no finite difference of {lost}"
     allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in noise.measures}
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
 
 
 def _unmeasured(evidence: Evidence) -> str:
-    """Why the noise of the script is not known; "" if the envelope run has measured it."""
-    envelope, base = evidence.envelope, nudged(evidence)
+    """Why the noise of the script is not known; "" if the perturbed run has measured it."""
+    envelope, base = evidence.perturbed, nudged(evidence)
     if envelope is None:
-        return evidence.missing.get("envelope", "no envelope run was made")
+        return evidence.missing.get("perturbed", "no perturbed run was made")
     if base is None:
-        return "the run that the envelope run repeats did not complete"
+        return "the run that the perturbed run repeats did not complete"
     if envelope.steps() < base.steps():
         cause = "" if envelope.completed else f": {blame(envelope).text}"
-        return f"the envelope run made {envelope.steps()} of {base.steps()} steps{cause}"
+        return f"the perturbed run made {envelope.steps()} of {base.steps()} steps{cause}"
     return ""
 
 
@@ -208,8 +208,8 @@ def undecided(name: str, value: float, found: Limits) -> str:
 
 
 def nudged(evidence: Evidence) -> Run | None:
-    """The run that the envelope run repeats from weights one unit in the last place away."""
-    envelope = evidence.envelope
+    """The run that the perturbed run repeats from weights one unit in the last place away."""
+    envelope = evidence.perturbed
     runs = [run for run in (evidence.reference, evidence.single) if run is not None and run.completed]
     return next((run for run in runs if envelope is not None and run.world_size == envelope.world_size), None)
 

@@ -13,7 +13,7 @@ from .saves import Save
 
 def opened(evidence: Evidence) -> list[Opened]:
     """What the opening process found, one record for each path."""
-    return evidence.opened.traces[0].of(Opened) if evidence.opened is not None and evidence.opened.traces else []
+    return evidence.inspect.traces[0].of(Opened) if evidence.inspect is not None and evidence.inspect.traces else []
 
 
 def in_background(save: Save) -> bool:

@@ -14,12 +14,13 @@ def traffic(run: Run) -> dict[str, float]:
     if not counted:
         return {}
     last = counted[-1]
+    callers = {"model": last.model, "script": last.script}
     kinds = sorted(last.model.keys() | last.script.keys())
     out: dict[str, float] = {"fsdp_forwards": last.calls}
     for kind in kinds:
-        for where in ("model", "script"):
-            if kind in last[where]:
-                out[f"{kind}_{where}"], out[f"{kind}_{where}_bytes"] = last[where][kind]
+        for caller, found in callers.items():
+            if kind in found:
+                out[f"{kind}_{caller}"], out[f"{kind}_{caller}_bytes"] = found[kind]
     return out
 
 

@@ -28,7 +28,7 @@ class Request:
     steps: int = 1
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
-    exact: bool = False  # no mixed precision, autocast or dropout
+    full_precision: bool = False  # no mixed precision, autocast or dropout
     dropless: bool = False  # no dropout, all else as it is
     round_to: str = ""  # load the weights rounded to this dtype
     starting_point: str = ""  # folder of the initial weights, to leave or to load; "" for neither

@@ -53,12 +53,12 @@ def _shape(parts: list[tuple[torch.Tensor, list[int]]]) -> tuple[int, ...]:
 
 
 def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    """`tensor`, as a lower precision would hold it (the rounded run)."""
+    """`tensor`, as a lower precision would hold it (the rounded-weights run)."""
     return tensor.to(getattr(torch, dtype)).to(tensor.dtype) if dtype and tensor.is_floating_point() else tensor
 
 
 def _nudged(tensor: torch.Tensor, nudge: bool) -> torch.Tensor:
-    """`tensor`, with every other element one unit in the last place away if `nudge` (the envelope run)."""
+    """`tensor`, with every other element one unit in the last place away if `nudge` (the perturbed run)."""
     if not nudge or not tensor.is_floating_point() or tensor.numel() == 0:
         return tensor
     up = torch.nextafter(tensor, torch.full_like(tensor, float("inf")))

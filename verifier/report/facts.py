@@ -86,8 +86,10 @@ def _memory(run: Run) -> list[Facts]:
     return [
         {
             "rank": rank,
-            **{kind: record[kind] for kind in ("parameters", "gradients", "optimizer")},
-            "process": {name: record[name] for name in ("before", "peak", "cuda")},
+            "parameters": record.parameters,
+            "gradients": record.gradients,
+            "optimizer": record.optimizer,
+            "process": {"before": record.before, "peak": record.peak, "cuda": record.cuda},
         }
         for rank, record in last
     ]
@@ -95,7 +97,7 @@ def _memory(run: Run) -> list[Facts]:
 
 def _comparisons(evidence: Evidence) -> list[Facts]:
     """For each pair of runs that a rule compares step by step: the relative differences, and what was allowed."""
-    exact, after = evidence.exact, evidence.saved_after() or 0
+    exact, after = evidence.full_precision, evidence.saved_after() or 0
 
     def allowed(rule: str) -> dict[str, float]:
         found = limits(evidence, rule).allowed
@@ -110,12 +112,12 @@ def _comparisons(evidence: Evidence) -> list[Facts]:
         if exact is not None and exact.completed and oracle is not None and not incomparable(exact, oracle, "", ""):
             found.append(_apart(evidence, rule, exact, oracle, 0, allowed(rule)))
     base = nudged(evidence)
-    if evidence.envelope is not None and base is not None:
-        found.append(_apart(evidence, None, evidence.envelope, base, 0, {"loss": None, "grad_norm": None}))
+    if evidence.perturbed is not None and base is not None:
+        found.append(_apart(evidence, None, evidence.perturbed, base, 0, {"loss": None, "grad_norm": None}))
     if evidence.resume is not None and evidence.train is not None:
         bitwise = {"loss": 0.0, "grad_norm": None}
         found.append(_apart(evidence, "resume-is-exact", evidence.resume, evidence.train, after, bitwise))
-    if (whole := evidence.continued) is not None:
+    if (whole := evidence.resume_full_precision) is not None:
         offset = after if whole is evidence.train else 0
         name = "reshard-keeps-trajectory"
         rest = {**allowed(name), "grad_norm": None}

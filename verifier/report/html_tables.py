@@ -14,17 +14,17 @@ ROLES = {
     "train": "the script",
     "provoked": "with huge gradients, and NaN in memory that nobody has written",
     "repeat": "the script again, ended after the save that is resumed from",
-    "exact": "without mixed precision, autocast and dropout",
+    "full_precision": "without mixed precision, autocast and dropout",
     "undropped": "without dropout, one step",
-    "rounded": "from rounded weights, one step",
+    "rounded_weights": "from rounded weights, one step",
     "reference": "DDP in the place of fully_shard",
-    "envelope": "from weights one unit in the last place away",
+    "perturbed": "from weights one unit in the last place away",
     "single": "one process, the whole global batch",
     "original": "the script that it was converted from",
     "resume": "resumed on as many ranks",
-    "continued": "resumed, as exact",
+    "resume_full_precision": "resumed, in full precision",
     "reshard": "resumed on other ranks",
-    "opened": "opens what was saved",
+    "inspect": "opens what was saved",
     "crash": "killed in a save",
     "recovered": "resumed after the kill",
     "damaged": "resumed from a damaged checkpoint",
@@ -78,7 +78,7 @@ def place(location: Report, folder: str) -> str:
 
 def offset(report: Report, run: Report) -> int:
     """The steps that were made before the first step of a run."""
-    resumed = run["role"] in ("resume", "continued", "reshard")
+    resumed = run["role"] in ("resume", "resume_full_precision", "reshard")
     return int(report["facts"].get("saved_after_step") or 0) if resumed else 0
 
 
@@ -238,7 +238,7 @@ def _saved(report: Report) -> Table:
     rows = []
     for one in report["facts"].get("checkpoints", []):
         told = {
-            "opened": f"{one['wrong']} tensors are not as they were given"
+            "inspect": f"{one['wrong']} tensors are not as they were given"
             if one["wrong"]
             else "all as they were given",
             "closed": f"could not be opened: {one['error']}",

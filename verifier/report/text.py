@@ -152,7 +152,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     yield ""
     yield "loss of step          " + "".join(f"{step:>12}" for step in range(1, steps + 1))
     for run in rows:
-        skipped = after if run["role"] in ("resume", "continued", "reshard") else 0
+        skipped = after if run["role"] in ("resume", "resume_full_precision", "reshard") else 0
         cells = [" " * 12] * skipped + [_loss(value) for value in run["losses"]]
         yield f"  {run['role']:<10} {run['world_size']:>2} rank{'s' if run['world_size'] > 1 else ' '}  " + "".join(
             cells

@@ -33,8 +33,8 @@ def culprit(run: Run, cause: Blame) -> tuple[str, Place | None]:
         return "full-sd-into-dtensor", cause.location
     if wrapped_in_ddp(run, cause):
         return "ddp-around-fsdp", cause.location
-    if any("optimizer" in f or _CLIP in f.file for f in frames):
-        inner = next((f for f in frames if "optimizer" in f), None)
+    if any(f.optimizer is not None or _CLIP in f.file for f in frames):
+        inner = next((f for f in frames if f.optimizer is not None), None)
         plain = any(e[0].trainable and not e[0].managed and not e[0].sharded for e in run.parameters.values())
         if not plain and run.role == "train" and inner is not None and "torch/optim/" not in inner.file:
             return (

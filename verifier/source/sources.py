@@ -88,7 +88,7 @@ def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
 
 def _files_of_frames(run: Run) -> Iterator[str]:
     for events in run.progress.values():
-        yield from (str(frame[0]) for event in events for frame in event["frames"])
+        yield from (str(frame[0]) for event in events for frame in event.frames)
     for text in run.stacks.values():
         yield from _FILE.findall(text)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ._compat_dict import Record
 from .reader import Foreign, read_run
 from .run import Ended, Run, Trace
 from .sketches import Sketch, difference
 
-__all__ = ["Ended", "Foreign", "Record", "Run", "Sketch", "Trace", "difference", "read_run"]
+__all__ = ["Ended", "Foreign", "Run", "Sketch", "Trace", "difference", "read_run"]

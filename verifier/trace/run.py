@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import TypeVar
 
 from ..errors import PROBE_FAILED
-from ._compat_dict import lenient
 from .events import Divide, End, Event, Micro, Model, Parameter, ProbeError, ProgressEvent, Renamed, Step, Stepped, Wrap
 from .sketches import Sketch, add, of_number
 
@@ -26,26 +25,11 @@ class Trace:
     rank: int
     records: tuple[Event, ...]
 
-    def __post_init__(self) -> None:
-        given: tuple[Any, ...] = self.records
-        if any(isinstance(record, dict) for record in given):  # transitional: tests that write dicts
-            typed = tuple(lenient(r) if isinstance(r, dict) else r for r in given)
-            object.__setattr__(self, "records", typed)
-
-    @overload
-    def of(self, kind: type[E]) -> list[E]: ...
-    @overload
-    def of(self, kind: str) -> list[Any]: ...
-    def of(self, kind: type[Event] | str) -> list[Any]:
+    def of(self, kind: type[E]) -> list[E]:
         """The events of one kind."""
-        name = kind if isinstance(kind, str) else kind.kind
-        return [r for r in self.records if r.kind == name]
+        return [r for r in self.records if isinstance(r, kind)]
 
-    @overload
-    def first(self, kind: type[E]) -> E | None: ...
-    @overload
-    def first(self, kind: str) -> Any: ...
-    def first(self, kind: type[Event] | str) -> Any:
+    def first(self, kind: type[E]) -> E | None:
         """The first event of a kind, or None."""
         return next(iter(self.of(kind)), None)
 
@@ -124,8 +108,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One launch. `role`: train, exact, undropped, rounded, reference, envelope, single, original, resume, continued, reshard, opened,
-    crash, recovered, damaged, simulate. A simulate run has rank 0 alone.
+    """One launch. A simulate run has rank 0 alone.
+
+    `role`: train, provoked, repeat, full_precision, undropped, rounded_weights, reference, perturbed, single, original, resume,
+    resume_full_precision, reshard, inspect, crash, recovered, damaged, simulate.
     """
 
     role: str
@@ -199,16 +185,12 @@ class Run:
         """Optimizer steps that every rank has made (of its first optimizer)."""
         return min((len(t.stepped) for t in self.traces), default=0)
 
-    @overload
-    def at_step(self, kind: type[E], step: int) -> list[E]: ...
-    @overload
-    def at_step(self, kind: str, step: int) -> list[Any]: ...
-    def at_step(self, kind: type[Event] | str, step: int) -> list[Any]:
+    def at_step(self, kind: type[S], step: int) -> list[S]:
         """For each rank its record of `kind` (Step or Stepped) at a step; empty unless all have it."""
-        first = kind in (Step, Step.kind)
-        per_rank: list[list[Any]] = [list(t.steps if first else t.stepped) for t in self.traces]
-        found = [next((r for r in records if r.step == step), None) for records in per_rank]
-        return [] if None in found else found
+        per_rank = [t.steps if kind is Step else t.stepped for t in self.traces]
+        found = [next((r for r in records if isinstance(r, kind) and r.step == step), None) for records in per_rank]
+        there = [record for record in found if record is not None]
+        return there if len(there) == len(found) else []
 
     def micros(self, step: int) -> list[list[Micro]]:
         """For each rank the micro-batches of a step."""
@@ -255,9 +237,9 @@ class Run:
         """`objective` of every step."""
         return [self.objective(step) for step in range(1, self.steps() + 1)]
 
-    def whole(self, kind: type[Event] | str, field: str, step: int) -> dict[str, Sketch | None]:
+    def whole(self, kind: type[S], field: str, step: int) -> dict[str, Sketch | None]:
         """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first replica."""
-        records: list[Any] = self.at_step(kind if isinstance(kind, str) else kind.kind, step)
+        records = self.at_step(kind, step)
         out: dict[str, Sketch | None] = {}
         for record, trace in zip(records, self.traces, strict=False):
             for name, value in getattr(record, field).items():
@@ -325,14 +307,10 @@ class Run:
                 path = record.new + path[len(record.old) :]
         return path
 
-    @overload
-    def places(self, kind: type[E]) -> Iterator[E]: ...
-    @overload
-    def places(self, kind: str) -> Iterator[Any]: ...
-    def places(self, kind: type[Event] | str) -> Iterator[Any]:
+    def places(self, kind: type[E]) -> Iterator[E]:
         """Records of a kind on rank 0, the ones that name a line."""
         for trace in self.traces[:1]:
-            yield from trace.of(kind if isinstance(kind, str) else kind.kind)
+            yield from trace.of(kind)
 
 
 def _latest_models(trace: Trace) -> list[Model]:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Self
 
-from ._compat_dict import LikeDict
-
 Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part(LikeDict):
+class Part:
     """A record within a record, such as a line of the user's code."""
 
     def to_json(self) -> dict[str, Any]:

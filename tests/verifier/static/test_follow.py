@@ -28,7 +28,7 @@ def write(folder: Path, **files: str) -> Path:
 def found(script: Path) -> list[tuple[str, str, int]]:
     """(rule, file name, line) of every hit."""
     hits = look([script]).hits
-    return [(h.rule, Path(h.location["file"]).name, h.location["line"]) for h in hits]
+    return [(h.rule, Path(h.location.file).name, h.location.line) for h in hits]
 
 
 ALIASES = {

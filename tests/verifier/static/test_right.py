@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def told(*scripts: Path) -> list[tuple[str, str, int]]:
-    return [(h.rule, Path(h.location["file"]).name, h.location["line"]) for h in look(scripts).hits]
+    return [(h.rule, Path(h.location.file).name, h.location.line) for h in look(scripts).hits]
 
 
 @pytest.mark.parametrize("style", RIGHT)

@@ -108,7 +108,7 @@ def test_followed(tmp_path: Path, layout: str) -> None:
     (script,) = (name for name in files if name.endswith("run.py"))
     (loop,) = (name for name, source in files.items() if source == LOOP)
     (hit,) = look([tmp_path / script]).hits
-    assert (hit.rule, hit.location["file"], hit.location["line"]) == ("optim-before-shard", str(tmp_path / loop), 7)
+    assert (hit.rule, hit.location.file, hit.location.line) == ("optim-before-shard", str(tmp_path / loop), 7)
 
 
 NOT_FOLLOWED = {

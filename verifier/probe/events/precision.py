@@ -30,7 +30,7 @@ def install(session: Session) -> None:
     """Subscribe to what is not exact in every run; to casts and scalers in runs of the script as it is."""
     found: set[str] = set()
     autocast: set[str] = set()
-    plain = not (session.stand_in or session.request["exact"])
+    plain = not (session.stand_in or session.request["full_precision"])
 
     def inexact(what: str) -> None:
         if what not in found:

@@ -22,7 +22,7 @@ _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 
 def install(session: Session) -> None:
     """Subscribe to the dropouts; where they are off there is nothing to draw."""
-    if session.request["exact"]:
+    if session.request["full_precision"]:
         return
     watch = _Watch(session)
     for name, (key, position) in DROPOUTS.items():

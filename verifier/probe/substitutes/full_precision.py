@@ -1,6 +1,6 @@
 """Full precision, so that runs can be compared: no mixed precision, no autocast, no dropout.
 
-The request asks for all three (`exact`) or for dropout alone to be off (`dropless`), so that no random mask stands between two
+The request asks for all three (`full_precision`) or for dropout alone to be off (`dropless`), so that no random mask stands between two
 world sizes.
 """
 
@@ -20,10 +20,10 @@ from ..session import Session
 def install(session: Session) -> None:
     """From now on nothing is rounded or dropped, as far as the request says."""
     around = session.dispatcher.around
-    if session.request["exact"] or session.request["dropless"]:
+    if session.request["full_precision"] or session.request["dropless"]:
         for name, (key, position) in DROPOUTS.items():
             around(f"torch.nn.functional:{name}", replace=_without(key, position))
-    if session.request["exact"]:
+    if session.request["full_precision"]:
         around("torch:autocast.__init__", after=_off)
         around("torch.distributed.fsdp:fully_shard", replace=_sharded)
 

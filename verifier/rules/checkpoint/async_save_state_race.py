@@ -25,7 +25,7 @@ class AsyncSaveStateRace(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "opened"})
+    needs = frozenset({"train", "inspect"})
 
     def judge(self, evidence: Evidence) -> Finding:
         return compare(self, evidence, in_background, "no save in the background")

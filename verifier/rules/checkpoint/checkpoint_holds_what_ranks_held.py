@@ -25,7 +25,7 @@ class CheckpointHoldsWhatRanksHeld(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "opened"})
+    needs = frozenset({"train", "inspect"})
     names_a_cause = False
 
     def judge(self, evidence: Evidence) -> Finding:

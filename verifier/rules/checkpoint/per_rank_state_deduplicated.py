@@ -76,7 +76,7 @@ def _one_random_state(run: Run | None) -> tuple[str, Place | None] | None:
     ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces] if run is not None else []
     for saves in zip(*ranks, strict=False):
         for key, entry in saves[0].entries.items():
-            mine = [save.entries.get(key, {}).sketch for save in saves]
+            mine = [entry.sketch if (entry := save.entries.get(key)) is not None else None for save in saves]
             states = [save.record.random for save in saves]
             if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line

@@ -33,7 +33,7 @@ class RankDependentCheckpointPath(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "opened"})
+    needs = frozenset({"train", "inspect"})
 
     def judge(self, evidence: Evidence) -> Finding:
         if evidence.train is None:

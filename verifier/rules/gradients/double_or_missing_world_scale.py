@@ -32,12 +32,12 @@ class DoubleOrMissingWorldScale(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "exact", "reference", "single"})
+    needs = frozenset({"train", "full_precision", "reference", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.exact
+        run = evidence.full_precision
         if run is None or run.steps() == 0:
-            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
+            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
         told: list[str] = []
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
             if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):

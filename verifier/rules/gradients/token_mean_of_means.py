@@ -33,12 +33,12 @@ class TokenMeanOfMeans(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "exact", "single"})
+    needs = frozenset({"train", "full_precision", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.exact
+        run = evidence.full_precision
         if run is None or run.steps() == 0:
-            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
+            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
         seen = 0
         for step in range(1, run.steps() + 1):
             weights = [w for micros in run.micros(step) for m in micros if (w := weight(m)) is not None]

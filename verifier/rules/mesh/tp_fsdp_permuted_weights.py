@@ -31,7 +31,7 @@ class TpFsdpPermutedWeights(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "resume", "continued", "reshard"})
+    needs = frozenset({"train", "resume", "resume_full_precision", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
         after = evidence.saved_after()

@@ -39,7 +39,7 @@ class UnsupportedOptimizer(RaisedRule):
     def fits(self, run: Run, cause: Blame) -> bool:
         if re.search(MIXED, cause.error):
             return culprit(run, cause)[0] == self.name
-        return any("optimizer" in f for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
+        return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
     def place(self, run: Run, cause: Blame) -> Place | None:
         """Where the optimizer was constructed."""

@@ -38,12 +38,12 @@ class MatrixOptimizerOnLocalShard(Rule):
     Torch: run on 2.13.0.
     """
 
-    needs = frozenset({"train", "exact", "reference", "envelope", "single"})
+    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        run, single = evidence.exact, evidence.single
+        run, single = evidence.full_precision, evidence.single
         if run is None or run.steps() == 0 or not run.completed:
-            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
+            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
         own = [r.cls for r in run.places(Optimizer) if not r.cls.startswith("torch.optim.")]
         if not own:
             return self.passed("the optimizers are torch's own")

@@ -16,10 +16,10 @@ UNREPRODUCIBLE = 0.05
 
 
 def judge_against(rule: Rule, evidence: Evidence, oracle: Run | None, role: str, label: str) -> Finding:
-    """Compare the exact run with one oracle."""
-    run = evidence.exact
+    """Compare the full-precision run with one oracle."""
+    run = evidence.full_precision
     if run is None or not run.completed:
-        return rule.unknown(evidence.missing.get("exact", "the train run did not complete"))
+        return rule.unknown(evidence.missing.get("full_precision", "the train run did not complete"))
     if oracle is None:
         return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
     if (reason := incomparable(run, oracle, role, label)) is not None:

@@ -32,7 +32,7 @@ class MatchesDdp(Rule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "exact", "reference", "envelope", "single"})
+    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
         found = judge_against(self, evidence, evidence.reference, "reference", "DDP")

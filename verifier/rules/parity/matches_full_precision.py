@@ -38,17 +38,17 @@ class MatchesFullPrecision(Rule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "exact", "rounded"})
+    needs = frozenset({"train", "full_precision", "rounded_weights"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        train, exact = evidence.train, evidence.exact
+        train, exact = evidence.train, evidence.full_precision
         if train is None or train.steps() == 0 or exact is None:
-            return self.unknown(evidence.missing.get("exact", "no optimizer step was seen"))
+            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
         dtype = low_precision(train)
         if dtype is None:
             return self.passed("the script computes in the dtype of its weights")
-        low, rounded = evidence.plain, evidence.rounded
-        for run, role in ((low, "undropped"), (exact, "exact"), (rounded, "rounded")):
+        low, rounded = evidence.plain, evidence.rounded_weights
+        for run, role in ((low, "undropped"), (exact, "full_precision"), (rounded, "rounded_weights")):
             if run is None or run.steps() == 0:
                 return self.unknown(f"the {role} run made no step")
             if run.global_batch(1) != exact.global_batch(1):

@@ -27,10 +27,10 @@ class MatchesOriginal(Rule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "exact", "reference", "envelope", "single", "original"})
+    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single", "original"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        original, run = evidence.original, evidence.exact
+        original, run = evidence.original, evidence.full_precision
         if original is None and evidence.train is not None and "original" not in evidence.missing:
             return self.passed("no script was named that this one was converted from (--reference)")
         if original is not None and run is not None and original.steps() and run.steps():

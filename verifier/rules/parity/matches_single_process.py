@@ -29,10 +29,10 @@ class MatchesSingleProcess(Rule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "exact", "reference", "envelope", "single"})
+    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        run, single = evidence.exact, evidence.single
+        run, single = evidence.full_precision, evidence.single
         if run is not None and single is not None and run.steps() and single.steps():
             mine, theirs = run.global_batch(1), single.global_batch(1)
             if mine.total() != theirs.total():

@@ -29,10 +29,10 @@ class ReshardKeepsTrajectory(Rule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "reference", "envelope", "single", "continued", "reshard"})
+    needs = frozenset({"train", "reference", "perturbed", "single", "resume_full_precision", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        base, after = evidence.continued, evidence.saved_after()
+        base, after = evidence.resume_full_precision, evidence.saved_after()
         if not evidence.reshards or base is None:
             return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
         if after is None:

@@ -50,7 +50,7 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         run = evidence.train
         if found.status != "fail" or run is None or run.completed:
             return found
-        seen = [f for t in run.traces if (r := t.first(Raised)) for f in r.frames if f.own and "module" in f]
+        seen = [f for t in run.traces if (r := t.first(Raised)) for f in r.frames if f.own and f.module is not None]
         if not seen:
             return found
         kinds = {**seen[0].tensors, **{f"self.{name}": dtype for name, dtype in seen[0].buffers.items()}}
@@ -61,4 +61,4 @@ class BuffersAndOddInputsNotCast(RaisedRule):
 def _in_forward(run: Run, cause: Blame) -> bool:
     """Whether the error came up within a module, or cannot be placed."""
     frames = stack(run, cause)
-    return not frames or any("module" in f for f in frames)
+    return not frames or any(f.module is not None for f in frames)
