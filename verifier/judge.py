@@ -59,9 +59,11 @@ def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
 
 
 def _judged(rule: Rule, evidence: Evidence) -> Finding:
+    if reason := rule.too_short(evidence):
+        return rule.unknown(reason)
     if reason := rule.applies(evidence):
         return rule.not_applicable(reason)
-    if reason := rule.unjudgeable(evidence):
+    if reason := rule.unseen(evidence):
         return rule.unknown(reason)
     found = rule.judge(evidence)
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):

@@ -10,7 +10,7 @@ import pytest
 from records import LINE, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.judge import judge, judge_one
 from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.rules import RULES
@@ -19,7 +19,7 @@ from verified_fsdp2.verifier.rules import RULES
 def verdict(average: float | None, version: str = "2.13.0+cpu") -> Finding:
     start = {"kind": "start", "torch": version}
     train = run([start, model(), micro(), step(), stepped()])
-    return RULES["gloo-avg-is-sum"].judge(Evidence(train=train, average=average))
+    return judge_one(RULES["gloo-avg-is-sum"], Evidence(train=train, average=average))
 
 
 @pytest.mark.parametrize(

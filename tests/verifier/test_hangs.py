@@ -13,6 +13,7 @@ from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import blame
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.hang._named import HangRule
 from verified_fsdp2.verifier.source.sources import read_sources
@@ -63,7 +64,7 @@ class Script:
     def named(self, *logs: str, **more: Any) -> Finding | None:
         run = self.hung(*logs, **more)
         evidence = Evidence(train=run, sources=read_sources((), [run]))
-        failed = [f for name in NAMES if (f := RULES[name].judge(evidence)).status == "fail"]
+        failed = [f for name in NAMES if (f := judge_one(RULES[name], evidence)).status == "fail"]
         assert len(failed) <= 1
         return failed[0] if failed else None
 
@@ -273,7 +274,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert "rank 1 came to its end, and rank 0 still waited for it" in blame(left).text
     found = [
-        n for n in NAMES if RULES[n].judge(Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
+        n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
     ]
     assert found == ["rank-local-control-flow"]
 
@@ -311,7 +312,7 @@ def main():
         script = Script(tmp_path, self.SOURCE.format(loader=loader, inside=inside))
         rank = [model(), micro(), step(), stepped()]
         done = run(rank, rank, progress={r: script.events(log) for r, log in enumerate(logs)})
-        return RULES["uneven-batches-hang"].judge(Evidence(train=done, sources=read_sources((), [done])))
+        return judge_one(RULES["uneven-batches-hang"], Evidence(train=done, sources=read_sources((), [done])))
 
     def test_lengths_that_differ_fail_where_the_loop_takes_all(self, tmp_path: Path) -> None:
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")

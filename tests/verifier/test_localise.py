@@ -13,6 +13,7 @@ from verified_fsdp2.verifier.analysis.localise import meaning, part
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -123,7 +124,7 @@ def test_what_the_other_oracle_says_decides_the_class() -> None:
 class TestRules:
     def judge(self, rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
         evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
-        return RULES[rule].judge(evidence)
+        return judge_one(RULES[rule], evidence)
 
     def test_the_rule_tells_the_class(self) -> None:
         mine = trained(2, gradients(all=1.1))

@@ -13,6 +13,7 @@ from verified_fsdp2.verifier.analysis.precision import low_precision
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -29,7 +30,7 @@ def judge(low: Run, exact: Run | None = None, rounded: Run | None = None, **more
     evidence = Evidence(
         train=low, plain=low, full_precision=exact or first_step(), rounded_weights=rounded or first_step(0.01), **more
     )
-    return RULES["matches-full-precision"].judge(evidence)
+    return judge_one(RULES["matches-full-precision"], evidence)
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.0, "pass"), (0.03, "pass"), (0.1, "fail"), (1.0, "fail")])
@@ -55,7 +56,7 @@ def test_noise_of_the_same_size_is_no_fault() -> None:
 def test_other_samples_and_missing_runs_are_open() -> None:
     assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
     missing = Evidence(train=first_step(), plain=first_step(), full_precision=first_step())
-    assert RULES["matches-full-precision"].judge(missing).status == "inconclusive"
+    assert judge_one(RULES["matches-full-precision"], missing).status == "inconclusive"
 
 
 def test_a_script_without_low_precision_passes() -> None:

@@ -9,6 +9,7 @@ import pytest
 from records import micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 
 Records = list[dict[str, Any]]
@@ -16,7 +17,7 @@ GRID = [0, 1, 2, 3]
 
 
 def judge(rule: str, *ranks: Records, **runs: Any) -> Finding:
-    return RULES[rule].judge(Evidence(train=run(*ranks), **runs))
+    return judge_one(RULES[rule], Evidence(train=run(*ranks), **runs))
 
 
 def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[str, Any]) -> Records:

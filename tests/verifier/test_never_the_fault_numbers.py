@@ -13,6 +13,7 @@ from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, compare, l
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run
 
@@ -52,7 +53,7 @@ def trained(
 
 def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
     evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
-    return RULES[rule].judge(evidence)
+    return judge_one(RULES[rule], evidence)
 
 
 class TestWithoutNoise:
@@ -87,7 +88,7 @@ class TestWithoutNoise:
         whole = run([*first, *then])
         other = run([model(), micro(1, loss), step(1), stepped(1)], role="reshard")
         evidence = Evidence(train=whole, full_precision=whole, resume_full_precision=whole, reshards=(other,))
-        assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status
+        assert judge_one(RULES["reshard-keeps-trajectory"], evidence).status == status
 
 
 class TestScale:
@@ -181,7 +182,7 @@ class TestOptimizersInBackward:
     @pytest.mark.parametrize(("unsynced", "status"), [((), "pass"), (("a.weight",), "pass"), (("b.weight",), "fail")])
     def test_each_is_judged_by_its_own_parameters(self, unsynced: tuple[str, ...], status: str) -> None:
         train = run(self.rank(unsynced))
-        assert RULES["accum-never-resynced"].judge(Evidence(train=train)).status == status
+        assert judge_one(RULES["accum-never-resynced"], Evidence(train=train)).status == status
 
     def test_a_step_is_what_all_of_them_found_and_changed(self) -> None:
         train = run(self.rank())
@@ -260,7 +261,7 @@ class TestNamedByHand:
         rows = [model(), step(1), saving(2, places[0], {"w": A}), saving(4, places[1], {"w": B}), {"kind": "killed"}]
         crash = run(rows, role="crash", note="killed")
         evidence = Evidence(train=train, crashes=((crash, refused(command)),))
-        assert RULES["incomplete-checkpoint-chosen"].judge(evidence).status == status
+        assert judge_one(RULES["incomplete-checkpoint-chosen"], evidence).status == status
 
 
 class TestAverageInTheCheckpoint:
@@ -286,7 +287,7 @@ class TestAverageInTheCheckpoint:
         again = run([model(), step(weights=dict(zip("wv", weights, strict=True))), stepped()], role="recovered")
         resume = run([model(), step(weights={"w": A}), stepped()])
         evidence = Evidence(train=whole, resume=resume, crashes=((crash, again),))
-        assert RULES["partial-overwrite-mixes-checkpoints"].judge(evidence).status == status
+        assert judge_one(RULES["partial-overwrite-mixes-checkpoints"], evidence).status == status
 
 
 def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) -> Run:
@@ -331,7 +332,7 @@ class TestFactors:
     def test_world_size_and_micro_batches_do_not_collide(self) -> None:
         """Both readings are in the report, neither hides the other."""
         two, one = scaled(2, 1.0, 2.0, 2), scaled(1, 1.0, 1.0, 1)
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
+        found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert (found.status, found.measured) == ("fail", 2.0)
         assert all(r.text in found.evidence for r in readings(2.0, two, one))
 
@@ -340,7 +341,7 @@ class TestFactors:
         """A divide factor that does not explain the ratio is not where it comes from."""
         divide = {"kind": "divide", "factor": factor, "at_line": {**LINE, "line": 5}}
         two, one = scaled(2, 1.0, 2.0, 1, extra=[divide]), scaled(1, 1.0, 1.0, 1)
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
+        found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert found.status == "fail"
         assert (found.location or LINE).line == line
 
@@ -348,7 +349,7 @@ class TestFactors:
         two, one = scaled(2, 1.0, 1.0, 1), scaled(1, 1.0, 1.0, 1)
         for trace in two.traces:
             trace.of("step")[0]["grads_at_step"] = {"w": vector(2.0)}
-        found = RULES["double-or-missing-world-scale"].judge(Evidence(train=two, full_precision=two, single=one))
+        found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert (found.status, (found.location or LINE).line) == ("fail", 20)
 
 
@@ -378,7 +379,7 @@ class TestLocationsOfResumes:
         ],
     )
     def test_the_load_is_named(self, rule: str, evidence: dict[str, Any]) -> None:
-        found = RULES[rule].judge(self.evidence(evidence))
+        found = judge_one(RULES[rule], self.evidence(evidence))
         assert (found.status, (found.location or {}).get("line")) == ("fail", 40)
 
 
@@ -394,7 +395,7 @@ class TestSameData:
                 loss = losses[k - 1] if losses else 1.0
                 rows += [micro(k, loss, own[rank]), step(k), stepped(k)]
             ranks.append(rows)
-        return RULES["same-data-on-every-rank"].judge(Evidence(train=run(*ranks)))
+        return judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(*ranks)))
 
     first, then = tuple(range(8)), tuple(range(8, 16))
     more = tuple(range(16, 24))

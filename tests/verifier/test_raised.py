@@ -8,6 +8,7 @@ import pytest
 
 from records import model, parameter, step, stepped, trace
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
 from verified_fsdp2.verifier.trace import Ended, Run
@@ -415,7 +416,7 @@ def test_one_rule_names_it(
     rule: str, error: str, message: str, frames: list[Any], records: list[Any], where: int
 ) -> None:
     evidence = Evidence(train=stopped(error, message, frames, records))
-    found = {name: RULES[name].judge(evidence) for name in NAMES}
+    found = {name: judge_one(RULES[name], evidence) for name in NAMES}
     assert [name for name, f in found.items() if f.status == "fail"] == [rule]
     assert error in found[rule].evidence
     assert found[rule].fix
@@ -427,7 +428,7 @@ def test_one_rule_names_it(
 @pytest.mark.parametrize(("error", "message", "frames", "records"), OTHERS)
 def test_no_rule_names_what_is_none_of_theirs(error: str, message: str, frames: list[Any], records: list[Any]) -> None:
     evidence = Evidence(train=stopped(error, message, frames, records))
-    assert [name for name in NAMES if RULES[name].judge(evidence).status == "fail"] == []
+    assert [name for name in NAMES if judge_one(RULES[name], evidence).status == "fail"] == []
 
 
 def test_plain_weights_in_an_optimizer_are_the_root_rules() -> None:
@@ -449,7 +450,7 @@ def test_a_parameter_without_gradients_is_told_before_any_resume() -> None:
     records = [model(parameter(), parameter("unused")), step(grads=grads), stepped(), {"kind": "end", "how": "stopped"}]
     full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate(records)]
     run = Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 0, False),))
-    found = RULES["missing-optim-state-for-unused-param"].judge(Evidence(train=run))
+    found = judge_one(RULES["missing-optim-state-for-unused-param"], Evidence(train=run))
     assert (found.status, "never got a gradient: unused" in found.evidence) == ("pass", True)
 
 
@@ -459,5 +460,5 @@ def test_every_named_error_is_in_the_table() -> None:
 
 def test_too_few_ranks_are_told_with_the_option() -> None:
     message = "Mesh should not be bigger than default world size 2, but found 8 ranks!"
-    found = RULES["mesh-refused"].judge(Evidence(train=stopped("RuntimeError", message, [frame(60)], [])))
+    found = judge_one(RULES["mesh-refused"], Evidence(train=stopped("RuntimeError", message, [frame(60)], [])))
     assert "--nproc 8" in (found.fix or "")

@@ -9,18 +9,19 @@ import pytest
 from records import entropy, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SECTIONS, SourceRule
 
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **runs: Any) -> Finding:
     train = run(*ranks)
-    return RULES[rule].judge(Evidence(train=train, full_precision=train, **runs))
+    return judge_one(RULES[rule], Evidence(train=train, full_precision=train, **runs))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_without_evidence_is_open_and_its_page_is_whole(rule: str) -> None:
-    found = RULES[rule].judge(Evidence())
+    found = judge_one(RULES[rule], Evidence())
     by_sources = isinstance(RULES[rule], SourceRule)  # what is not in the sources is not there
     assert (found.status, found.rule) == ("pass" if by_sources else "inconclusive", rule)
     assert found.evidence
@@ -195,5 +196,5 @@ class TestResume:
         ],
     )
     def test_what_does_not_come_back(self, rule: str, resumed: dict[str, Any]) -> None:
-        assert RULES[rule].judge(self.pair()).status == "pass"
-        assert RULES[rule].judge(self.pair(**resumed)).status == "fail"
+        assert judge_one(RULES[rule], self.pair()).status == "pass"
+        assert judge_one(RULES[rule], self.pair(**resumed)).status == "fail"

@@ -12,6 +12,7 @@ from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
 from verified_fsdp2.verifier.trace import Ended, Run
@@ -53,7 +54,7 @@ def train(*ranks: list[dict[str, Any]]) -> Run:
 
 
 def judge(rule: str, run_: Run, **more: Any) -> Finding:
-    return RULES[rule].judge(Evidence(train=run_, **more))
+    return judge_one(RULES[rule], Evidence(train=run_, **more))
 
 
 class TestPath:
@@ -289,7 +290,7 @@ class TestCrash:
     def statuses(self, crash: Run, after: Run) -> tuple[str, str]:
         evidence = self.evidence(crash, after)
         names = ("incomplete-checkpoint-chosen", "partial-overwrite-mixes-checkpoints")
-        return tuple(RULES[name].judge(evidence).status for name in names)  # type: ignore[return-value]
+        return tuple(judge_one(RULES[name], evidence).status for name in names)  # type: ignore[return-value]
 
     def test_the_last_complete_one(self) -> None:
         whole = {"w": A, "v": A}
@@ -317,7 +318,7 @@ class TestCrash:
         fresh = {"w": C, "v": C}
         evidence = self.evidence(crashed(), recovered(fresh, fresh))
         other = [model(), step(weights={"w": B}), stepped()]
-        found = RULES["incomplete-checkpoint-chosen"].judge(replace(evidence, resume=run(other, other)))
+        found = judge_one(RULES["incomplete-checkpoint-chosen"], replace(evidence, resume=run(other, other)))
         assert found.status == "pass"
 
     def test_a_frozen_tensor_is_of_every_save(self) -> None:
@@ -340,7 +341,7 @@ class TestCrash:
 
         def found(*weights: dict[str, Any]) -> Finding:
             damaged = replace(recovered(*weights), note="cut")
-            return RULES["damaged-checkpoint-loaded"].judge(replace(evidence, train=train_, damaged=(damaged,)))
+            return judge_one(RULES["damaged-checkpoint-loaded"], replace(evidence, train=train_, damaged=(damaged,)))
 
         part = found({"w": A}, {"w": C})
         assert (part.status, "1 of 2" in part.evidence) == ("fail", True)

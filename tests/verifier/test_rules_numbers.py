@@ -11,6 +11,7 @@ import torch
 from records import LINE, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding, Hit
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.sources import find_shard_use, read_sources
@@ -18,7 +19,7 @@ from verified_fsdp2.verifier.source.sources import find_shard_use, read_sources
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
     train = run(*ranks)
-    return RULES[rule].judge(Evidence(train=train, full_precision=train, **more))
+    return judge_one(RULES[rule], Evidence(train=train, full_precision=train, **more))
 
 
 def shard(low: str | None = "bfloat16") -> dict[str, Any]:
@@ -156,7 +157,9 @@ class TestMatrixOptimizer:
 
         mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
         single = run(rank(0, (1, 2)))
-        return RULES["matrix-optimizer-on-local-shard"].judge(Evidence(train=mine, full_precision=mine, single=single))
+        return judge_one(
+            RULES["matrix-optimizer-on-local-shard"], Evidence(train=mine, full_precision=mine, single=single)
+        )
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")
@@ -201,4 +204,4 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float
         reference=whole,
         perturbed=again,
     )
-    assert RULES["reshard-keeps-trajectory"].judge(evidence).status == status
+    assert judge_one(RULES["reshard-keeps-trajectory"], evidence).status == status

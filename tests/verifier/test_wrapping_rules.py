@@ -11,6 +11,7 @@ import torch
 from records import LINE, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.measures import shard_digest
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
@@ -19,7 +20,7 @@ Records = list[dict[str, Any]]
 
 
 def judge(rule: str, *ranks: Records) -> Finding:
-    return RULES[rule].judge(Evidence(train=run(*ranks)))
+    return judge_one(RULES[rule], Evidence(train=run(*ranks)))
 
 
 def steps(*between: dict[str, Any]) -> Records:
@@ -52,8 +53,8 @@ class TestTiedWeights:
 
     def test_the_error_of_torch_alone_is_enough(self) -> None:
         told = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
-        found = RULES["tied-weights-split-groups"].judge(
-            Evidence(train=stopped("ValueError", told, [model()], [model()]))
+        found = judge_one(
+            RULES["tied-weights-split-groups"], Evidence(train=stopped("ValueError", told, [model()], [model()]))
         )
         assert (found.status, found.location) == ("fail", LINE)
 
@@ -112,7 +113,7 @@ class TestDivergentUse:
 
     def test_a_rank_that_raised_before_is_not_counted(self) -> None:
         train = stopped("ValueError", "no such file", [model()], [model(), self.reduce("a")])
-        assert RULES["rank-divergent-param-use"].judge(Evidence(train=train)).status == "pass"
+        assert judge_one(RULES["rank-divergent-param-use"], Evidence(train=train)).status == "pass"
 
 
 class TestViews:
@@ -129,7 +130,7 @@ class TestViews:
     def test_freed_weights_are_its_fault_only_with_a_changed_view(self, views: int, status: str) -> None:
         rank = [model(), *[self.changed] * views]
         train = stopped("RuntimeError", "setStorage: sizes [8, 8] are out of bounds for storage of size 0", rank, rank)
-        assert RULES["inplace-op-on-output-view"].judge(Evidence(train=train)).status == status
+        assert judge_one(RULES["inplace-op-on-output-view"], Evidence(train=train)).status == status
 
 
 class TestStale:
@@ -198,7 +199,7 @@ class TestRankZeroStateDict:
 
     def test_it_is_named_before_the_first_forward(self) -> None:
         train = stopped("RuntimeError", "Connection closed by peer", [self.call(9)], [self.call(0)])
-        assert RULES["rank0-sd-without-broadcast"].judge(Evidence(train=train)).status == "fail"
+        assert judge_one(RULES["rank0-sd-without-broadcast"], Evidence(train=train)).status == "fail"
 
 
 class TestLocalShards:

@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
 from ..analysis.root_cause import Blame, blame
@@ -27,6 +27,9 @@ class Rule(ABC):
     explains: ClassVar[tuple[str, ...]] = ()  # rules of its family whose failure may follow from this one's
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
     reads: ClassVar[frozenset[str]] = frozenset()  # further ones, if other rules need them
+    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
+        "steps"  # what the train run must have come to first
+    )
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
 
@@ -35,12 +38,23 @@ class Rule(ABC):
         """Whether it says something about checkpoints, or about a run that resumes from one."""
         return self.family == "checkpoint" or bool(self.needs & RESUMED)
 
+    def too_short(self, evidence: Evidence) -> str:
+        """Why the train run has not come to what this rule wants, "" if it has: then `evidence.trained` is that run."""
+        run = evidence.train
+        if self.wants == "nothing":
+            return ""
+        if run is None or not run.traces:
+            return evidence.missing.get("train", "the script was not run")
+        if self.wants == "models" and not run.models:
+            return "no forward of a model was seen"
+        return "no optimizer step was seen" if self.wants == "steps" and run.steps() == 0 else ""
+
     def applies(self, evidence: Evidence) -> str:
         """ "" if the script has what this rule is about, else the reason why it has nothing of the kind."""
         return no_checkpoint(evidence) if self.about_checkpoints else ""
 
-    def unjudgeable(self, evidence: Evidence) -> str:
-        """Why nothing can be said before anything is looked at: what the option would be that shows it. "" if something can."""
+    def unseen(self, evidence: Evidence) -> str:
+        """Why the script has it and no run has shown it, with the option or edit that would; "" if one has."""
         return unseen_save(evidence) if self.about_checkpoints else ""
 
     @abstractmethod
@@ -86,6 +100,7 @@ class SourceRule(Rule):
     """A clause that only the sources can break: its static detector decides."""
 
     needs = frozenset()
+    wants = "nothing"
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -102,6 +117,7 @@ class RaisedRule(Rule):
     `fits` decides, by what the run recorded.
     """
 
+    wants = "nothing"
     simulated = True
     reads = frozenset({"resume"})
     pattern: ClassVar[str]

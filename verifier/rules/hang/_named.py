@@ -101,6 +101,8 @@ def _took(branch: Branch, part: Parting, frame: tuple[str, int, str]) -> Named:
 class HangRule(Rule):
     """One of the reasons why ranks wait for one another."""
 
+    wants = "nothing"
+
     def judge(self, evidence: Evidence) -> Finding:
         for run in (evidence.train, evidence.resume):
             part = parting(run)

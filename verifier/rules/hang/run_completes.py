@@ -27,6 +27,7 @@ class RunCompletes(Rule):
     Torch: run on 2.13.0.
     """
 
+    wants = "nothing"
     names_a_cause = False
     simulated = True
 
