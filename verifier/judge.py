@@ -36,7 +36,9 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         started = time.monotonic()
         if name == UNUSED:
             used = uses(evidence.suppressions, ((f.rule, f.location) for f in failures))
-            found = _unused(evidence, used, {f.rule for f in findings if f.status in ("pass", "fail")})
+            found = _unused(
+                evidence, used, {f.rule for f in findings if f.status in ("pass", "fail", "not_applicable")}
+            )
         else:
             found = judge_one(RULES[name], evidence, (beyond or {}).get(name, ""))
         found = with_code(found, evidence.sources)
