@@ -90,6 +90,7 @@ class Evidence:
     sources: Sources = field(default_factory=Sources)
     course: Course = field(default_factory=Course)
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
+    followed: bool = False  # whether the static tier has come to the training by following the sources
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw

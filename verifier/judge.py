@@ -36,7 +36,9 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         started = time.monotonic()
         if name == UNUSED:
             used = uses(evidence.suppressions, ((f.rule, f.location) for f in failures))
-            found = _unused(evidence, used, {f.rule for f in findings if f.status in ("pass", "fail")})
+            found = _unused(
+                evidence, used, {f.rule for f in findings if f.status in ("pass", "fail", "not_applicable")}
+            )
         else:
             found = judge_one(RULES[name], evidence, (beyond or {}).get(name, ""))
         found = with_code(found, evidence.sources)
@@ -145,7 +147,7 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     ]
     late = [_late(skip) for skip in policy.skips if skip.over]
     if late:  # one finding a rule, as far as that goes: a failure takes the place of the pass
-        findings = [f for f in findings if f.rule != UNUSED or f.status != "pass"] + late
+        findings = [f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")] + late
     skipped = [
         {"rule": rule, "reason": told.reason if told else BY_HAND, "until": told.until if told else None}
         for rule in left_out

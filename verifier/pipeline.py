@@ -172,6 +172,7 @@ def with_sources(evidence: Evidence, target: Target) -> Evidence:
         sources=read_sources(seen.files, evidence.runs),
         hits=seen.hits,
         suppressions=seen.suppressions,
+        followed=seen.followed,
         saving=seen.saving,
         gradients=seen.gradients,
         tolerances=target.policy.tolerances,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,18 @@ def test_what_was_measured_decides(average: float | None, status: str) -> None:
     assert verdict(average).status == status
 
 
+def test_on_another_torch_without_a_measurement_gloo_does_not_reduce() -> None:
+    assert verdict(None, "2.7.1").status == "not_applicable"
+
+
 def test_it_is_the_first_rule_and_turns_comparisons_into_consequences() -> None:
     assert next(iter(RULES)) == "gloo-avg-is-sum"
     rank = [model(), micro(), step(), stepped()]
     broken = run(rank, rank)
-    end = {"kind": "end", "how": "exception", "error": "E", "message": "m", "frames": [LINE], "seq": 9, "at": 9.0}
     for trace in broken.traces:
-        made = trace(trace.rank, (*trace.records[:-1], end))
-        object.__setattr__(trace, "records", made.records)
+        assert trace.end is not None
+        end = replace(trace.end, how="exception", error="E", message="m", frames=[LINE])
+        object.__setattr__(trace, "records", (*trace.records[:-1], end))
     found = judge(Evidence(train=broken, average=3.0), list(RULES))
     failed = [f for f in found if f.status == "fail"]
     assert failed[0].rule == "gloo-avg-is-sum"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from records import LINE, micro, model, parameter, run, step, stepped
-from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.measures import shard_digest
 from verified_fsdp2.verifier.rules import RULES
@@ -31,7 +31,8 @@ def stopped(error: str, message: str, *ranks: Records) -> Run:
     """The run of `ranks`, of which rank 0 raised."""
     whole = run(*ranks)
     trace = whole.traces[0]
-    end = {**trace.records[-1], "how": "exception", "error": error, "message": message, "frames": [LINE]}
+    assert trace.end is not None
+    end = replace(trace.end, how="exception", error=error, message=message, frames=[LINE])
     return replace(whole, traces=(replace(trace, records=(*trace.records[:-1], end)), *whole.traces[1:]))
 
 
@@ -48,8 +49,10 @@ class TestTiedWeights:
         assert found.status == status
         assert "embed.weight and head.weight" in found.evidence
 
-    def test_no_tie_passes(self) -> None:
-        assert judge("tied-weights-split-groups", steps(), steps()).status == "pass"
+    def test_without_a_tie_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
+        assert judge("tied-weights-split-groups", steps(), steps()).status == "not_applicable"
+        train = stopped("ValueError", "no such file", steps(), steps())
+        assert judge_one(RULES["tied-weights-split-groups"], Evidence(train=train)).status == "inconclusive"
 
     def test_the_error_of_torch_alone_is_enough(self) -> None:
         told = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
@@ -113,7 +116,7 @@ class TestDivergentUse:
 
     def test_a_rank_that_raised_before_is_not_counted(self) -> None:
         train = stopped("ValueError", "no such file", [model()], [model(), self.reduce("a")])
-        assert judge_one(RULES["rank-divergent-param-use"], Evidence(train=train)).status == "pass"
+        assert judge_one(RULES["rank-divergent-param-use"], Evidence(train=train)).status == "inconclusive"
 
 
 class TestViews:
@@ -126,7 +129,7 @@ class TestViews:
         rank = [model(), self.changed, micro(), step(unsynced=["w"]), stepped()]
         assert judge("inplace-op-on-output-view", rank, rank).status == "fail"
 
-    @pytest.mark.parametrize(("views", "status"), [(1, "fail"), (0, "pass")])
+    @pytest.mark.parametrize(("views", "status"), [(1, "fail"), (0, "inconclusive")])
     def test_freed_weights_are_its_fault_only_with_a_changed_view(self, views: int, status: str) -> None:
         rank = [model(), *[self.changed] * views]
         train = stopped("RuntimeError", "setStorage: sizes [8, 8] are out of bounds for storage of size 0", rank, rank)
@@ -212,8 +215,133 @@ class TestLocalShards:
         assert judge("local-shard-assumptions", *ranks).status == status
 
     def test_other_lines_are_other_tensors(self) -> None:
-        ranks = [steps(self.made((6, 4))), steps(self.made((4, 4), line={**LINE, "line": 2}))]
+        ranks = [steps(self.made((6, 4))), steps(self.made((4, 4), line=replace(LINE, line=2)))]
         assert judge("local-shard-assumptions", *ranks).status == "pass"
 
     def test_another_number_of_calls_is_open(self) -> None:
         assert judge("local-shard-assumptions", steps(self.made((6, 4))), steps()).status == "inconclusive"
+
+    def test_without_a_call_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
+        assert judge("local-shard-assumptions", steps(), steps()).status == "not_applicable"
+        train = stopped("ValueError", "no such file", steps(), steps())
+        assert judge_one(RULES["local-shard-assumptions"], Evidence(train=train)).status == "inconclusive"
+
+
+class TestGatheredEveryStep:
+    def traffic(self, gathered: int) -> dict[str, Any]:
+        return {"kind": "traffic", "step": 2, "script": {"all_gather": [1, gathered]}}
+
+    @pytest.mark.parametrize(("gathered", "status"), [(16 * 4, "fail"), (16 * 4 - 1, "pass")])
+    def test_bytes_of_the_whole_model_fail(self, gathered: int, status: str) -> None:
+        ranks = [[*steps(), micro(2), step(2), stepped(2), self.traffic(gathered)]] * 2
+        found = judge("model-gathered-every-step", *ranks)
+        assert (found.status, found.limit) == (status, 64.0)
+
+
+class TestRootOnly:
+    block: ClassVar[dict[str, Any]] = {"parent": "blocks", "cls": "m.Block", "count": 2, "numel": 16}
+
+    @pytest.mark.parametrize(
+        ("blocks", "groups", "status"),
+        [(1, 1, "fail"), (1, 2, "pass"), (0, 1, "not_applicable"), (1, 0, "inconclusive"), (0, 0, "inconclusive")],
+    )
+    def test_blocks_want_groups(self, blocks: int, groups: int, status: str) -> None:
+        root = model(blocks=[self.block] * blocks, groups=[{"module": str(k)} for k in range(groups)])
+        rank = [root, micro(), step(), stepped()]
+        assert judge("root-only-wrap", rank, rank).status == status
+
+
+class TestEven:
+    def test_one_rank_has_nothing_to_share(self) -> None:
+        assert judge("shards-are-even", steps()).status == "not_applicable"
+        assert judge("shards-are-even", steps(), steps()).status == "pass"
+
+
+class TestUnread:
+    def rank(self, *unread: str) -> Records:
+        return [{"kind": "shard", "unread": list(unread), "parameters": []}, *steps()]
+
+    def test_an_unread_option_fails(self) -> None:
+        assert judge("shard-option-unread", self.rank("offload_policy"), self.rank()).status == "fail"
+        assert judge("shard-option-unread", self.rank(), self.rank()).status == "pass"
+
+
+UNSHARDED = [
+    *("custom-forward-bypass", "fsdp1-idiom", "inplace-op-on-output-view", "model-gathered-every-step"),
+    *("op-without-sharding-strategy", "parameter-replaced-after-shard", "params-added-after-shard"),
+    *("parent-before-child", "rank-divergent-param-use", "shard-option-unread", "sharded-twice", "shards-are-even"),
+    *("stale-unsharded-after-step", "submodule-forward-before-root", "unsupported-module-or-param"),
+    "weight-used-outside-forward",
+]
+
+
+class TestPresence:
+    """What a script has nothing of is not applicable, if its runs completed."""
+
+    def named(self, rule: str, source: str, **more: Any) -> Finding:
+        sources = Sources({"train.py": source}, ("train.py",))
+        return judge_one(RULES[rule], Evidence(train=run(steps(), steps()), sources=sources, **more))
+
+    @pytest.mark.parametrize("rule", UNSHARDED)
+    def test_a_model_that_is_not_sharded(self, rule: str) -> None:
+        plain = [model(parameter(sharded=False, managed=False)), micro(), step(), stepped()]
+        assert judge(rule, plain, plain).status == "not_applicable"
+        train = stopped("ValueError", "no such file", plain, plain)
+        assert judge_one(RULES[rule], Evidence(train=train)).status != "not_applicable"
+
+    @pytest.mark.parametrize("rule", ["root-not-wrapped", "root-only-wrap"])
+    def test_a_script_without_any_fully_shard_stays_open(self, rule: str) -> None:
+        plain = [model(parameter(sharded=False), groups=[]), micro(), step(), stepped()]
+        assert judge(rule, plain, plain).status == "inconclusive"
+
+    @pytest.mark.parametrize("rule", ["parent-before-child", "submodule-forward-before-root"])
+    @pytest.mark.parametrize(("calls", "status"), [(1, "not_applicable"), (2, "pass")])
+    def test_one_sharded_module_has_no_order(self, rule: str, calls: int, status: str) -> None:
+        rank = [*[{"kind": "shard", "parameters": []}] * calls, *steps()]
+        assert judge(rule, rank, rank).status == status
+
+    @pytest.mark.parametrize(("mesh", "status"), [([2], "not_applicable"), ([2, 1], "pass")])
+    def test_one_mesh(self, mesh: list[int], status: str) -> None:
+        rank = [model(parameter(), parameter("v", mesh=mesh)), micro(), step(), stepped()]
+        assert judge("tensors-on-two-meshes", rank, rank).status == status
+
+    @pytest.mark.parametrize(
+        ("rule", "source"),
+        [
+            ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
+            ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
+            ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
+            ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
+            ("mesh-refused", "fully_shard(model, mesh=world)"),
+            ("shard-option-unread", "options = {'ignored_params': ()}"),
+        ],
+    )
+    def test_what_the_sources_name(self, rule: str, source: str) -> None:
+        assert self.named(rule, source).status != "not_applicable"
+        assert self.named(rule, f'"""{source.splitlines()[0]}"""\npass').status == "not_applicable"
+        assert self.named(rule, "no python").status != "not_applicable"
+
+    def test_an_error_counts_whatever_the_sources_name(self) -> None:
+        train = stopped("AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps())
+        evidence = Evidence(train=train, sources=Sources({"train.py": "pass"}, ("train.py",)))
+        assert judge_one(RULES["deepcopy-of-fsdp-model"], evidence).status == "fail"
+
+    @pytest.mark.parametrize(
+        ("rule", "source"),
+        [
+            ("ac-compile-order", "block = checkpoint_wrapper(block)"),
+            ("cpu-offload-nccl-only", "policy = CPUOffloadPolicy()"),
+            ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
+        ],
+    )
+    def test_what_only_sources_show(self, rule: str, source: str) -> None:
+        assert self.named(rule, source, followed=True).status == "pass"
+        assert self.named(rule, source).status == "inconclusive"
+        assert self.named(rule, "pass").status == "not_applicable"
+        hit = Hit(rule, "seen", LINE)
+        assert self.named(rule, "pass", hits={rule: (hit,)}).status == "fail"
+
+    def test_no_comment_ignores_a_rule(self) -> None:
+        comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
+        assert self.named("unused-suppression", "pass").status == "not_applicable"
+        assert self.named("unused-suppression", "pass", suppressions=(comment,), followed=True).status == "pass"

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
+from ..analysis.presence import unnamed
 from ..analysis.root_cause import Blame, blame
 from ..evidence import Evidence
 from ..finding import Finding
@@ -17,6 +18,7 @@ from ..trace.events import Place
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
+DEVELOPED_ON = "run on 2.13.0."  # the section Torch of a page that has none of its own
 
 
 class Rule(ABC):
@@ -30,6 +32,7 @@ class Rule(ABC):
     wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
         "steps"  # what the train run must have come to first
     )
+    named_by: ClassVar[tuple[str, ...]] = ()  # it does not apply where the sources name none of these
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
 
@@ -68,7 +71,7 @@ class Rule(ABC):
 
     @classmethod
     def page(cls) -> dict[str, str]:
-        """The docstring, cut into "Statement" and the sections of SECTIONS that it has."""
+        """The docstring, cut into "Statement" and the sections of SECTIONS."""
         sections = {"Statement": ""}
         current = "Statement"
         for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
@@ -76,6 +79,7 @@ class Rule(ABC):
             if colon and head in SECTIONS:
                 current, line = head, rest.strip()
             sections[current] = f"{sections.get(current, '')}\n{line}".strip("\n")
+        sections.setdefault("Torch", DEVELOPED_ON)
         return {key: textwrap.dedent(text).strip("\n") for key, text in sections.items()}
 
     def passed(self, evidence: str, **more: Any) -> Finding:
@@ -103,11 +107,16 @@ class SourceRule(Rule):
     wants = "nothing"
     simulated = True
 
+    def applies(self, evidence: Evidence) -> str:
+        return unnamed(evidence.sources, *self.named_by)
+
     def judge(self, evidence: Evidence) -> Finding:
         hits = evidence.hits.get(self.name, ())
         if hits:
             return self.failed(hits[0].told, hits[0].location, tier="static")
-        return self.passed("not seen in the sources", tier="static")
+        if not evidence.followed:
+            return self.unknown("no training was found by following the sources", tier="static")
+        return self.passed("looked for in the sources, from the script on: there is none", tier="static")
 
 
 class RaisedRule(Rule):
@@ -121,6 +130,19 @@ class RaisedRule(Rule):
     simulated = True
     reads = frozenset({"resume"})
     pattern: ClassVar[str]
+
+    def applies(self, evidence: Evidence) -> str:
+        if reason := super().applies(evidence):
+            return reason
+        train = evidence.train
+        runs = (train, evidence.resume, *evidence.reshards)
+        if train is None or train.steps() == 0 or any(run is not None and not run.completed for run in runs):
+            return ""  # what was not met may lie behind where a run stopped
+        return self.absent(train) or unnamed(evidence.sources, *self.named_by)
+
+    def absent(self, train: Run) -> str:
+        """Why a train run that completed has nothing of the kind; "" if it has."""
+        return ""
 
     def judge(self, evidence: Evidence) -> Finding:
         for run in (evidence.train, evidence.resume, *evidence.reshards):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..analysis.precision import LOW
+from ..analysis.presence import unsharded
 from ..analysis.root_cause import Blame, blame
 from ..trace import Run
 from ..trace.events import Place, Raised, RaisedFrame, Shard
@@ -86,7 +87,14 @@ def _called(outer: list[RaisedFrame], frame: RaisedFrame) -> bool:
     return any(f.number == frame.number and f.function == "_call_impl" for f in outer)
 
 
-class MixedRule(RaisedRule):
+class ShardedRule(RaisedRule):
+    """One whose error needs a sharded model, and nothing else: every run of one could have shown it."""
+
+    def absent(self, train: Run) -> str:
+        return unsharded(train)
+
+
+class MixedRule(ShardedRule):
     """One of the faults that torch tells as MIXED."""
 
     pattern = MIXED

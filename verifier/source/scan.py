@@ -27,6 +27,7 @@ class Scan:
     files: tuple[Path, ...] = ()
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()
+    followed: bool = False  # whether the detectors have come to its training
     saving: Place | None = None  # the first line that saves model or optimizer state
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
@@ -40,6 +41,7 @@ def scan(script: Path, module: str = "") -> Scan:
         files=files,
         hits=seen.by_rule(),
         suppressions=tuple(seen.suppressions),
+        followed=not seen.coverage.without_training,
         saving=next((place for module_ in parsed for place in _saving(module_)), None),
         gradients=any(_touches_gradients(module_) for module_ in parsed),
     )

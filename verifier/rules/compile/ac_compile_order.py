@@ -35,6 +35,8 @@ class AcCompileOrder(SourceRule):
     Torch: the names were seen on 2.13.0.
     """
 
+    named_by = ("checkpoint_wrapper", "apply_activation_checkpointing")
+
 
 _WRAPPERS = ("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing", "ac.checkpoint")
 

@@ -31,6 +31,8 @@ class CpuOffloadNcclOnly(SourceRule):
     Torch: read from the sources alone; not run, it needs a GPU.
     """
 
+    named_by = ("CPUOffloadPolicy",)
+
 
 @detector("cpu-offload-nccl-only")
 def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:

@@ -35,6 +35,8 @@ class SetDeviceMissing(SourceRule):
     Torch: read from the sources alone; not run, it needs two GPUs.
     """
 
+    named_by = ("cuda", "nccl")
+
 
 @detector("set-device-missing")
 def set_device_missing(flow: Flow) -> Iterator[Hit]:

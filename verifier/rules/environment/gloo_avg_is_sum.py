@@ -7,6 +7,7 @@ import math
 from ...evidence import Evidence
 from ...finding import Finding
 from ...launch.average import MEAN, RIGHT
+from ...trace import Run
 from ...trace.events import Start
 from ..base import Rule
 
@@ -30,16 +31,16 @@ class GlooAvgIsSum(Rule):
     Torch: run on 2.13.0 (right, by version and by measurement); 2.7.1 (wrong: 3 for 1.5).
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        unasked = evidence.average is None and _version(evidence.trained) not in RIGHT
+        return "gloo does not reduce here" if unasked else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("nothing was run")
-        average = evidence.average
+        run, average = evidence.trained, evidence.average
         if average is None:
-            start = run.traces[0].first(Start)
-            version = start.torch.partition("+")[0] if start is not None else ""
-            known = f"gloo of torch {version} is known to average" if version in RIGHT else "gloo does not reduce here"
-            return self.passed(known)
+            return self.passed(f"gloo of torch {_version(run)} is known to average")
         if math.isnan(average):
             return self.unknown("two ranks of gloo could not take an average")
         if abs(average - MEAN) > 1e-6:
@@ -50,3 +51,8 @@ class GlooAvgIsSum(Rule):
                 limit=MEAN,
             )
         return self.passed(f"gloo gives {MEAN:g} for the average of 1 and 2", measured=average, limit=MEAN)
+
+
+def _version(run: Run) -> str:
+    start = run.traces[0].first(Start)
+    return start.torch.partition("+")[0] if start is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...evidence import Evidence
 from ..base import SourceRule
 
 
@@ -19,3 +20,6 @@ class UnusedSuppression(SourceRule):
     Source: the like rules of other linters (RUF100 of ruff, `warn_unused_ignores` of mypy).
     Torch: of no account.
     """
+
+    def applies(self, evidence: Evidence) -> str:
+        return "" if evidence.suppressions else "no comment in the sources ignores a rule"

@@ -23,7 +23,6 @@ class CustomForwardBypass(MixedRule):
         logits = model(batch)
     Mend: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go through `model(...)`.
     Source: pytorch PR#125394; huggingface/transformers#30228; pytorch#156535; huggingface/trl#4550.
-    Torch: run on 2.13.0.
     """
 
 

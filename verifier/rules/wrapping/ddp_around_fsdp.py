@@ -24,9 +24,9 @@ class DdpAroundFsdp(MixedRule):
         shard(model)
     Mend: Delete the wrapping in DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
     Source: the documentation of `fully_shard` (HSDP by a 2-D mesh).
-    Torch: run on 2.13.0.
     """
 
+    named_by = ("DistributedDataParallel", "DataParallel")
     pattern = rf"{MIXED}|does not have a sharding strategy registered"
 
     def fits(self, run: Run, cause: Blame) -> bool:

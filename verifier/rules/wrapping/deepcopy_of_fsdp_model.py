@@ -29,9 +29,9 @@ class DeepcopyOfFsdpModel(RaisedRule):
         shard(average)
     Mend: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the same layout.
     Source: pytorch#149138; pytorch#82070.
-    Torch: run on 2.13.0.
     """
 
+    named_by = ("deepcopy", "AveragedModel")
     pattern = r"FSDP does not support deepcopy"
 
 

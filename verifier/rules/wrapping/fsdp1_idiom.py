@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.registry import detector
-from ..base import RaisedRule
+from ..raised import ShardedRule
 
 
-class Fsdp1Idiom(RaisedRule):
+class Fsdp1Idiom(ShardedRule):
     """What FSDP1 and DDP offered as methods and arguments is written as FSDP2 has it.
 
     Why: FSDP2 keeps your class: there is no wrapper with `.module`, `clip_grad_norm_`, `summon_full_params`, and
@@ -23,7 +23,6 @@ class Fsdp1Idiom(RaisedRule):
     `summon_full_params` is `get_model_state_dict` with `full_state_dict=True`; a sharding strategy is
     `reshard_after_forward` and the mesh; a wrap policy is one call of `fully_shard` for each block.
     Source: the FSDP1-to-FSDP2 guide in pytorch's `fully_shard` tutorial.
-    Torch: run on 2.13.0.
     """
 
     pattern = (

@@ -26,9 +26,9 @@ class InferenceModeBeforeTraining(RaisedRule):
         model(batch)
     Mend: Use `torch.no_grad()` in the place of `torch.inference_mode()`.
     Source: the message of torch 2.13.0; the documentation of `torch.inference_mode`.
-    Torch: run on 2.13.0.
     """
 
+    named_by = ("inference_mode",)
     pattern = r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track version counter"
 
     def fits(self, run: Run, cause: Blame) -> bool:

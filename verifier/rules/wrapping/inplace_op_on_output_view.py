@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ...analysis.presence import unsharded
 from ...analysis.root_cause import blame
 from ...analysis.wording import some
 from ...evidence import Evidence
@@ -26,19 +27,20 @@ class InplaceOpOnOutputView(Rule):
         logits = logits * 0.5
     Mend: Use the out-of-place operation on the output of a wrapped module (`x = x + y`), or `.clone()` it first.
     Source: pytorch#181832, PR#181850; the UserWarning of torch 2.13 (`returned a view tensor`).
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
     stops = re.compile(r"setStorage|out of bounds for storage of size 0")
 
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         changed = next((r for t in run.traces for r in t.of(InplaceView)), None)
         if changed is None:
-            if not run.models:
-                return self.unknown("no forward of a model was seen")
+            if run.steps() == 0:
+                return self.unknown("no optimizer step was seen")
             return self.passed("no view that a wrapped module returned was changed in place before backward")
         told = f"the output of a wrapped {changed.module} is a view, and it is changed in place before backward"
         stopped = "" if run.completed else blame(run).error

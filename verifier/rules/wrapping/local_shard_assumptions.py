@@ -25,18 +25,20 @@ class LocalShardAssumptions(Rule):
             mean = size.sum().full_tensor() / size.numel()
     Mend: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to `from_local`.
     Source: NCAR/miles-credit PR#416; microsoft/dion PR#74; pytorch#136228.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        made = any(trace.first(FromLocal) for trace in run.traces)
+        return "" if made or not run.completed or not run.models else "the script makes no DTensor of local shards"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         per_rank = [t.of(FromLocal) for t in run.traces]
         if not any(per_rank):
-            if not run.models:
-                return self.unknown("no forward of a model was seen")
-            return self.passed("the script makes no DTensor of local shards")
+            return self.unknown("no DTensor of local shards was seen before the run stopped")
         if len({len(records) for records in per_rank}) > 1 and run.completed:
             return self.unknown("ranks make a different number of DTensors of local shards")
         for records in zip(*per_rank, strict=False):

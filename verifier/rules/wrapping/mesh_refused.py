@@ -22,9 +22,9 @@ class MeshRefused(RaisedRule):
         shard(model, mesh=mesh)
     Mend: Give `init_device_mesh` `mesh_dim_names`, and sizes whose product is the number of ranks.
     Source: the messages of torch 2.13.0 in `_fsdp_init.py` and `device_mesh.py`.
-    Torch: run on 2.13.0.
     """
 
+    named_by = ("init_device_mesh", "DeviceMesh", "mesh")
     pattern = (
         r"Please init the 2D mesh for HSDP with mesh_dim_names specified|fully_shard expects a 1D or 2D DeviceMesh|"
         r"Mesh should not be bigger than default world size \d+, but found (?P<ranks>\d+) ranks|"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import unsharded
 from ...analysis.traffic import whole_bytes
 from ...evidence import Evidence
 from ...finding import Finding
@@ -22,28 +23,28 @@ class ModelGatheredEveryStep(Rule):
         total = squares.sum()
     Mend: Work on the DTensor (or its local shard and one all-reduce) and gather only the result.
     Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each step is counted.
-    Torch: run on 2.13.0.
     """
 
     simulated = True
 
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        whole = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
-        if whole == 0:
-            return self.passed("no parameter is sharded")
+        run = evidence.trained
+        size = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
+        if size == 0:
+            return self.unknown("no parameter of the model that was seen is sharded")
         saved = {record.after_step + 1 for record in run.places(Checkpoint)}
         steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
             return self.unknown("no step without a checkpoint was counted")
         least = min(_bytes(r.script, "all_gather") for r in steps)
-        told = f"{least:,} bytes gathered by the script in each step, {whole:,} bytes of sharded parameters"
-        if least < whole:
-            return self.passed(told, measured=float(least), limit=float(whole))
+        told = f"{least:,} bytes gathered by the script in each step, {size:,} bytes of sharded parameters"
+        if least < size:
+            return self.passed(told, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)
-        return self.failed(told, line, measured=float(least), limit=float(whole))
+        return self.failed(told, line, measured=float(least), limit=float(size))
 
 
 def _bytes(kinds: dict[str, list[int]], kind: str) -> int:

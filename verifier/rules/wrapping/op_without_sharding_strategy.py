@@ -6,11 +6,10 @@ import re
 
 from ...analysis.root_cause import Blame
 from ...trace import Run
-from ..base import RaisedRule
-from ..raised import MESHES, NO_STRATEGY, stack, wrapped_in_ddp
+from ..raised import MESHES, NO_STRATEGY, ShardedRule, stack, wrapped_in_ddp
 
 
-class OpWithoutShardingStrategy(RaisedRule):
+class OpWithoutShardingStrategy(ShardedRule):
     """On sharded parameters and gradients only operations run that DTensor defines.
 
     Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare operations have no rule for
@@ -24,7 +23,6 @@ class OpWithoutShardingStrategy(RaisedRule):
             large = whole[whole > 0]
     Mend: Do it on `.full_tensor()` (on all ranks), or element by element on `.to_local()`.
     Source: the messages of torch 2.13.0 in `torch/distributed/tensor`.
-    Torch: run on 2.13.0.
     """
 
     pattern = rf"{NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"

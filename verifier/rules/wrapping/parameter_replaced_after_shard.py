@@ -10,11 +10,10 @@ from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
 from ...source.registry import detector
 from ...trace import Run
-from ..base import RaisedRule
-from ..raised import last_shard
+from ..raised import ShardedRule, last_shard
 
 
-class ParameterReplacedAfterShard(RaisedRule):
+class ParameterReplacedAfterShard(ShardedRule):
     """No parameter object of a sharded model is replaced by another.
 
     Why: FSDP keeps the DTensor parameters that it made. A new `nn.Parameter` in their place (a new head, a resized
@@ -29,7 +28,6 @@ class ParameterReplacedAfterShard(RaisedRule):
         model(batch)
     Mend: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load without `assign=True` after it.
     Source: the message of torch 2.13.0 in `_fsdp_param.py`.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"'(Parameter|Tensor)' object has no attribute '_local_tensor'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ...analysis.presence import unsharded
 from ...analysis.root_cause import blame
 from ...analysis.wording import some
 from ...evidence import Evidence
@@ -31,15 +32,19 @@ class ParamsAddedAfterShard(Rule):
         shard(model)
     Mend: Register every parameter first and call `fully_shard` last.
     Source: hao-ai-lab/FastVideo PR#1666; huggingface/peft PR#3578.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
+        run = evidence.trained
         late = late_parameters(run)
         if not late:
+            if run.steps() == 0:
+                return self.unknown("no optimizer step was seen")
             return self.passed("no parameter was registered after its root was sharded")
         if run.world_size == 1:
             return self.unknown("one rank reduces nothing")

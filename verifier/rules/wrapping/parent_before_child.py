@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ...analysis.presence import sharded_once, unsharded
 from ...analysis.root_cause import Blame
 from ...finding import Hit
 from ...source.events import Flow, covers
@@ -31,10 +32,12 @@ class ParentBeforeChild(RaisedRule):
         fully_shard(model)
     Mend: Move the call on the root below the calls on its blocks.
     Source: the docstring of `fully_shard` ("should be called bottom-up").
-    Torch: run on 2.13.0.
     """
 
     pattern = r"Invariant encountered: value was None when it should not be|Cannot concatenate overlapping meshes"
+
+    def absent(self, train: Run) -> str:
+        return unsharded(train) or sharded_once(train)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         lines = [f.line for f in cause.frames]

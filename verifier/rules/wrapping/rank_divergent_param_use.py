@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import unsharded
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -26,13 +27,15 @@ class RankDivergentParamUse(Rule):
     Mend: Call `set_reduce_scatter_unused_params(True)` on the module, or use every parameter on every rank, if only
     times zero.
     Source: pytorch#158719, PR#170667, PR#174862; pytorch/torchtitan#2747; THUDM/slime PR#1010.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         if run.world_size == 1:
             return self.unknown("one rank reduces nothing")
         missing, about = _missing(run)
@@ -52,8 +55,8 @@ class RankDivergentParamUse(Rule):
                 f"'{record.group or 'root'}': {told}",
                 record.at_line,
             )
-        if not run.models:
-            return self.unknown("no forward of a model was seen")
+        if run.steps() == 0:
+            return self.unknown("no optimizer step was seen")
         if missing:
             return self.passed(f"the same parameters lack a gradient on all ranks ({count(len(missing), 'reduction')})")
         return self.passed("every parameter brings a gradient to every reduction")

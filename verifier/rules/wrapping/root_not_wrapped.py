@@ -34,15 +34,13 @@ class RootNotWrapped(Rule):
     with `foreach=False`.
     Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up,
     then the root).
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
+        run = evidence.trained
         shards = run.traces[0].of(Shard)
         if not shards:
             return self.unknown(NOT_USED)

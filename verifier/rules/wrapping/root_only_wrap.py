@@ -30,21 +30,24 @@ class RootOnlyWrap(Rule):
     Mend: Call `fully_shard` on each block before the root.
     Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module");
     huggingface/lerobot PR#4010.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
     simulated = True
 
+    def applies(self, evidence: Evidence) -> str:
+        models = evidence.trained.models
+        alone = any(model.groups for model in models) and not any(model.blocks for model in models)
+        return "the model has no repeated blocks" if alone else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
+        run = evidence.trained
         groups = [g for model in run.models for g in model.groups]
         if not groups:
             return self.unknown(NOT_USED)
         total = sum(e[0].numel for e in run.parameters.values())
-        blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel, default=None)
-        if len(groups) > 1 or blocks is None or 2 * blocks.numel < total:
+        blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel)
+        if len(groups) > 1 or 2 * blocks.numel < total:
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
         kind = blocks.cls.rpartition(".")[2]
         return self.failed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import unnamed, unsharded
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
@@ -27,16 +28,19 @@ class ShardOptionUnread(Rule):
         fully_shard(model, ignored_params=set(model.head.parameters()))
     Mend: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves: `set(module.parameters())`.
     Source: the docstring of `fully_shard`; FSDP1's options are in pytorch/torchtitan docs/fsdp.md.
-    Torch: run on 2.13.0.
     """
 
     explains = ("op-without-sharding-strategy",)
 
+    wants = "run"
     simulated = True
+    named_by = ("offload_policy", "ignored_params")
+
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained) or unnamed(evidence.sources, *self.named_by)
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        shards = run.places(Shard) if run is not None else []
+        shards = list(evidence.trained.places(Shard))
         if not shards:
             return self.unknown("no fully_shard was seen")
         for record in shards:

@@ -9,10 +9,10 @@ from ...source.events import Flow, covers
 from ...source.looks import is_known, text
 from ...source.registry import detector
 from ...source.values import root_of
-from ..base import RaisedRule
+from ..raised import ShardedRule
 
 
-class ShardedTwice(RaisedRule):
+class ShardedTwice(ShardedRule):
     """`fully_shard` is called once on a module.
 
     Why: the second call would manage the parameters that the first one has; torch refuses it with the whole module
@@ -24,7 +24,6 @@ class ShardedTwice(RaisedRule):
         shard(model)
     Mend: Delete the second call, or leave the module out of the loop.
     Source: the message of torch 2.13.0 in `torch/distributed/_composable/contract.py`.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"can only be applied to a module once\. fully_shard has already been applied"

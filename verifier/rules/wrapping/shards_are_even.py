@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import unsharded
 from ...analysis.traffic import SIZE, whole_bytes
 from ...analysis.wording import count
 from ...evidence import Evidence
@@ -35,16 +36,20 @@ class ShardsAreEven(Rule):
     that their number divides.
     Source: the docstring of `fully_shard` (`shard_placement_fn`); pytorch/torchtitan shards experts on dim 1 where
     there are more ranks than experts.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
     simulated = True
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        return "one rank holds all there is" if run.world_size == 1 else unsharded(run)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
+        run = evidence.trained
         held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0].sharded}
+        if not held:
+            return self.unknown("no parameter of the model that was seen is sharded")
         ideal = {name: whole_bytes(run, name) / _ways(run, name) for name in held}
         total, even = sum(held.values()), sum(ideal.values())
         told = f"at most {total / 2**20:.1f} MiB of parameters on a rank, {even / 2**20:.1f} MiB if all were even"

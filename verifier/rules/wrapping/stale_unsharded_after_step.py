@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import unsharded
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -30,15 +31,16 @@ class StaleUnshardedAfterStep(Rule):
                 module.reshard()
     Mend: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after it.
     Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
     simulated = True
 
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
+        run = evidence.trained
         stale = next((r for t in run.traces for r in t.of(Stale)), None)
         if stale is not None:
             names = some(f"'{name or 'root'}'" for name in stale.groups)

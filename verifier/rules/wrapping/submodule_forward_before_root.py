@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import sharded_once, unsharded
 from ...analysis.root_cause import Blame
 from ...finding import Hit
 from ...source.events import CALL, Flow, covers
@@ -30,10 +31,12 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
         model(batch)
     Mend: Move the call on the block above the sharding, or call the root first.
     Source: torch 2.13.0 `_fsdp_state.py`.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"FSDP state has already been lazily initialized for (?P<module>\S+)"
+
+    def absent(self, train: Run) -> str:
+        return unsharded(train) or sharded_once(train)
 
     def place(self, run: Run, cause: Blame) -> Place | None:
         """The first call of any root: the probe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import meshes
 from ...analysis.root_cause import Blame
 from ...trace import Run
 from ..base import RaisedRule
@@ -28,10 +29,12 @@ class TensorsOnTwoMeshes(RaisedRule):
             average.scale.lerp_(model.scale, 0.1)
     Mend: Make one mesh and give it to every `fully_shard`.
     Source: the message of torch 2.13.0 in `torch/distributed/tensor`.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"Cannot run aten\.\S+ on inputs with different meshes|All operands in aten\.\S+ must have the same mesh"
+
+    def absent(self, train: Run) -> str:
+        return "all that is sharded lies on one mesh" if meshes(train) < 2 else ""
 
     def fits(self, run: Run, cause: Blame) -> bool:
         return "different meshes" in cause.error or not by_norm(run, cause)

@@ -37,13 +37,17 @@ class TiedWeightsSplitGroups(Rule):
     Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out) and 2.7.1 (silent).
     """
 
+    wants = "run"
     simulated = True
     stops = re.compile(r"is shared with a parameter already managed by another FSDP group")
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        tied = any(True for _ in run.places(Ties))
+        return "" if tied or not run.completed or not run.models else "no two parameters of the model are one tensor"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         ties = [tie for record in run.places(Ties) for tie in record.ties]
         stopped = None if run.completed else blame(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
@@ -57,11 +61,9 @@ class TiedWeightsSplitGroups(Rule):
                 )
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)
-        if not run.models:
-            return self.unknown("no forward of a model was seen")
-        if ties:
-            return self.passed(f"{' and '.join(ties[0].names)} are one parameter of one group")
-        return self.passed("no two parameters of the model are one tensor")
+        if not ties:
+            return self.unknown("no tie was seen before the run stopped")
+        return self.passed(f"{' and '.join(ties[0].names)} are one parameter of one group")
 
 
 @detector("tied-weights-split-groups")

@@ -9,10 +9,10 @@ from ...source.events import Flow
 from ...source.looks import is_known, made_by, parts_of
 from ...source.registry import detector
 from ...source.values import Value
-from ..base import RaisedRule
+from ..raised import ShardedRule
 
 
-class UnsupportedModuleOrParam(RaisedRule):
+class UnsupportedModuleOrParam(ShardedRule):
     """`fully_shard` gets modules with a forward, and parameters with a dimension that it can cut.
 
     Why: hooks sit on forward, which ModuleList and ModuleDict do not have; a 0-d parameter has nothing to cut; another
@@ -25,7 +25,6 @@ class UnsupportedModuleOrParam(RaisedRule):
     Mend: Shard each element of the container; make a scalar parameter 1-d (`torch.ones(1)`), a transposed one
     `.contiguous()`; shard on dimension 0 where the size is no multiple of the ranks.
     Source: pytorch#167856; pytorch PR#168905.
-    Torch: run on 2.13.0.
     """
 
     pattern = (

@@ -25,7 +25,6 @@ class WeightUsedOutsideForward(MixedRule):
     Mend: Compute it inside the forward of the FSDP module that owns the weight. Where the other tensor is a copy of the
     weights (a moving average), make that copy from the sharded model.
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
-    Torch: run on 2.13.0.
     """
 
 
