@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...analysis.traffic import whole
+from ...analysis.traffic import whole_bytes
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Checkpoint, Traffic
@@ -31,7 +31,7 @@ class ModelGatheredEveryStep(Rule):
         run = evidence.train
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
-        whole = sum(whole(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
+        whole = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
         if whole == 0:
             return self.passed("no parameter is sharded")
         saved = {record.after_step + 1 for record in run.places(Checkpoint)}

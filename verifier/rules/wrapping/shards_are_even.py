@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...analysis.traffic import SIZE, whole
+from ...analysis.traffic import SIZE, whole_bytes
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
@@ -45,7 +45,7 @@ class ShardsAreEven(Rule):
         if run is None or not run.models:
             return self.unknown("no forward of a model was seen")
         held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0].sharded}
-        ideal = {name: whole(run, name) / _ways(run, name) for name in held}
+        ideal = {name: whole_bytes(run, name) / _ways(run, name) for name in held}
         total, even = sum(held.values()), sum(ideal.values())
         told = f"at most {total / 2**20:.1f} MiB of parameters on a rank, {even / 2**20:.1f} MiB if all were even"
         if total <= UNEVEN * even or total - even < FLOOR:
