@@ -193,7 +193,9 @@ class RuleItem(pytest.Item):
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
-        if finding.status in ("pass", "not_applicable"):
+        if finding.status == "not_applicable":
+            pytest.skip(harmless(f"not applicable: {finding.evidence}"))
+        if finding.status == "pass":
             self.add_report_section("call", "fsdp2", harmless(finding.evidence))
         elif finding.status == "inconclusive":
             self._open(harmless(finding.evidence), finding.required)
