@@ -78,7 +78,7 @@ def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
     ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces]
     for saves in zip(*ranks, strict=False):
         for key, entry in saves[0].entries.items():
-            mine = [entry.sketch if (entry := save.entries.get(key)) is not None else None for save in saves]
+            mine = [own.sketch if (own := save.entries.get(key)) is not None else None for save in saves]
             states = [save.record.random for save in saves]
             if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line
