@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from records import LINE, micro, model, run, step, stepped
+from records import LINE, micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge, judge_one
@@ -34,9 +35,8 @@ def test_it_is_the_first_rule_and_turns_comparisons_into_consequences() -> None:
     rank = [model(), micro(), step(), stepped()]
     broken = run(rank, rank)
     end = {"kind": "end", "how": "exception", "error": "E", "message": "m", "frames": [LINE], "seq": 9, "at": 9.0}
-    for trace in broken.traces:
-        made = trace(trace.rank, (*trace.records[:-1], end))
-        object.__setattr__(trace, "records", made.records)
+    traces = tuple(trace(old.rank, (*old.records[:-1], end)) for old in broken.traces)
+    broken = replace(broken, traces=traces)
     found = judge(Evidence(train=broken, average=3.0), list(RULES))
     failed = [f for f in found if f.status == "fail"]
     assert failed[0].rule == "gloo-avg-is-sum"
