@@ -11,6 +11,7 @@ from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace.events import Step
 
 Records = list[dict[str, Any]]
 GRID = [0, 1, 2, 3]
@@ -29,7 +30,12 @@ def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[st
 def test_replicas_must_start_alike() -> None:
     assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1)).status == "pass"
     assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1)).status == "fail"
-    assert "one dim" in judge("hsdp-replicas-diverge-at-init", [model()], [model()]).evidence
+
+
+@pytest.mark.parametrize("rule", ["hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"])
+def test_without_replicas_there_is_nothing_to_compare(rule: str) -> None:
+    rank = [model(), micro(), step(), stepped()]
+    assert judge(rule, rank, rank).status == "not_applicable"
 
 
 def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only() -> None:
@@ -39,7 +45,7 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
 
     ranks = [rank(0, 1.0), rank(1, 2.0)]
     assert judge("hsdp-replicas-diverge-at-init", *ranks).status == "fail"
-    assert judge("rank-dependent-init-no-broadcast", *ranks).status == "pass"
+    assert judge("rank-dependent-init-no-broadcast", *ranks).status == "not_applicable"
 
 
 @pytest.mark.parametrize(
@@ -49,13 +55,14 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
         (("replicate", "shard"), (2, 2), "pass"),
         (("dp_shard", "dp_replicate"), (2, 2), "fail"),
         (("shard", "replicate"), (1, 4), "fail"),
-        (("shard", "replicate"), (1, 1), "pass"),
+        (("shard", "replicate"), (1, 1), "inconclusive"),
         (("dp", "tp"), (2, 2), "fail"),
         (("ddp", "fsdp"), (2, 2), "pass"),
         (("fsdp", "ddp"), (2, 2), "fail"),
         (("outer", "inner"), (2, 2), "pass"),
         (("dp", "cp"), (2, 2), "pass"),
-        (("tp",), (4,), "pass"),
+        (("tp",), (4,), "not_applicable"),
+        ((), (2, 2), "not_applicable"),
     ],
 )
 def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...], status: str) -> None:
@@ -64,7 +71,12 @@ def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...],
 
 def test_dims_that_the_script_names_are_not_judged_by_position() -> None:
     given = wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True)
-    assert judge("mesh-argument-wrong", *[[given, model()]] * 4).status == "pass"
+    assert judge("mesh-argument-wrong", *[[given, model()]] * 4).status == "not_applicable"
+
+
+def test_a_run_that_has_come_to_no_forward_leaves_the_mesh_open() -> None:
+    assert judge("mesh-argument-wrong", *[[wrap(GRID)]] * 4).status == "inconclusive"
+    assert judge("mesh-argument-wrong", *[[wrap(GRID, ("dp", "tp"), (2, 2))]] * 4).status == "fail"
 
 
 def test_gradients_held_back_in_a_replica_fail() -> None:
@@ -78,7 +90,7 @@ def test_replicas_that_a_step_drives_apart_fail() -> None:
 
 
 def test_replicas_that_were_apart_before_are_another_rules() -> None:
-    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2)).status == "pass"
+    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2)).status == "inconclusive"
 
 
 def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
@@ -100,7 +112,7 @@ def test_one_tensor_parallel_group_one_batch(rows: tuple[tuple[int, ...], ...], 
 
 def test_ranks_that_are_no_tensor_parallel_group_may_read_what_they_like() -> None:
     apart = grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))
-    assert judge("sampler-rank-ignores-mesh", *apart).status == "pass"
+    assert judge("sampler-rank-ignores-mesh", *apart).status == "not_applicable"
 
 
 def test_inputs_that_are_sharded_cannot_be_compared() -> None:
@@ -123,8 +135,8 @@ def test_parallel_meshes_hold_copies() -> None:
         entry = parameter("w", copy=min(own) * 2, ranks=own)
         ranks.append([model(entry), micro(), step(weights={"w": [1.0, 2.0, 0.0, 0.0, 0.0]}), stepped()])
     seen = run(*ranks)
-    assert [e["copy"] for e in seen.parameters["w"]] == [0, 1, 0, 1]
-    assert seen.whole("step", "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
+    assert [e.copy for e in seen.parameters["w"]] == [0, 1, 0, 1]
+    assert seen.whole(Step, "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -144,3 +156,8 @@ def test_the_same_values_in_another_order(found: list[float], status: str) -> No
     resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
     assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
     assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status
+
+
+def test_weights_of_a_script_that_saves_nothing_are_not_looked_for() -> None:
+    train = [model(), micro(), step(), stepped()]
+    assert judge("tp-fsdp-permuted-weights", train).status == "not_applicable"

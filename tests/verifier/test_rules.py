@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from records import entropy, micro, model, parameter, run, step, stepped, wrap
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
@@ -47,15 +47,19 @@ class TestTokenMeanOfMeans:
         long = [model(), micro(loss=270 / 50, criteria=entropy(90, 270.0, "sum")), step(), stepped()]
         assert judge("token-mean-of-means", short, long).status == "pass"
 
-    def test_equal_counts_pass(self) -> None:
+    @pytest.mark.parametrize(
+        ("text", "status"), [("loss(x, y)", "not_applicable"), ("loss(x, y, ignore_index=0)", "inconclusive")]
+    )
+    def test_equal_counts_show_nothing(self, text: str, status: str) -> None:
         rank = [model(), micro(loss=2.0, criteria=entropy(10, 2.0)), step(), stepped()]
-        assert judge("token-mean-of-means", rank, rank).status == "pass"
+        sources = Sources({"train.py": text}, ("train.py",))
+        assert judge("token-mean-of-means", rank, rank, sources=sources).status == status
 
     def test_another_loss_is_left_to_the_single_process(self) -> None:
         rank = [model(), micro(rows=(1, 2)), step(), stepped()]
         assert judge("token-mean-of-means", rank, rank).status == "inconclusive"
         single = run([model(), micro(rows=(1, 2, 1, 2)), step(), stepped()])
-        assert judge("token-mean-of-means", rank, rank, single=single).status == "pass"
+        assert judge("token-mean-of-means", rank, rank, single=single).status == "not_applicable"
 
 
 class TestWorldScale:
@@ -101,10 +105,8 @@ class TestClip:
         open_ = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True)
         assert open_.status == "inconclusive"
         filled = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet))
-        assert filled.status == "pass", "it was made for memory that nobody has written"
-        assert judge("manual-local-norm-clip", *quiet).status == "pass", (
-            "nothing was provoked: nothing touches gradients"
-        )
+        assert filled.status == "not_applicable", "it was made for memory that nobody has written"
+        assert judge("manual-local-norm-clip", *quiet).status == "not_applicable", "nothing touches gradients"
 
     def test_one_factor_passes(self) -> None:
         found = self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6)))
@@ -113,12 +115,15 @@ class TestClip:
     def test_two_factors_fail(self) -> None:
         assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"
 
-    def test_no_clipping_passes(self) -> None:
-        assert self.judge(*self.ranks(self.stress(1.0), self.stress(1.0))).status == "pass"
+    def test_no_clipping(self) -> None:
+        assert self.judge(*self.ranks(self.stress(1.0), self.stress(1.0))).status == "not_applicable"
 
     def test_clipping_by_value_is_no_clipping_by_norm(self) -> None:
         both = self.ranks(self.stress(1e-6, collinear=False), self.stress(3e-6, collinear=False))
-        assert self.judge(*both).status == "pass"
+        assert self.judge(*both).status == "not_applicable"
+
+    def test_one_rank_cannot_show_it(self) -> None:
+        assert self.judge(*self.ranks(self.stress(1e-6))).status == "inconclusive"
 
 
 class TestRootNotWrapped:

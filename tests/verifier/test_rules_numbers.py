@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from records import LINE, micro, model, parameter, run, step, stepped
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
@@ -27,6 +27,10 @@ def shard(low: str | None = "bfloat16") -> dict[str, Any]:
 
 
 BASE = [micro(), step(), stepped()]
+
+
+def sources(text: str = "") -> Sources:
+    return Sources({"train.py": text}, ("train.py",))
 
 
 class TestLossyCast:
@@ -58,7 +62,8 @@ class TestLossyCast:
         found = judge("cast-forward-inputs-lossy", [shard(), model(), lost, *BASE])
         assert (found.status, "257 becomes 256" in found.evidence) == ("fail", True)
         assert judge("cast-forward-inputs-lossy", [shard(), model(), *BASE]).status == "pass"
-        assert "no group computes" in judge("cast-forward-inputs-lossy", [shard(None), *BASE]).evidence
+        assert judge("cast-forward-inputs-lossy", [shard(None), model(), *BASE]).status == "not_applicable"
+        assert judge("cast-forward-inputs-lossy", [shard(None), *BASE]).status == "inconclusive"
 
 
 class TestScaler:
@@ -66,7 +71,7 @@ class TestScaler:
         scaler = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
         assert judge("fp16-without-scaler", [shard("float16"), model(), *BASE]).status == "fail"
         assert judge("fp16-without-scaler", [shard("float16"), model(), scaler, *BASE]).status == "pass"
-        assert judge("fp16-without-scaler", [shard("bfloat16"), model(), *BASE]).status == "pass"
+        assert judge("fp16-without-scaler", [shard("bfloat16"), model(), *BASE]).status == "not_applicable"
 
     @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
     def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
@@ -83,6 +88,8 @@ def test_a_partial_number_that_is_read() -> None:
     assert "`.item()`" in found.evidence
     assert "1 such line" in found.evidence
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
+    plain = model(parameter(sharded=False))
+    assert judge("grad-norm-item-partial", [plain, *BASE]).status == "not_applicable"
 
 
 LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
@@ -103,6 +110,11 @@ class TestSurvivors:
         unsynced = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, micro(2), step(2), stepped(2)]
         assert judge("unsynced-grads-survive-zero-grad", unsynced).status == "pass"
         assert judge("accum-never-resynced", unsynced).status == "fail"
+
+    @pytest.mark.parametrize("rule", ["unsynced-grads-survive-zero-grad", "accum-never-resynced"])
+    def test_a_script_that_always_reduces_has_none(self, rule: str) -> None:
+        assert judge(rule, [model(), *BASE]).status == "not_applicable"
+        assert judge(rule, [model(), {"kind": "sync"}, *BASE]).status == "pass"
 
 
 class TestSetEpoch:
@@ -133,7 +145,7 @@ class TestSetEpoch:
 
     def test_one_epoch_is_left_to_the_sources(self) -> None:
         hits = {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}
-        assert judge("set-epoch-missing", self.rank(), hits=hits).status == "inconclusive"
+        assert judge("set-epoch-missing", self.rank(), hits=hits).status == "fail"
 
 
 def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
@@ -141,6 +153,122 @@ def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
     found = judge("zero-grad-while-unsharded", [model(), *BASE, left, micro(2), step(2), stepped(2)])
     assert (found.status, "head.weight" in found.evidence) == ("fail", True)
     assert judge("zero-grad-while-unsharded", [model(), *BASE, left]).status == "pass"
+    without = sources("optimizer.step()")
+    assert judge("zero-grad-while-unsharded", [model(), *BASE], sources=without).status == "not_applicable"
+    assert judge("zero-grad-while-unsharded", [model(), *BASE], sources=sources("net.zero_grad()")).status == "pass"
+
+
+def test_recomputed_dropout() -> None:
+    def judged(*seen: bool) -> str:
+        records = [{"kind": "recompute", "same": same, "place": "model.py"} for same in seen]
+        return judge("recompute-draws-anew", [model(), *records, *BASE]).status
+
+    assert (judged(), judged(True), judged(True, False)) == ("not_applicable", "pass", "fail")
+
+
+def test_reduction_in_low_precision() -> None:
+    def judged(*records: dict[str, Any]) -> str:
+        return judge("reduce-dtype-follows-param-dtype", list(records)).status
+
+    follows = {**shard(), "reduce_dtype": None}
+    assert (judged(follows), judged(follows, model(), *BASE)) == ("fail", "fail")
+    assert (judged(shard()), judged(shard(), model(), *BASE)) == ("inconclusive", "pass")
+    assert judged({**shard(None), "reduce_dtype": None}, model(), *BASE) == "not_applicable"
+
+
+class TestMasterWeights:
+    def judge(self, dtype: str, **more: Any) -> str:
+        rank = [shard(), model(parameter(dtype=dtype)), micro(), step(**more), stepped()]
+        return judge("bf16-master-weights", rank).status
+
+    def test_low_ones_fail_with_an_optimizer_of_torch(self) -> None:
+        assert (self.judge("float32"), self.judge("bfloat16")) == ("pass", "fail")
+
+    def test_an_optimizer_that_may_keep_its_own_leaves_it_open(self) -> None:
+        assert self.judge("bfloat16", cls="torchao.optim.AdamW8bit") == "inconclusive"
+
+    def test_an_optimizer_of_no_parameter_that_was_seen_leaves_it_open(self) -> None:
+        for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
+            rank = [shard(), model(), micro(), step(held=[]), stepped()]
+            assert judge(rule, rank).status == "inconclusive"
+
+
+class TestErrorsOfTorch:
+    """Rules on errors that torch raises, of a run that none has stopped."""
+
+    def judge(self, rule: str, *records: dict[str, Any], text: str = "", ranks: int = 2, **more: Any) -> str:
+        rank = [*(records or [shard(None)]), model(), *BASE]
+        return judge(rule, *[rank] * ranks, sources=sources(text), **more).status
+
+    @pytest.mark.parametrize(
+        ("rule", "there"),
+        [
+            ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
+            ("buffers-and-odd-inputs-not-cast", [shard()]),
+            ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
+            ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
+        ],
+    )
+    def test_what_the_run_shows(self, rule: str, there: list[dict[str, Any]]) -> None:
+        whole = {**shard(None), "parameters": [{"name": "w"}]}
+        assert (self.judge(rule, whole), self.judge(rule, *there)) == ("not_applicable", "pass")
+
+    def test_what_the_sources_show(self) -> None:
+        assert self.judge("full-sd-into-dtensor") == "not_applicable"
+        assert self.judge("full-sd-into-dtensor", text="model.load_state_dict(x)") == "pass"
+        assert self.judge("full-sd-into-dtensor", text="model.load_state_dict(x)", saving=LINE) == "inconclusive"
+        loaded = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": ""}
+        assert self.judge("full-sd-into-dtensor", shard(None), loaded, saving=LINE) == "pass"
+
+    def test_no_sync(self) -> None:
+        assert self.judge("no-sync-idiom") == "not_applicable"
+        assert self.judge("no-sync-idiom", text="with model.no_sync():") == "inconclusive"
+        assert self.judge("no-sync-idiom", shard(None), micro(), text="with model.no_sync():") == "pass"
+
+    def test_a_factor_on_one_rank_reduces_nothing(self) -> None:
+        assert self.judge("gloo-premul-sum", {"kind": "divide", "factor": 1.0}, ranks=1) == "inconclusive"
+
+    def test_clips_over_several_meshes(self) -> None:
+        one, two = parameter("w"), parameter("v", mesh=[1, 2])
+        clip = {"kind": "clips"}
+
+        def judged(*records: dict[str, Any]) -> str:
+            return judge("clip-mixed-mesh", [*records, *BASE], sources=sources()).status
+
+        assert judged(model(one), clip) == "not_applicable"
+        assert judged(model(one, two)) == "not_applicable"
+        assert judged(model(one, two), clip) == "pass"
+
+    @pytest.mark.parametrize("rule", ["lowbit-or-unsupported-optimizer", "mixed-orig-dtype-in-group"])
+    def test_what_every_sharded_model_shows(self, rule: str) -> None:
+        assert self.judge(rule) == "pass"
+        assert judge(rule, [model(), *BASE]).status == "inconclusive"
+
+    def test_a_run_without_steps_leaves_them_open(self) -> None:
+        names = ["gloo-premul-sum", "output-dtype-on-inner-blocks", "full-sd-into-dtensor", "no-sync-idiom"]
+        names += ["buffers-and-odd-inputs-not-cast", "meta-not-materialized", "clip-mixed-mesh"]
+        assert {judge(name, [shard(None), model()], sources=sources()).status for name in names} == {"inconclusive"}
+
+
+class TestToEmpty:
+    EMPTY: ClassVar[dict[str, Any]] = {"kind": "to_empty"}
+    BUFFER: ClassVar[dict[str, Any]] = {"name": "rope", "shape": [4], "unset": 0}
+
+    def judge(self, rule: str, *records: dict[str, Any], unset: int | None = 0) -> str:
+        filled = model(parameter(unset=unset), buffers=[{**self.BUFFER, "unset": unset}])
+        provoked = run([self.EMPTY, filled], role="provoked") if unset is not None else None
+        return judge(rule, [*records, *BASE], provoked=provoked).status
+
+    @pytest.mark.parametrize("rule", ["meta-buffers-garbage", "meta-params-not-reset"])
+    def test_memory_that_nobody_writes(self, rule: str) -> None:
+        whole = model(buffers=[self.BUFFER])
+        assert self.judge(rule, whole) == "not_applicable"
+        assert self.judge(rule, self.EMPTY, whole) == "pass"
+        assert self.judge(rule, self.EMPTY, whole, unset=3) == "fail"
+        assert self.judge(rule, self.EMPTY, whole, unset=None) == "inconclusive"
+
+    def test_a_model_without_buffers(self) -> None:
+        assert self.judge("meta-buffers-garbage", self.EMPTY, model()) == "not_applicable"
 
 
 class TestMatrixOptimizer:
@@ -173,8 +301,8 @@ class TestMatrixOptimizer:
     def test_other_gradients_are_another_fault(self) -> None:
         assert self.judge(update=0.05, grads=2.0).status == "inconclusive"
 
-    def test_torch_s_own_or_one_without_shards_passes(self) -> None:
-        assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "pass"
+    def test_torch_s_own_or_one_without_shards(self) -> None:
+        assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "not_applicable"
         assert self.judge(update=0.05, shards=False).status == "pass"
 
 
@@ -183,8 +311,8 @@ def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_o
     script.write_text(
         "def clip(p):\n    return p.to_local()\n\nclass Muon:\n    def step(self, p):\n        return p._local_tensor\n"
     )
-    assert (find_shard_use(read_sources((script,), ()), "Muon") or {})["line"] == 6
-    assert (find_shard_use(read_sources((script,), ()), "Other") or {})["line"] == 2
+    found = [find_shard_use(read_sources((script,), ()), name) for name in ("Muon", "Other")]
+    assert [place.line for place in found if place is not None] == [6, 2]
     script.write_text("def clip(p):\n    return p.full_tensor()\n")
     assert find_shard_use(read_sources((script,), ()), "Muon") is None
 

@@ -161,15 +161,16 @@ class TestIdenticalShards:
         first, second = self.rank(w="a", v="b", u="c"), self.rank(w="a", v="d", u="e")
         assert judge("dtensor-rng-identical-shards-cpu", first, second).status == "pass"
 
-    def test_shards_that_tell_nothing_pass(self) -> None:
-        assert judge("dtensor-rng-identical-shards-cpu", self.rank(w=None), self.rank(w=None)).status == "pass"
+    def test_shards_that_tell_nothing_leave_it_open(self) -> None:
+        assert judge("dtensor-rng-identical-shards-cpu", self.rank(w=None), self.rank(w=None)).status == "inconclusive"
+        assert judge("dtensor-rng-identical-shards-cpu", self.rank(w="a")).status == "not_applicable"
 
     def test_replicas_are_no_other_shards(self) -> None:
         ranks = [
             [model(parameter("w", copy)), {"kind": "shards", "digests": {"w": "a"}}, micro(), step(), stepped()]
             for copy in (0, 1)
         ]
-        assert judge("dtensor-rng-identical-shards-cpu", *ranks).status == "pass"
+        assert judge("dtensor-rng-identical-shards-cpu", *ranks).status == "not_applicable"
 
     def test_what_a_digest_tells(self) -> None:
         torch.manual_seed(0)
@@ -203,6 +204,11 @@ class TestRankZeroStateDict:
     def test_it_is_named_before_the_first_forward(self) -> None:
         train = stopped("RuntimeError", "Connection closed by peer", [self.call(9)], [self.call(0)])
         assert judge_one(RULES["rank0-sd-without-broadcast"], Evidence(train=train)).status == "fail"
+
+    def test_a_script_that_sets_none(self) -> None:
+        found = [Evidence(train=run(steps(), steps()), saving=saving) for saving in (None, LINE)]
+        statuses = [judge_one(RULES["rank0-sd-without-broadcast"], evidence).status for evidence in found]
+        assert statuses == ["not_applicable", "inconclusive"]
 
 
 class TestLocalShards:

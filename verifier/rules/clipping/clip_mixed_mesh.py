@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ...analysis.first_run import changes_gradients
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...trace import Run
 from ..base import RaisedRule
+from ..present import went_through
 from ..raised import by_norm
 
 
@@ -26,10 +29,25 @@ class ClipMixedMesh(RaisedRule):
     Mend: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and clip each mesh's
     parameters by the joint norm; or give the remaining modules a plan on the tp mesh too.
     Source: pytorch#180346; meta-pytorch/torchtune#2420; huggingface/accelerate PR#4219.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"All operands in aten\.\S+ must have the same mesh"
 
+    def applies(self, evidence: Evidence) -> str:
+        if not went_through(evidence):
+            return ""
+        run = evidence.trained
+        if not any(len(meshes) > 1 for meshes in _meshes(run).values()):
+            return "all parameters of a rank lie on one mesh"
+        return "" if evidence.gradients or changes_gradients(run) else "the script clips no gradient"
+
     def fits(self, run: Run, cause: Blame) -> bool:
         return by_norm(run, cause)
+
+
+def _meshes(run: Run) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """{rank: the meshes, as shape and ranks, on which its trainable sharded parameters lie}."""
+    found: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    for entry in (e for entries in run.parameters.values() for e in entries if e.trainable and e.sharded):
+        found.setdefault(entry.rank, set()).add((tuple(entry.mesh), tuple(entry.ranks)))
+    return found

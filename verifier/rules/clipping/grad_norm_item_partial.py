@@ -12,6 +12,7 @@ from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
 from ...source.values import Value, reach
+from ...trace import Run
 from ...trace.events import PartialRead
 from ..base import Rule
 
@@ -35,11 +36,13 @@ class GradNormItemPartial(Rule):
     Torch: run on 2.13.0 and 2.7.1.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        sharded = any(e.sharded for entries in evidence.trained.parameters.values() for e in entries)
+        return "" if sharded or _reads(evidence.trained) else "no parameter is a DTensor"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
-        reads = [r for t in run.traces for r in t.of(PartialRead)]
+        run = evidence.trained
+        reads = _reads(run)
         if not reads:
             return self.passed("no number was read from a DTensor that is still to be reduced")
         first = reads[0]
@@ -49,6 +52,10 @@ class GradNormItemPartial(Rule):
             f"({', '.join(first.placements)}): each of the {run.world_size} ranks has its own part ({count(len(places), 'such line')})",
             first.at_line,
         )
+
+
+def _reads(run: Run) -> list[PartialRead]:
+    return [record for trace in run.traces for record in trace.of(PartialRead)]
 
 
 _CALLS = {"item": ".item()", "tolist": ".tolist()", "numpy": ".numpy()", "__float__": "float()", "__int__": "int()"} | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.first_run import clip_is_open
+from ...analysis.first_run import changes_gradients, clip_is_open
 from ...analysis.scaling import SAME, stressed_scales, uneven
 from ...analysis.scaling import scales as scales_of
 from ...analysis.wording import some
@@ -39,17 +39,27 @@ class ManualLocalNormClip(Rule):
     all ranks.
     Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In a run of its own (provoked) the probe makes
     the gradients 1e6 times as large, so that a clip which exists comes into force.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "provoked"})
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        if next(run.places(ClipOfNothing), None) is not None:
+            return ""
+        stressed = _stressed(evidence)
+        scales = stressed_scales(stressed) if stressed else scales_of(run)
+        quiet = not any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
+        if stressed and quiet:
+            return "the script does not clip by norm, not even gradients 1e6 times as large"
+        touched = evidence.gradients or changes_gradients(run)
+        return "the script changes no gradient between backward and the step" if quiet and not touched else ""
+
+    def unseen(self, evidence: Evidence) -> str:
+        return "one rank has one factor: give --nproc 2" if evidence.trained.world_size == 1 else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
-        if run.world_size == 1:
-            return self.unknown("one rank has one factor")
+        run = evidence.trained
         if (empty := next(run.places(ClipOfNothing), None)) is not None:
             return self.failed(
                 f"clip_grad_norm_ is given no parameter in step {empty.step}: a generator was used up before",
@@ -61,8 +71,6 @@ class ManualLocalNormClip(Rule):
         visible = any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
         if not stressed and clip_is_open(evidence) and not visible:
             return self.unknown("no run with gradients 1e6 times as large came to its step")
-        if not scales and stressed:
-            return self.passed("what is done to gradients between backward and the step is no scaling by a norm")
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
         apart = {name: s for name, s in scales.items() if uneven(s)}
@@ -77,8 +85,9 @@ class ManualLocalNormClip(Rule):
             )
         clipped = [name for name, s in scales.items() if max(s) < 1.0 - SAME]
         if not clipped:
-            what = "not even gradients 1e6 times as large" if stressed else "in the steps that it made"
-            return self.passed(f"the script does not clip by norm, {what}")
+            return self.unknown(
+                "no clip was in force in the steps of the train run, and no run with huge gradients was made"
+            )
         return self.passed(f"clipping was in force and scaled every shard of {some(clipped, 1)} by one factor")
 
 

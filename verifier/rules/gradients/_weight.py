@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+NO_TWIN = "no run in full precision made a step"
 SAME = 1e-3  # relative: far above rounding, far below the smallest factor of two

@@ -12,6 +12,7 @@ from ...source.looks_gradients import never_on
 from ...source.registry import detector
 from ...trace.events import Step, Sync
 from ..base import Rule
+from ._sync import synced_always
 
 
 class AccumNeverResynced(Rule):
@@ -33,13 +34,13 @@ class AccumNeverResynced(Rule):
     Mend: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a
     synced backward.
     Source: pytorch PR#118298 (review); FSDP2 has no `no_sync`, see `FSDPModule.set_requires_gradient_sync`.
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        return synced_always(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         for record in (record for trace in run.traces for record in trace.of(Step)):
             # Other optimizers may step later, when the gradients of their own parameters have been reduced.
             lost = [name for name in record.unsynced if name in record.held]

@@ -11,7 +11,7 @@ from ...finding import Finding
 from ...trace import Run, difference
 from ...trace.events import Divide, Micro, Place, Step
 from ..base import Rule
-from ._weight import SAME
+from ._weight import NO_TWIN, SAME
 
 
 class DoubleOrMissingWorldScale(Rule):
@@ -29,7 +29,6 @@ class DoubleOrMissingWorldScale(Rule):
     Mend: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP
     averages over ranks.
     Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "full_precision", "reference", "single"})
@@ -37,7 +36,7 @@ class DoubleOrMissingWorldScale(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
         if run is None or run.steps() == 0:
-            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
+            return self.unknown(evidence.missing.get("full_precision", NO_TWIN))
         told: list[str] = []
         for oracle, label in ((evidence.single, "one process"), (evidence.reference, "DDP")):
             if oracle is None or oracle.steps() == 0 or oracle.global_batch(1) != run.global_batch(1):

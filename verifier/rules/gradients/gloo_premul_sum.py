@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...trace import Run
 from ...trace.events import Divide, Place
 from ..base import RaisedRule
+from ..present import went_through
 
 
 class GlooPremulSum(RaisedRule):
@@ -23,11 +25,19 @@ class GlooPremulSum(RaisedRule):
         loss_of(model, batch).backward()
     Mend: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide factor.
     Source: the docstring of `set_gradient_divide_factor`; verl PR#7917.
-    Torch: run on 2.13.0.
     """
 
     simulated = False
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
+
+    def applies(self, evidence: Evidence) -> str:
+        if not went_through(evidence) or any(trace.first(Divide) for trace in evidence.trained.traces):
+            return ""
+        return "the script sets no gradient divide factor"
+
+    def unseen(self, evidence: Evidence) -> str:
+        alone = went_through(evidence) and evidence.trained.world_size == 1
+        return "one rank reduces nothing: give --nproc 2" if alone else ""
 
     def place(self, run: Run, cause: Blame) -> Place | None:
         """Where the factor was set."""

@@ -8,9 +8,11 @@ from ...analysis.factors import weight
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace import Run
 from ...trace.events import Micro
 from ..base import Rule
-from ._weight import SAME
+from ..present import named
+from ._weight import NO_TWIN, SAME
 
 
 class TokenMeanOfMeans(Rule):
@@ -30,21 +32,33 @@ class TokenMeanOfMeans(Rule):
     Mend: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by
     the world size.
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "full_precision", "single"})
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.full_precision
+        if run is None or run.steps() == 0:
+            return ""
+        steps = _weights(run)
+        if not steps and evidence.single is not None and evidence.single.global_batch(1) == run.global_batch(1):
+            return "no cross entropy was seen; the comparison with one process on the whole batch decides"
+        if not steps or _counts_differ(steps) or named(evidence, "ignore_index"):
+            return ""
+        return "the micro-batches of a step have as many targets as one another, and the sources ignore none"
+
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
         if run is None or run.steps() == 0:
-            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
-        seen = 0
-        for step in range(1, run.steps() + 1):
-            weights = [w for micros in run.micros(step) for m in micros if (w := weight(m)) is not None]
-            if len(weights) != sum(len(micros) for micros in run.micros(step)) or not weights:
-                continue
-            seen += 1
+            return self.unknown(evidence.missing.get("full_precision", NO_TWIN))
+        steps = _weights(run)
+        if not steps:
+            return self.unknown("no cross entropy was seen and no single process ran the same batch")
+        if not _counts_differ(steps):
+            return self.unknown(
+                "the micro-batches of a step have as many targets as one another: give data in which they differ, or more --steps"
+            )
+        for step, weights in steps.items():
             counts = [valid for _, valid in weights]
             per_target = [weight / valid for weight, valid in weights]
             if max(counts) == min(counts) or _spread(per_target) <= SAME:
@@ -57,11 +71,23 @@ class TokenMeanOfMeans(Rule):
                 measured=worst,
                 limit=SAME,
             )
-        if seen:
-            return self.passed(f"every target weighs the same in each of {count(seen, 'step')}")
-        if evidence.single is not None and evidence.single.global_batch(1) == run.global_batch(1):
-            return self.passed("no cross entropy was seen; the comparison with one process on the whole batch decides")
-        return self.unknown("no cross entropy was seen and no single process ran the same batch")
+        return self.passed(f"every target weighs the same in each of {count(len(steps), 'step')}")
+
+
+def _weights(run: Run) -> dict[int, list[tuple[float, int]]]:
+    """{step: `weight` of each micro-batch on each rank} where all of a step are known."""
+    found = {}
+    for step in range(1, run.steps() + 1):
+        micros = [weight(m) for own in run.micros(step) for m in own]
+        weights = [w for w in micros if w is not None]
+        if weights and len(weights) == len(micros):
+            found[step] = weights
+    return found
+
+
+def _counts_differ(steps: dict[int, list[tuple[float, int]]]) -> bool:
+    """Whether micro-batches of one step have different numbers of targets, so that a mean of means would show."""
+    return any(len({valid for _, valid in weights}) > 1 for weights in steps.values())
 
 
 def _spread(values: list[float]) -> float:

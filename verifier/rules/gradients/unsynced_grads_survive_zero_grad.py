@@ -8,6 +8,7 @@ from ...finding import Finding
 from ...trace import Trace
 from ...trace.events import Discarded, Micro, Step, Zeroed
 from ..base import Rule
+from ._sync import synced_always
 
 
 class UnsyncedGradsSurviveZeroGrad(Rule):
@@ -36,7 +37,6 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
     Mend: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To give
     up a window that has begun, call `model.reset_iter_state()` (torch 2.13) besides `zero_grad()`.
     Source: measured (a relative error of 1.02 in the next gradient); the docstring of `FSDPModule.reset_iter_state`.
-    Torch: run on 2.13.0.
     """
 
     explains = (
@@ -44,10 +44,11 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
         "token-mean-of-means",
     )
 
+    def applies(self, evidence: Evidence) -> str:
+        return synced_always(evidence.trained)
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         for trace in run.traces:
             if (left := _leaked(trace)) is not None:
                 return self.failed(

@@ -7,6 +7,7 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import NotCleared, Step
 from ..base import Rule
+from ..present import named
 
 
 class ZeroGradWhileUnsharded(Rule):
@@ -27,13 +28,14 @@ class ZeroGradWhileUnsharded(Rule):
         optimizer.step()
     Mend: Call `optimizer.zero_grad()`, or `model.zero_grad()` before the forward.
     Source: measured: the gradient norm of a small model was 3.5 times too large in step 5.
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        left = any(trace.first(NotCleared) for trace in evidence.trained.traces)
+        return "" if left or named(evidence, "zero_grad") else "the script calls no `zero_grad`"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         for trace in run.traces:
             left = trace.first(NotCleared)
             if left is not None and any(r.seq > left.seq for r in trace.of(Step)):

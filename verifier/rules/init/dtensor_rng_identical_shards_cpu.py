@@ -35,24 +35,27 @@ class DtensorRngIdenticalShardsCpu(Rule):
     Mend: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
     initialise before sharding.
     Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return "" if _cut(evidence.trained) else "no parameter is cut over several ranks"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return ALONE if evidence.trained.world_size == 1 else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        if run.world_size == 1:
-            return self.unknown("one rank has no other's shard to compare")
+        run = evidence.trained
         telling, same = [], []
-        for name, entries in run.parameters.items():
-            shards = _digests(run, name, [e.rank for e in entries if e.sharded and e.copy == entries[0].copy])
-            if len(shards) > 1 and all(shards):
+        for name, ranks in _cut(run).items():
+            shards = _digests(run, name, ranks)
+            if all(shards):
                 telling.append(name)
                 if len(set(shards)) == 1:
                     same.append(name)
         if not telling:
-            return self.passed("no parameter has large shards on several ranks")
+            return self.unknown("every shard is too small, or constant, to be told from that of another rank")
         if 2 * len(same) < len(telling):
             return self.passed(f"{count(len(telling), 'parameter')} with other values on every rank")
         drawn = evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True)
@@ -61,6 +64,18 @@ class DtensorRngIdenticalShardsCpu(Rule):
             "rank at the first forward",
             drawn,
         )
+
+
+ALONE = "one rank has no other's shard to compare: give --nproc 2"
+
+
+def _cut(run: Run) -> dict[str, list[int]]:
+    """{parameter: the ranks that hold its first replica} of those that lie on several ranks."""
+    ranks = {
+        name: [e.rank for e in entries if e.sharded and e.copy == entries[0].copy]
+        for name, entries in run.parameters.items()
+    }
+    return {name: own for name, own in ranks.items() if len(own) > 1}
 
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:

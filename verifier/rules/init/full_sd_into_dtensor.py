@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...evidence import LOADS, Evidence
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import is_known, shared, text
 from ...source.registry import detector
 from ...source.values import Value, reach
+from ...trace.events import Checkpoint
+from ..present import named, trainings, unseen_load, unsharded, went_through
 from ..raised import MixedRule
 
 
@@ -28,8 +31,24 @@ class FullSdIntoDtensor(MixedRule):
     Mend: Use `set_model_state_dict` or `set_optimizer_state_dict` with `options=StateDictOptions(full_state_dict=True)`
     (and `broadcast_from_rank0=True` if only rank 0 has the tensors), or load before sharding.
     Source: pytorch#136336; pytorch PR#124651.
-    Torch: run on 2.13.0.
     """
+
+    def applies(self, evidence: Evidence) -> str:
+        if not went_through(evidence) or named(evidence, *LOADERS) or not _loads_nothing(evidence):
+            return ""
+        return "the script loads no state dict and copies into no parameter"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return unsharded(evidence) or unseen_load(evidence, *(name for name in LOADERS if name != "copy_"))
+
+
+LOADERS = ("load_state_dict", "set_model_state_dict", "set_state_dict", "set_optimizer_state_dict", "copy_")
+
+
+def _loads_nothing(evidence: Evidence) -> bool:
+    """Whether no run has loaded a state, in the script or in a library."""
+    traces = [trace for run in trainings(evidence) for trace in run.traces]
+    return not any(r.op in LOADS for trace in traces for r in trace.of(Checkpoint))
 
 
 @detector("full-sd-into-dtensor")

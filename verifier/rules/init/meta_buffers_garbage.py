@@ -15,7 +15,7 @@ from ...source.registry import detector
 from ...source.values import Value
 from ...trace.events import ToEmpty
 from ..base import Rule
-from ._empty import NOT_FILLED
+from ._empty import NOT_FILLED, not_emptied
 
 
 class MetaBuffersGarbage(Rule):
@@ -40,17 +40,18 @@ class MetaBuffersGarbage(Rule):
     Mend: After `to_empty`, recompute every buffer in the function that initialises the parameters.
     Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a run of its own (provoked) fills what
     `to_empty` allocates with NaN and looks for it at the first forward.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "provoked"})
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        if reason := not_emptied(evidence.trained):
+            return reason
+        return "" if any(m.buffers for m in evidence.trained.models) else "the model has no buffer"
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        if run.traces[0].first(ToEmpty) is None:
-            return self.passed("the script allocates no buffer with to_empty")
+        run = evidence.trained
         if (filled := evidence.provoked) is None or not filled.models:
             return self.unknown(NOT_FILLED)
         bad = [b for m in filled.models for b in m.buffers if b.unset]

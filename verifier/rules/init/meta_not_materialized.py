@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...trace import Run
-from ...trace.events import Place
+from ...trace.events import Place, Shard, ToEmpty
 from ..base import RaisedRule
+from ..present import unsharded, went_through
 from ..raised import last_shard
 
 
@@ -29,10 +31,20 @@ class MetaNotMaterialized(RaisedRule):
     Mend: After `fully_shard` call `model.to_empty(device=...)`, then give every parameter and every buffer its values
     (the model's own initialisation, or a checkpoint).
     Source: pytorch PR#120351.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor; no data!"
+
+    def applies(self, evidence: Evidence) -> str:
+        if not went_through(evidence):
+            return ""
+        traces = evidence.trained.traces
+        real = any(record.parameters for trace in traces for record in trace.of(Shard))
+        emptied = any(trace.first(ToEmpty) is not None for trace in traces)
+        return "the model has its values when it is sharded" if real and not emptied else ""
+
+    def unseen(self, evidence: Evidence) -> str:
+        return unsharded(evidence)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         return last_shard(run) is not None

@@ -13,7 +13,7 @@ from ...source.looks_init import emptied
 from ...source.registry import detector
 from ...trace.events import ToEmpty
 from ..base import Rule
-from ._empty import NOT_FILLED
+from ._empty import NOT_FILLED, not_emptied
 
 
 class MetaParamsNotReset(Rule):
@@ -41,17 +41,16 @@ class MetaParamsNotReset(Rule):
     holds every one.
     Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with
     NaN and looks for it.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "provoked"})
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return not_emptied(evidence.trained)
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        if run.traces[0].first(ToEmpty) is None:
-            return self.passed("the script allocates no parameter with to_empty")
+        run = evidence.trained
         if (filled := evidence.provoked) is None or not filled.models:
             return self.unknown(NOT_FILLED)
         bad = {name: sum(e.unset for e in entries) for name, entries in filled.parameters.items()}

@@ -12,6 +12,7 @@ from ...source.looks import is_const, made_by
 from ...source.registry import detector
 from ...trace.events import SetState
 from ..base import Rule
+from ..present import named, unseen_load, went_through
 
 
 class Rank0SdWithoutBroadcast(Rule):
@@ -30,39 +31,50 @@ class Rank0SdWithoutBroadcast(Rule):
         set_model_state_dict(model, state, options=options)
     Mend: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
     Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
-    Torch: run on 2.13.0.
     """
 
     explains = ("meta-params-not-reset",)
 
     reads = frozenset({"resume"})
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        if (
+            not went_through(evidence)
+            or _calls(evidence)
+            or (evidence.saving is not None and named(evidence, *SETTERS))
+        ):
+            return ""
+        return "the script sets no state dict with torch's setters"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return unseen_load(evidence, *SETTERS) if not _calls(evidence) else ""
 
     def judge(self, evidence: Evidence) -> Finding:
-        if evidence.train is None or not evidence.train.traces:
-            return self.unknown("the script was not run")
-        calls = 0
-        for run in (evidence.train, evidence.resume):
-            if run is None:
-                continue
-            per_rank = [t.of(SetState) for t in run.traces]
-            for records in zip(*per_rank, strict=False):
-                calls += 1
-                empty = [trace.rank for trace, r in zip(run.traces, records, strict=True) if r.given == 0]
-                if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
-                    full = next(r for r in records if r.given)
-                    return self.failed(
-                        f"{full.op} is given {count(full.given, 'key')} on some ranks and none on "
-                        f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
-                        full.at_line,
-                    )
-        if not calls and not evidence.train.models:
-            return self.unknown("no forward of a model was seen")
-        return self.passed(
-            f"every rank gave keys, or rank 0 broadcast them, in {count(calls, 'call')}" if calls else NO_SETTER
-        )
+        calls = _calls(evidence)
+        for records in calls:
+            empty = [rank for rank, r in enumerate(records) if r.given == 0]
+            if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
+                full = next(r for r in records if r.given)
+                return self.failed(
+                    f"{full.op} is given {count(full.given, 'key')} on some ranks and none on "
+                    f"{count(len(empty), 'rank')} (first: rank {empty[0]}), without broadcast_from_rank0",
+                    full.at_line,
+                )
+        if not calls:
+            return self.unknown("no run came to a call of torch's setters")
+        if all(len(records) == 1 for records in calls):
+            return self.unknown("one rank holds all: give --nproc 2")
+        return self.passed(f"every rank gave keys, or rank 0 broadcast them, in {count(len(calls), 'call')}")
 
 
-NO_SETTER = "the script sets no state dict with torch's setters"
+SETTERS = ("set_model_state_dict", "set_state_dict")
+
+
+def _calls(evidence: Evidence) -> list[tuple[SetState, ...]]:
+    """What the ranks gave in each call of a setter, of the train run and of the resumed one."""
+    runs = [run for run in (evidence.train, evidence.resume) if run is not None]
+    return [records for run in runs for records in zip(*(t.of(SetState) for t in run.traces), strict=False)]
 
 
 @detector("rank0-sd-without-broadcast")

@@ -35,17 +35,23 @@ class RankDependentInitNoBroadcast(Rule):
     rank 0's weights.
     Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; FSDP1's `sync_module_states` has no successor in
     `fully_shard`.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "single"})
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        before = any(record.parameters for trace in run.traces for record in trace.of(Shard))
+        if run.world_size == 1 or not before or len(_first_replica(run)) > 1 or _replicas_that_differ(run):
+            return ""
+        return "every rank holds a replica of its own: see hsdp-replicas-diverge-at-init"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return "one rank has nobody to differ from: give --nproc 2" if evidence.trained.world_size == 1 else ""
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        if run.world_size == 1:
-            return self.unknown("one rank has nobody to differ from")
+        run = evidence.trained
         line = evidence.line_of(run, Shard)
         if diverged := _replicas_that_differ(run):
             return self.failed(f"{some(diverged)}: ranks that should hold copies hold different initial values", line)
@@ -71,8 +77,6 @@ class RankDependentInitNoBroadcast(Rule):
                     "the weights are made after sharding, and one process makes others: they depend on the ranks"
                 )
             return self.passed("the weights are made after sharding, and one process makes the same")
-        if not differing and len(alike) < 2:
-            return self.passed("every rank holds a replica of its own: see hsdp-replicas-diverge-at-init")
         if not differing:
             return self.passed(f"equal before sharding on {count(len(alike), 'rank')} that share one replica")
         last_shard = per_rank[0][-1].seq

@@ -6,7 +6,12 @@ import math
 
 from ...trace import Run, Sketch, difference
 
-NO_REPLICAS = "no parameter is replicated: the mesh of fully_shard has one dim"
+NO_REPLICAS = "no parameter is both sharded and replicated"
+
+
+def replicas_at_start(run: Run) -> dict[str, list[Sketch]]:
+    """`replicas_of` the weights at the first forward."""
+    return replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
 
 
 def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[Sketch]]:

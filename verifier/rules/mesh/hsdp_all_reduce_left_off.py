@@ -12,7 +12,7 @@ from ...source.looks_gradients import never_on
 from ...source.registry import detector
 from ...trace.events import AllReduce, Partial, Step, Stepped
 from ..base import Rule
-from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
+from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_of
 
 
 class HsdpAllReduceLeftOff(Rule):
@@ -33,13 +33,14 @@ class HsdpAllReduceLeftOff(Rule):
         optimizer.step()
     Mend: Set the flag before every micro-batch, to whether it is the last one of this step.
     Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of `set_requires_all_reduce`.
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        held = any(trace.first(Partial) is not None for trace in evidence.trained.traces)
+        return "" if held or replicas_at_start(evidence.trained) else NO_REPLICAS
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         flags = sum(not r.value for r in run.places(AllReduce))
         line = evidence.line_of(run, AllReduce, last=True) or evidence.line_of(run, Step)
         held = next((r for t in run.traces for r in t.of(Partial) if r.step <= run.steps()), None)
@@ -49,10 +50,10 @@ class HsdpAllReduceLeftOff(Rule):
                 f"were reduced in their replica and not over the replicas ({count(flags, 'call')} turned it off)",
                 line,
             )
-        before = replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
-        if not before:
-            return self.passed(NO_REPLICAS)
+        before = replicas_at_start(run)
         same = set(before) - set(replicas_apart(before))
+        if not same:
+            return self.unknown("no replicas of a parameter started alike: see hsdp-replicas-diverge-at-init")
         for step in range(1, run.steps() + 1):
             records = run.at_step(Stepped, step)
             weights = {

@@ -7,7 +7,7 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Shard
 from ..base import Rule
-from ._replicas import NO_REPLICAS, replicas_apart, replicas_of
+from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start
 
 
 class HsdpReplicasDivergeAtInit(Rule):
@@ -25,16 +25,16 @@ class HsdpReplicasDivergeAtInit(Rule):
     Mend: Seed alike on every rank before the model is built, or broadcast rank 0's weights
     (`set_model_state_dict` with `broadcast_from_rank0=True`).
     Source: allenai/OLMo-core PR#319; mosaicml/llm-foundry PR#830.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return "" if replicas_at_start(evidence.trained) else NO_REPLICAS
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models:
-            return self.unknown("no forward of a model was seen")
-        replicas = replicas_of(run, {name: [e.sketch for e in entries] for name, entries in run.parameters.items()})
-        if not replicas:
-            return self.passed(NO_REPLICAS)
+        run = evidence.trained
+        replicas = replicas_at_start(run)
         if apart := replicas_apart(replicas):
             return self.failed(
                 f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) are not the same in all "

@@ -11,7 +11,8 @@ from ...source.events import Flow, covers
 from ...source.looks import made_by, text
 from ...source.registry import detector
 from ...source.values import holders
-from ...trace.events import Wrap
+from ...trace import Run
+from ...trace.events import Mesh, Wrap
 from ..base import Rule
 
 
@@ -29,28 +30,23 @@ class MeshArgumentWrong(Rule):
         model = shard(Decoder(), mesh=mesh)
     Mend: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and give `fully_shard` its data-parallel part only.
     Source: the docstring of `fully_shard` against pytorch/torchtitan docs/fsdp.md; pytorch#124019.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     simulated = True
     shards = re.compile(r"shard|fsdp", re.I)
     replicates = re.compile(r"repl|ddp", re.I)
     foreign = re.compile(r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I)
 
+    def applies(self, evidence: Evidence) -> str:
+        judged = not evidence.trained.models or any(True for _ in _by_position(evidence.trained))
+        return "" if judged else "fully_shard is given no mesh of two named dims that it takes by position"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.traces:
-            return self.unknown("the script was not run")
-        wraps = list(run.places(Wrap))
-        if not wraps and not run.models:
-            return self.unknown("no fully_shard and no forward of a model was seen")
-        for record in wraps:
-            mesh = record.mesh
-            if mesh is None or len(mesh.names) != 2 or record.explicit_dims:
-                continue
+        run = evidence.trained
+        large = [(record, mesh) for record, mesh in _by_position(run) if max(mesh.shape) > 1]
+        for record, mesh in large:
             first, second = mesh.names
-            if max(mesh.shape) == 1:
-                continue
             told = f"fully_shard is given a mesh of {first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
             if strange := next((name for name in (first, second) if self.foreign.search(name)), None):
                 return self.failed(
@@ -63,10 +59,18 @@ class MeshArgumentWrong(Rule):
                     f"{told}: it replicates over the first dim, '{first}', and shards over the second, '{second}'",
                     record.at_line,
                 )
-        two = next((r.mesh for r in wraps if r.mesh and len(r.mesh.shape) == 2), None)
-        if two is None:
-            return self.passed("fully_shard is given meshes of one dim")
-        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {two.names or two.shape}")
+        if not run.models:
+            return self.unknown("no forward of a model was seen")
+        if not large:
+            return self.unknown("both dims of the mesh have size 1: give a larger --nproc")
+        return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {large[0][1].names}")
+
+
+def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
+    """The calls of fully_shard with a mesh of two named dims, which it takes by position."""
+    for record in run.places(Wrap):
+        if record.mesh is not None and len(record.mesh.names) == 2 and not record.explicit_dims:
+            yield record, record.mesh
 
 
 _MODEL = ("tp", "tensor_parallel", "pp", "pipeline_parallel", "ep", "expert_parallel", "cp", "context_parallel")

@@ -30,16 +30,15 @@ class SamplerRankIgnoresMesh(Rule):
         tokens = dataset[mesh["dp"].get_local_rank() :: mesh["dp"].size()]
     Mend: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank and world size.
     Source: huggingface/accelerate#3092; measured on (dp, tp) = (2, 2).
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        groups = _tensor_parallel_groups(evidence.trained)
+        return "" if groups else "no parameter is sharded over a tensor-parallel dim beside the mesh of fully_shard"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         groups = _tensor_parallel_groups(run)
-        if not groups:
-            return self.passed("no parameter is sharded over a tensor-parallel dim beside the mesh of fully_shard")
         if any(t.first(ShardedInput) for t in run.traces):
             return self.unknown("the model is given DTensors, whose samples cannot be compared")
         for step in range(1, run.steps() + 1):

@@ -28,15 +28,14 @@ class TpFsdpPermutedWeights(Rule):
     Mend: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and cut with `distribute_tensor`
     or `set_model_state_dict`; do not join local shards by hand.
     Source: pytorch#129206, PR#130760; pytorch/torchtitan PR#1483.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "resume", "resume_full_precision", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
         after = evidence.saved_after()
-        train = evidence.train
-        if train is None or (evidence.resume is None and not evidence.reshards):
+        train = evidence.trained
+        if evidence.resume is None and not evidence.reshards:
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if after is None:
             return self.unknown("the train run saved nothing before its last step")

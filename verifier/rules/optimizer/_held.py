@@ -11,14 +11,14 @@ from ..base import Rule
 
 
 def judge_held(rule: Rule, evidence: Evidence, after_forward: bool) -> Finding:
-    run = evidence.train
-    if run is None or not run.models or not run.at_step(Step, 1):
-        return rule.unknown("no optimizer step was seen")
+    run = evidence.trained
     record = run.at_step(Step, 1)[0]
     firsts = [r for r in run.traces[0].of(Step) if r.step == 1]
     number = next((r.optimizer for r in firsts if r.strangers), run.traces[0].first_optimizer)
     built = next((r for r in run.traces[0].of(Optimizer) if r.number == number), None)
     missing = _missing(run, record.held, record.strangers)
+    if not missing and not record.held:
+        return rule.unknown("the optimizer holds no parameter of a model that was seen")
     if not missing or (built is not None and built.after_forward) is not after_forward:
         return rule.passed(f"the optimizer holds {count(len(record.held), 'parameter')} of the model")
     still = [n for n in missing if all(_unmoved(run, n, step) for step in range(1, run.steps() + 1))]

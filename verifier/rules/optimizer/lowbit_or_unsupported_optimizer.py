@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import text
@@ -13,6 +14,7 @@ from ...source.registry import detector
 from ...trace import Run
 from ...trace.events import Optimizer, Place
 from ..base import RaisedRule
+from ..present import unsharded
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
@@ -31,10 +33,12 @@ class UnsupportedOptimizer(RaisedRule):
         optimizer.step()
     Mend: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2 (torchao).
     Source: bitsandbytes-foundation/bitsandbytes#1633; pytorch/ao#4912; axolotl-ai-cloud/axolotl#2744.
-    Torch: run on 2.13.0.
     """
 
     pattern = rf"{NO_STRATEGY}|{MIXED}"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return unsharded(evidence)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         if re.search(MIXED, cause.error):

@@ -13,6 +13,7 @@ from ...source.looks import text
 from ...source.project import Module
 from ...source.registry import detector
 from ...source.sources import find_shard_use
+from ...trace import Run
 from ...trace.events import Optimizer, ShardInStep
 from ..base import Rule
 
@@ -35,19 +36,18 @@ class MatrixOptimizerOnLocalShard(Rule):
     Mend: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update, and keep the own shard
     (`distribute_tensor`); or use an optimizer that knows DTensor.
     Source: MoonshotAI/Moonlight#27; NVIDIA/Megatron-LM#5961; microsoft/dion PR#74; axolotl PR#2464.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
+    def applies(self, evidence: Evidence) -> str:
+        return "" if _own(evidence.trained) else "the optimizers are torch's own"
+
     def judge(self, evidence: Evidence) -> Finding:
         run, single = evidence.full_precision, evidence.single
         if run is None or run.steps() == 0 or not run.completed:
-            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
-        own = [r.cls for r in run.places(Optimizer) if not r.cls.startswith("torch.optim.")]
-        if not own:
-            return self.passed("the optimizers are torch's own")
-        cls = own[0].rpartition(".")[2]
+            return self.unknown(evidence.missing.get("full_precision", "no run in full precision was completed"))
+        cls = _own(evidence.trained)[0].rpartition(".")[2]
         line = evidence.line_of(run, ShardInStep) or find_shard_use(evidence.sources, cls)
         if line is None:
             return self.passed(f"{cls} asks for no shard")
@@ -76,6 +76,11 @@ class MatrixOptimizerOnLocalShard(Rule):
             measured=update,
             limit=limit,
         )
+
+
+def _own(run: Run) -> list[str]:
+    """The classes of optimizers that are not torch's."""
+    return [record.cls for record in run.places(Optimizer) if not record.cls.startswith("torch.optim.")]
 
 
 _MATRIX = ("svd", "qr", "inverse", "eigh", "matrix_norm", "mm", "matmul", "bmm", "addmm")

@@ -29,7 +29,6 @@ class OptimBeforeShard(Rule):
     Mend: Move the construction of the optimizer (and of parameter groups and schedulers) below the last
     `fully_shard`.
     Source: mosaicml/composer PR#3822; huggingface/accelerate PR#4142.
-    Torch: run on 2.13.0.
     """
 
     def judge(self, evidence: Evidence) -> Finding:

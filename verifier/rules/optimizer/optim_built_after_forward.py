@@ -32,7 +32,6 @@ class OptimBuiltAfterForward(Rule):
             model(batch)
     Mend: Build the optimizer right after sharding, or call `model.reshard()` before you build it.
     Source: pytorch#149205; pytorch#144289.
-    Torch: run on 2.13.0.
     """
 
     def judge(self, evidence: Evidence) -> Finding:

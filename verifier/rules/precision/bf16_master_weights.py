@@ -34,19 +34,23 @@ class Bf16MasterWeights(Rule):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     Mend: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
     Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of `MixedPrecisionPolicy`.
-    Torch: run on 2.13.0.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or not run.models or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
+        run = evidence.trained
         record = run.at_step(Step, 1)[0]
         held = [name for name in record.held if run.parameters[name][0].trainable]
         low = [name for name in held if run.parameters[name][0].dtype in LOW]
-        if not low or not record.cls.startswith("torch.optim."):
-            dtypes = sorted({run.parameters[name][0].dtype for name in held}) or ["of no model parameter"]
+        if not held:
+            return self.unknown("the optimizer holds no trainable parameter of a model that was seen")
+        if not low:
+            dtypes = sorted({run.parameters[name][0].dtype for name in held})
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
+        if not record.cls.startswith("torch.optim."):
+            return self.unknown(
+                f"{some(low)} are {run.parameters[low[0]][0].dtype}, and {record.cls.rpartition('.')[2]} is not torch's: whether "
+                "it keeps float32 weights of its own, or rounds at random, is not known"
+            )
         changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
         present = sum(e.local_numel for n in low for e in run.parameters[n])
         return self.failed(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from ...analysis.precision import LOW
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
-from ...trace.events import Raised, Shard
+from ...trace.events import Raised
 from ..base import RaisedRule
+from ..present import went_through
 from ..raised import DTYPES, inner_output, stack
-
-
-def _policies(run: Run) -> list[Shard]:
-    """The calls of fully_shard with a low-precision param_dtype."""
-    return [r for r in run.places(Shard) if r.param_dtype in LOW]
+from ._low import NO_LOW, low_groups
 
 
 class BuffersAndOddInputsNotCast(RaisedRule):
@@ -42,8 +38,11 @@ class BuffersAndOddInputsNotCast(RaisedRule):
 
     pattern = DTYPES
 
+    def applies(self, evidence: Evidence) -> str:
+        return NO_LOW if went_through(evidence) and not low_groups(evidence.trained) else ""
+
     def fits(self, run: Run, cause: Blame) -> bool:
-        return bool(_policies(run)) and inner_output(run) is None and _in_forward(run, cause)
+        return bool(low_groups(run)) and inner_output(run) is None and _in_forward(run, cause)
 
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...analysis.precision import LOW
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace.events import LossyCast, Shard
+from ...trace.events import LossyCast
 from ..base import Rule
+from ._low import NO_LOW, low_groups
 
 
 class CastForwardInputsLossy(Rule):
@@ -30,21 +30,20 @@ class CastForwardInputsLossy(Rule):
     `MixedPrecisionPolicy(..., cast_forward_inputs=False)` and cast the activations yourself.
     Source: pytorch/torchtitan PR#2881; huggingface/transformers#29496; deepspeedai/DeepSpeed PR#8066; the docstring of
     `MixedPrecisionPolicy`.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return "" if low_groups(evidence.trained) else NO_LOW
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
-        if run is None or not shards:
-            return self.unknown("no call of fully_shard was seen")
+        run = evidence.trained
         lost = next((r for t in run.traces if (r := t.first(LossyCast)) is not None), None)
         if lost is None:
-            low = sum(r.param_dtype in LOW for r in shards)
+            low = len(low_groups(run))
             return self.passed(
                 f"no whole number among the inputs of {count(low, 'low-precision group')} changed by the cast"
-                if low
-                else "no group computes in low precision, so no input is cast"
             )
         return self.failed(
             f"FSDP casts an input of {lost.cls} (shape {tuple(lost.shape)}, whole numbers) to {lost.dtype}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
@@ -13,8 +14,9 @@ from ...source.looks_precision import POLICY, policies_of_trained
 from ...source.registry import detector
 from ...source.values import choices
 from ...trace import Run
-from ...trace.events import Scaler, Shard, Step
+from ...trace.events import Scaler, Step
 from ..base import Rule
+from ._low import low_groups
 
 
 class Fp16WithoutScaler(Rule):
@@ -37,17 +39,16 @@ class Fp16WithoutScaler(Rule):
     Mend: Use `param_dtype=torch.bfloat16`; or `torch.amp.GradScaler` (it works on DTensor gradients, and agrees over
     the ranks whether to skip a step), with `scaler.unscale_(optimizer)` before any clipping.
     Source: pytorch/torchtitan#1735, PR#629; pytorch PR#132816; verl-project/verl PR#6150.
-    Torch: run on 2.13.0.
     """
 
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return "" if low_groups(evidence.trained, "float16") else "no group computes in float16"
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
-        if run is None or not shards:
-            return self.unknown("no call of fully_shard was seen")
-        half = [r for r in shards if r.param_dtype == "float16"]
-        if not half:
-            return self.passed("no group computes in float16")
+        run = evidence.trained
+        half = low_groups(run, "float16")
         scaler = run.traces[0].first(Scaler)
         if scaler is not None:
             return self.passed(f"the loss goes through {scaler.cls}")
@@ -56,7 +57,7 @@ class Fp16WithoutScaler(Rule):
         if (factor := _loss_scale(run)) is not None:
             return self.passed(f"the script scales the loss itself, by {factor:g}")
         return self.failed(
-            f"param_dtype is float16 in {len(half)} of {len(shards)} calls, and no loss was scaled: gradients below 6e-8 are zero",
+            f"param_dtype is float16 in {count(len(half), 'call')} of fully_shard, and no loss was scaled: gradients below 6e-8 are zero",
             half[0].at_line,
         )
 

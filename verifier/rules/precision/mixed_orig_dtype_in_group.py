@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import is_known, text
@@ -14,6 +15,7 @@ from ...source.values import holders, root_of
 from ...trace import Run
 from ...trace.events import Place, Shard
 from ..base import RaisedRule
+from ..present import unsharded
 
 
 class MixedOrigDtypeInGroup(RaisedRule):
@@ -32,10 +34,12 @@ class MixedOrigDtypeInGroup(RaisedRule):
     Mend: Leave all parameters in float32 and let `mp_policy` cast, or call `fully_shard` on the odd modules first, so
     that they get groups of their own.
     Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
+
+    def unseen(self, evidence: Evidence) -> str:
+        return unsharded(evidence)
 
     def place(self, run: Run, cause: Blame) -> Place | None:
         """The first sharding that takes parameters of several dtypes into one group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...analysis.root_cause import Blame
+from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import FULL, LOW_DTYPES, is_dtype, is_known, made_by
@@ -14,7 +15,9 @@ from ...source.values import Value, root_of
 from ...trace import Run
 from ...trace.events import Place
 from ..base import RaisedRule
+from ..present import went_through
 from ..raised import DTYPES, inner_output
+from ._low import low_groups
 
 
 class OutputDtypeOnInnerBlocks(RaisedRule):
@@ -36,10 +39,13 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
         model(batch)
     Mend: Give the blocks a policy without `output_dtype`, and the root one with it.
     Source: goodfire-ai/spd PR#491.
-    Torch: run on 2.13.0.
     """
 
     pattern = DTYPES
+
+    def applies(self, evidence: Evidence) -> str:
+        given = not went_through(evidence) or any(r.output_dtype for r in low_groups(evidence.trained))
+        return "" if given else "no group that computes in low precision has an output_dtype"
 
     def fits(self, run: Run, cause: Blame) -> bool:
         return inner_output(run) is not None

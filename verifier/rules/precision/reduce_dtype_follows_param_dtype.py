@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.precision import LOW
+from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
@@ -12,8 +12,8 @@ from ...source.looks import LOW_DTYPES, is_const, is_dtype, text, trains
 from ...source.looks_precision import POLICY, policies_of_trained
 from ...source.registry import detector
 from ...source.values import choices
-from ...trace.events import Shard
 from ..base import Rule
+from ._low import NO_LOW, low_groups
 
 
 class ReduceDtypeFollowsParamDtype(Rule):
@@ -31,20 +31,24 @@ class ReduceDtypeFollowsParamDtype(Rule):
     writing).
     Source: the docstring of `MixedPrecisionPolicy`; pytorch/torchtitan `config` allows float32 only;
     meta-pytorch/torchtune#2254.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        return NO_LOW if evidence.trained.models and not low_groups(evidence.trained) else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        shards = run.traces[0].of(Shard) if run is not None and run.traces else []
-        if not shards:
-            return self.unknown("no call of fully_shard was seen")
-        bad = [r for r in shards if r.param_dtype in LOW and r.reduce_dtype is None]
+        run = evidence.trained
+        low = low_groups(run)
+        bad = [record for record in low if record.reduce_dtype is None]
+        if not bad and not run.models:
+            return self.unknown("no forward of a model was seen")
         if not bad:
-            kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in shards}
+            kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in low}
             return self.passed("; ".join(sorted(kinds)))
         return self.failed(
-            f"param_dtype is {bad[0].param_dtype} and reduce_dtype is not given in {len(bad)} of {len(shards)} calls: "
+            f"param_dtype is {bad[0].param_dtype} and reduce_dtype is not given in {len(bad)} of {count(len(low), 'call')}: "
             f"gradients are reduced in {bad[0].param_dtype}",
             bad[0].at_line,
         )
