@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ class TestInAFullVerification:
             apply_suppressions(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions).status
             == "pass"
         )
-        elsewhere = {**line, "line": line["line"] + 1}
+        elsewhere = replace(line, line=line.line + 1)
         assert (
             apply_suppressions(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions).status
             == "fail"
@@ -132,7 +133,7 @@ class TestInAFullVerification:
         evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[root-only-wrap, matches-ddp] one layer")
         (one,) = evidence.suppressions
         ((hit, cover),) = look([script]).hidden
-        assert (cover.line, cover.rules) == (one.line, one.rules)
+        assert (cover.location, cover.rules) == (one.location, one.rules)
         assert uses([one], [(hit.rule, hit.location)]) == {(one, "root-only-wrap")}
         assert uses([one], [("optim-before-shard", hit.location), ("matches-ddp", None)]) == frozenset()
 
