@@ -154,6 +154,10 @@ def test_no_format_says_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path,
             assert main([*command, "--report", f"{name}={tmp_path / 'out'}"]) == code
             capsys.readouterr()
             text = (tmp_path / "out").read_text()
+            if name == "json":
+                data = json.loads(text)
+                assert data["verdict"] != "pass" and data.pop("counts")["pass"] == 0
+                text = json.dumps(data)
             assert not re.search(r"\b(?:pass|passed)\b", text.partition("</style>")[2] or text, re.IGNORECASE)
 
 

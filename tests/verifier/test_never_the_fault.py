@@ -17,8 +17,8 @@ import pytest
 from records import micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.errors import OUR_FAULT, PROBE_FAILED, UserError
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding, Verdict
-from verified_fsdp2.verifier.flow import judge
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
@@ -31,6 +31,7 @@ from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, read_run
 from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Start, Zeroed
 from verified_fsdp2.verifier.trace.writer import Writer
+from verified_fsdp2.verifier.verdict import Verdict
 
 MINIMAL = Path(__file__).parents[1] / "zoo" / "minimal.py"
 

@@ -18,7 +18,7 @@ from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.source.scan import read_sources
+from verified_fsdp2.verifier.source.sources import read_sources
 from verified_fsdp2.verifier.verdict import Verdict
 
 SCRIPT = """\

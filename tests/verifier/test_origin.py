@@ -12,7 +12,7 @@ import pytest
 import torch.distributed.fsdp
 
 from records import run
-from verified_fsdp2.verifier import flow
+from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.analysis.root_cause import blame, own_frames
 from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.trace import Ended, origin
@@ -50,7 +50,7 @@ def test_users_code(file: str) -> None:
         (json.decoder.__file__, "python"),
         ("<frozen importlib._bootstrap>", "python"),
         ("<string>", "python"),
-        (flow.__file__, "verifier"),
+        (pipeline.__file__, "verifier"),
     ],
 )
 def test_code_of_others(file: str, whose: str) -> None:
@@ -65,7 +65,7 @@ def test_a_path_below_torch() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    words = "import sys; from verified_fsdp2.verifier.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
+    words = "import sys; from verified_fsdp2.verifier.trace.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
 
 

@@ -94,30 +94,36 @@ def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], told: str
 
 COUNTING = """
 import pathlib, uuid
-pathlib.Path("runs").mkdir(exist_ok=True)
-pathlib.Path("runs", uuid.uuid4().hex).write_text("")
+pathlib.Path({folder!r}, uuid.uuid4().hex).write_text("")
 """
 
 
+@pytest.fixture
+def runs(project: pytest.Pytester) -> Path:
+    """Where each rank of a run of train.py leaves a file; it is outside the project, where the verifier clears nothing away."""
+    folder = project.path.with_name(f"{project.path.name}-runs")
+    folder.mkdir()
+    project.makepyfile(train=COUNTING.format(folder=str(folder)) + LATE)
+    return folder
+
+
 @pytest.mark.launch
-def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path) -> None:
-    project.makepyfile(train=COUNTING + LATE)
+def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
     words = ("--fsdp2", "train.py", "-k", "optim-before-shard or root-not-wrapped", "--junitxml", "j.xml")
     outcomes = project.runpytest_inprocess(*PLUGIN, *words).parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
     assert "27 of 27 parameters" in (project.path / "j.xml").read_text(), "the finding of the runs, not of the sources"
-    assert len(list((project.path / "runs").iterdir())) == 2, "one run of two ranks"
+    assert len(list(runs.iterdir())) == 2, "one run of two ranks"
     left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
     assert left == []
 
 
 @pytest.mark.launch
-def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, tmp_path: Path) -> None:
-    project.makepyfile(train=COUNTING + LATE)
+def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
     rules = "optim-before-shard or root-not-wrapped or same-data-on-every-rank or root-only-wrap"
     done = project.runpytest_subprocess(*PLUGIN, "--fsdp2", "train.py", "-k", rules, "-n", "2")
     assert outcomes(done) == {"failed": 1, "passed": 3}
-    assert len(list((project.path / "runs").iterdir())) == 2, "one run of two ranks"
+    assert len(list(runs.iterdir())) == 2, "one run of two ranks"
     assert [path for path in tmp_path.iterdir() if path.name.startswith("fsdp2-")] == []
 
 
@@ -166,7 +172,7 @@ import sys
 
 def test_idle(request):
     ours = {name for name in sys.modules if name.startswith("verified_fsdp2.verifier.")}
-    assert {name.rpartition(".")[2] for name in ours} == {"flags", "pytest_plugin"}
+    assert {name.rpartition(".")[2] for name in ours} == {"config", "flags", "integrations", "pytest_plugin"}
     assert "torch" not in sys.modules
     assert not request.config.pluginmanager.has_plugin("fsdp2-targets")
 """
