@@ -84,7 +84,8 @@ class Executor:
                     if trouble := self._begin(run):
                         made[id(run)] = Made(run, None, trouble)
             if self._going:
-                done = self._finish(self._going[0])
+                number = self.launcher.first_to_end([one.number for one in self._going])
+                done = self._finish(next(one for one in self._going if one.number == number))
                 made[id(done.planned)] = done
         found = [made[id(run)] for run in planned]
         for one in found:

@@ -14,11 +14,10 @@ from typing import Any
 
 from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after_the_last_step, unwritten
 from .analysis.crash_moments import moments
-from .analysis.first_run import changes_gradients, keeps_its_batch_on
+from .analysis.first_run import clip_is_open, keeps_its_batch_on
 from .analysis.precision import LOW, low_precision
 from .analysis.reasons import never_written, no_damage, no_resume
 from .analysis.root_cause import blame
-from .analysis.scaling import clip_was_reached
 from .config.modules import root
 from .config.target import Target
 from .errors import UserError
@@ -189,11 +188,11 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if "provoked" not in settings.needs or train is None:
         return []
     fill = any(trace.first(ToEmpty) is not None for trace in train.traces)
-    clips = train.steps() > 0 and (evidence.gradients or changes_gradients(train)) and not clip_was_reached(train)
+    clips = clip_is_open(evidence)
     if not fill and not clips:
         return []
-    run = settings.run("provoked", settings.target.nproc, probe={"fill": fill, "stress": True})
-    return [replace(run, steps=1, starting_point=False, expected="gradients or memory were changed on purpose")]
+    run = settings.run("provoked", settings.target.nproc, steps=int(clips), probe={"fill": fill, "stress": clips})
+    return [replace(run, starting_point=False, expected="gradients or memory were changed on purpose")]
 
 
 def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

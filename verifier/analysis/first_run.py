@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from ..evidence import Evidence
 from ..trace import Run
 from ..trace.events import Clips
+from .scaling import clip_was_reached
+
+
+def clip_is_open(evidence: Evidence) -> bool:
+    """Whether the script may clip gradients in a way that the train run has not shown: huge ones would show it."""
+    train = evidence.train
+    if train is None or train.steps() == 0 or clip_was_reached(train):
+        return False
+    return evidence.gradients or changes_gradients(train)
 
 
 def changes_gradients(train: Run) -> bool:

@@ -12,6 +12,8 @@ from .checkpoints import outside, same_weights_after, unseen_save
 def no_resume(target: Target, steps: int, evidence: Evidence) -> str:
     """Why the script cannot be resumed, or ""."""
     train, after = evidence.train, evidence.saved_after(shlex.join(target.resume_args))
+    if evidence.course.stale:
+        return evidence.course.stale
     if told := unseen_save(evidence):
         return told
     if not target.resume_args:
@@ -19,8 +21,6 @@ def no_resume(target: Target, steps: int, evidence: Evidence) -> str:
     if after is None:
         last = steps - 1
         return f"no save was seen before step {steps}: give --save-args that save after one of the steps 1 to {last}"
-    if evidence.course.stale:
-        return evidence.course.stale
     if (
         evidence.course.repeat is not None
         and train is not None

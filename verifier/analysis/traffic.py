@@ -30,6 +30,6 @@ def expected(run: Run) -> dict[str, int]:
     return dict(counted[-1].expected) if counted else {}
 
 
-def whole(run: Run, name: str) -> int:
+def whole_bytes(run: Run, name: str) -> int:
     entry = run.parameters[name][0]
     return int(entry.numel) * SIZE.get(entry.dtype, 4)

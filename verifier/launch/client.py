@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,6 +99,14 @@ class Launcher:
         if "fault" in answer:
             raise RuntimeError(answer["fault"])
         return answer
+
+    def first_to_end(self, numbers: Sequence[int]) -> int:
+        """Wait until one of these runs has ended: its number, for `finish`."""
+        limit = min(self._limits[number] for number in numbers)
+        while not any(number in self._answers for number in numbers):
+            heard = self._read(max(limit - time.monotonic(), 0.1))
+            self._answers[heard.pop("number")] = heard
+        return next(number for number in numbers if number in self._answers)
 
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -77,6 +77,8 @@ class Workspace:
 
         `roots` are the folders below which all that a run writes counts. `reads`: the run writes nothing.
         """
+        if state != "left":
+            self._clean()
         self._unread.append((folder, roots))
         if state == "scratch":
             (folder / "scratch").mkdir()

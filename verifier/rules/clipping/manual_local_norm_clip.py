@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.first_run import clip_is_open
 from ...analysis.scaling import SAME, stressed_scales, uneven
 from ...analysis.scaling import scales as scales_of
 from ...analysis.wording import some
@@ -58,8 +59,8 @@ class ManualLocalNormClip(Rule):
         stressed = _stressed(evidence)
         scales = stressed_scales(stressed) if stressed else scales_of(run)
         visible = any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
-        if not stressed and evidence.provoked is not None and not visible:
-            return self.unknown("the run with gradients 1e6 times as large stopped before its step")
+        if not stressed and clip_is_open(evidence) and not visible:
+            return self.unknown("no run with gradients 1e6 times as large came to its step")
         if not scales and stressed:
             return self.passed("what is done to gradients between backward and the step is no scaling by a norm")
         if not scales:

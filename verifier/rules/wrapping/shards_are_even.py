@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...analysis.presence import unsharded
-from ...analysis.traffic import SIZE, whole
+from ...analysis.traffic import SIZE, whole_bytes
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
@@ -50,7 +50,7 @@ class ShardsAreEven(Rule):
         held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0].sharded}
         if not held:
             return self.unknown("no parameter of the model that was seen is sharded")
-        ideal = {name: whole(run, name) / _ways(run, name) for name in held}
+        ideal = {name: whole_bytes(run, name) / _ways(run, name) for name in held}
         total, even = sum(held.values()), sum(ideal.values())
         told = f"at most {total / 2**20:.1f} MiB of parameters on a rank, {even / 2**20:.1f} MiB if all were even"
         if total <= UNEVEN * even or total - even < FLOOR:
