@@ -19,11 +19,28 @@ if not __package__:
     _spec.loader.exec_module(_module)
     __package__ = "verified_fsdp2.verifier"
 
+from typing import Any
+
+
+def live(request: dict[str, Any], rank: int) -> int:
+    """A rank of a run. The probe is imported no sooner, since the script must be the one that imports torch under torchrun."""
+    from .probe.rank import run
+
+    return run(request, rank)
+
+
+def prepare() -> None:
+    """Import the probe, where torch is there already."""
+    from .probe.compat import names
+
+    names.missing()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         from .launch.elastic import guard
 
-        guard(sys.argv[2])
+        guard(sys.argv[2], live)
     from .launch.server import serve
 
-    sys.exit(serve(sys.argv[1], int(sys.argv[2])))
+    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare))

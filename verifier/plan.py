@@ -207,7 +207,12 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
-    if train is None or after is None or not settings.needs & {*RESUMED} or no_resume(target, settings.steps, evidence):
+    if (
+        train is None
+        or after is None
+        or not settings.needs & {*RESUMED}
+        or no_resume(target.resume_args, settings.steps, evidence)
+    ):
         return []
     if path := unwritten(target.resume_args, evidence.course.left):
         raise UserError(never_written(path, settings.steps, evidence))
@@ -323,7 +328,7 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
     )
     if evidence.reference is not None and evidence.reference.completed and reason:
         found["ddp"] = reason
-    if reason := no_resume(target, settings.steps, evidence):
+    if reason := no_resume(target.resume_args, settings.steps, evidence):
         return found | dict.fromkeys(RESUMED, reason)
     if "reshard" in settings.needs and not target.reshard_to:
         found["reshard"] = "no other world size was asked for: give --reshard-to"

@@ -136,6 +136,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.config.verify_file import config_in
     from ...verifier.pipeline import select
     from ...verifier.report import RENDERERS
+    from ...verifier.rules.naming import unknown
 
     flags = {name: getattr(options, name) for name in FLAGS}
     flags["tier"] = None if options.tier == "ranks" else options.tier
@@ -145,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
             "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder needs a verify.yaml, or "
             "[tool.fsdp2] in its pyproject.toml"
         )
-    targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named)
+    targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named, unknown)
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
         raise UserError(f"{options.work}: exists already; --work needs a new folder")

@@ -13,13 +13,14 @@ import pytest
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, baseline, json_report
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Comparison, Verdict, verdict_of
 
 OLD = Path("old.json")
 
 
-def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main", code: str = "x = 1") -> dict[str, Any]:
-    return {"file": file, "line": line, "function": function, "code": code}
+def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main", code: str = "x = 1") -> Place:
+    return Place(file=file, line=line, function=function, code=code)
 
 
 def verdict(*findings: Finding, root: str = "/a/repo", **target: Any) -> Verdict:
@@ -130,7 +131,9 @@ def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
         (b"[" * 100_000, "not JSON"),
         (b"[]", "not a report of fsdp2"),
         (b'{"version": "2.1.0"}', "not a report of fsdp2"),
-        (b'{"schema": 99}', "its schema is version 99, this program reads version 1"),
+        (b'{"schema": 99}', "schema version 99"),
+        (b'{"schema": true}', "not a report of fsdp2"),
+        (b'{"schema": 2, "findings": 3}', "not a report of fsdp2"),
         (b'{"schema": 1, "findings": 3}', "not a report of fsdp2"),
     ],
 )

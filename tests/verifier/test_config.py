@@ -24,6 +24,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_policy, apply_tolerance
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.rules.naming import unknown
 from verified_fsdp2.verifier.verdict import Verdict
 
 TODAY = datetime.date(2026, 11, 21)
@@ -175,7 +176,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, mess
     path = tmp_path / "verify.yaml"
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        read(path, TODAY)
+        read(path, TODAY, unknown)
     assert f"{path}:{message}" in str(caught.value)
     assert "\n    " in str(caught.value), "the line and a caret"
 
@@ -184,7 +185,7 @@ def test_every_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
     path.write_text("nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
     with pytest.raises(UserError) as caught:
-        read(path, TODAY)
+        read(path, TODAY, unknown)
     assert [line.split(":")[1] for line in str(caught.value).splitlines() if line.startswith(str(path))] == list("1234")
 
 
@@ -207,7 +208,7 @@ def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -
     path = tmp_path / PYPROJECT
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        read(path, TODAY)
+        read(path, TODAY, unknown)
     assert f"{path}:{message}" in str(caught.value)
 
 

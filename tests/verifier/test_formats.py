@@ -1,4 +1,4 @@
-"""JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and deaf to what a script says."""
+"""JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and safe from what a script prints."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report
 from verified_fsdp2.verifier.report.baseline import held_against
 from verified_fsdp2.verifier.report.sanitize import harmless
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
@@ -32,8 +33,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)") -> dict[str, Any]:
-    return {"file": str(Path.cwd() / file), "line": line, "function": "main", "code": code}
+def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)") -> Place:
+    return Place(file=str(Path.cwd() / file), line=line, function="main", code=code)
 
 
 def verdict(*findings: Finding, command: str = "fsdp2 verify train.py") -> Verdict:
@@ -233,7 +234,7 @@ def parsed_by_a_runner(text: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(RENDERERS))
 def test_what_a_script_says_is_no_command(name: str) -> None:
     hostile = verdict(
-        Finding("optim-before-shard", "fail", HOSTILE, location={**place(), "code": HOSTILE}, fix=HOSTILE),
+        Finding("optim-before-shard", "fail", HOSTILE, location=place(code=HOSTILE), fix=HOSTILE),
         Finding("matches-ddp", "inconclusive", HOSTILE),
         Finding("root-not-wrapped", "pass", HOSTILE),
         command=HOSTILE,

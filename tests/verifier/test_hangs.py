@@ -18,6 +18,7 @@ from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.hang._named import HangRule
 from verified_fsdp2.verifier.source.sources import read_sources
 from verified_fsdp2.verifier.trace import Ended, Run, read_run
+from verified_fsdp2.verifier.trace.events import ProgressEvent
 
 NAMES = [name for name, rule in RULES.items() if isinstance(rule, HangRule)]
 LOOP = """
@@ -43,17 +44,17 @@ class Script:
             line.rpartition("# ")[2].strip(): n for n, line in enumerate(source.splitlines(), 1) if "# " in line
         }
 
-    def events(self, text: str) -> list[dict[str, Any]]:
+    def events(self, text: str) -> list[ProgressEvent]:
         return [self.event(word) for word in text.split()]
 
-    def event(self, word: str) -> dict[str, Any]:
+    def event(self, word: str) -> ProgressEvent:
         what, _, where = word.partition("@")
         op, _, value = what.partition("=")
         frames = [
-            [str(self.path), self.lines[mark.partition(":")[0]], mark.partition(":")[2] or "main"]
+            (str(self.path), self.lines[mark.partition(":")[0]], mark.partition(":")[2] or "main")
             for mark in where.split("<")
         ]
-        return {"op": op.replace("_data", " of data"), "frames": frames, "value": int(value) if value else None}
+        return ProgressEvent(op=op.replace("_data", " of data"), frames=frames, value=int(value) if value else None)
 
     def hung(self, *logs: str, **more: Any) -> Run:
         traces = tuple(trace(rank, ()) for rank in range(len(logs)))
@@ -344,6 +345,22 @@ def main():
         assert self.judge(tmp_path, ("data=8@D", "data=6@D")).status == "pass"
 
 
+class TestNotLooked:
+    RANK = (model(), micro(), step(), stepped())
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_one_rank_waits_for_no_other(self, name: str) -> None:
+        assert judge_one(RULES[name], Evidence(train=run([*self.RANK]))).status == "not_applicable"
+        assert judge_one(RULES[name], Evidence(train=run([*self.RANK], [*self.RANK]))).status == "pass"
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_run_that_stopped_for_another_reason_is_open(self, name: str) -> None:
+        made = run([*self.RANK], [*self.RANK])
+        for one in made.traces:
+            object.__setattr__(one.end, "how", "exception")
+        assert judge_one(RULES[name], Evidence(train=made)).status == "inconclusive"
+
+
 def test_a_source_that_is_gone_explains_nothing() -> None:
     assert branches.rank_guard(Sources(), "/nowhere.py", 3) is None
     assert branches.skipping_branch(Sources(), "/nowhere.py", 1, 3) is None
@@ -360,7 +377,7 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
         1,
         "",
     )
-    assert [(e["op"], e["value"]) for e in done.progress[0]] == [
+    assert [(e.op, e.value) for e in done.progress[0]] == [
         ("data", 8),
         ("forward", None),
         ("forward", None),

@@ -20,10 +20,11 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, html, html_tables, json_report
 from verified_fsdp2.verifier.report.facts import facts, summary
 from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Comparison, Verdict, verdict_of
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
-PLACE = {"file": "/a/train.py", "line": 7, "function": "main", "code": "opt = AdamW(...)"}
+PLACE = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(...)")
 TARGET = {"script": "/a/train.py", "command": "fsdp2 verify train.py", "cwd": "/a", "nproc": 2}
 ENVIRONMENT = {"torch": "2.13.0", "python": "3.11", "platform": "Linux", "backend": "gloo", "notes": []}
 HOSTILE = [
@@ -186,7 +187,7 @@ def test_what_was_not_seen_is_left_out() -> None:
 def test_what_a_script_says_is_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if text != HOSTILE[0]:  # it is not in the plots, which take longest
         monkeypatch.setattr(html, "_figures", lambda report: [])
-    place = {"file": text[:5000], "line": 1, "function": text, "code": text}
+    place = Place(file=text[:5000], line=1, function=text, code=text)
     made = verdict(
         Finding("a-rule", "fail", text, location=place, fix=text),
         Finding("b-rule", "inconclusive", text),

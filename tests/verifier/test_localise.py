@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, parameter, run, step, stepped
+from records import micro, model, parameter, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, Comparison, compare, limits
 from verified_fsdp2.verifier.analysis.localise import meaning, part
 from verified_fsdp2.verifier.config.policy import Widening
@@ -148,9 +148,9 @@ class TestRules:
         broken = run([model()], [model()], role="reference")
         end = {"kind": "end", "how": "exception", "error": "TypeError", "message": "no mesh"}
         frame = {"file": "train.py", "line": 7, "function": "main", "code": "model.weight.device_mesh"}
-        for trace in broken.traces:
-            made = trace(trace.rank, (*trace.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
-            object.__setattr__(trace, "records", made.records)
+        for one in broken.traces:
+            made = trace(one.rank, (*one.records[:-1], {**end, "seq": 9, "at": 9.0, "frames": [frame]}))
+            object.__setattr__(one, "records", made.records)
         mine = trained(2)
         found = self.judge("matches-ddp", mine, broken, trained(1, losses=(6, 4, 2)))
         assert found.status == "inconclusive"

@@ -50,7 +50,7 @@ def test_a_team_may_widen_the_limit() -> None:
 
 
 def test_noise_of_the_same_size_is_no_fault() -> None:
-    assert judge(first_step(0.1), rounded_weights=first_step(0.09)).status == "pass"
+    assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
 
 
 def test_other_samples_and_missing_runs_are_open() -> None:
@@ -59,9 +59,9 @@ def test_other_samples_and_missing_runs_are_open() -> None:
     assert judge_one(RULES["matches-full-precision"], missing).status == "inconclusive"
 
 
-def test_a_script_without_low_precision_passes() -> None:
+def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
     whole = first_step(0.5, shard={**SHARD, "param_dtype": None})
-    assert judge(whole).status == "pass"
+    assert judge(whole).status == "not_applicable"
     assert low_precision(whole) is None
     assert low_precision(run([{"kind": "autocast", "dtype": "float16"}])) == "float16"
     assert low_precision(first_step()) == "bfloat16"

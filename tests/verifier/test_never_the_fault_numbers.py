@@ -16,6 +16,7 @@ from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run
+from verified_fsdp2.verifier.trace.events import Micro, Renamed, Step, Stepped
 
 DIRECTION = (1.0, -2.0, 0.5, 3.0)
 NAMES = ("a.weight", "b.weight")
@@ -106,7 +107,7 @@ class TestScale:
         """The scale is that of the losses of ranks and micro-batches, not of their sum."""
         oracle = trained(2, losses=(1.0, 1.0, 1.0), along=0.0)
         for trace, sign in zip(oracle.traces, (1.0, -1.0), strict=True):
-            for record in trace.of("micro"):
+            for record in trace.of(Micro):
                 object.__setattr__(record, "loss", sign)
         assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).loss < FLOOR
 
@@ -125,7 +126,7 @@ class TestScale:
         for length in (1e-9, 0.0):
             found = trained(1)
             for name in ("grads", "grads_at_step"):
-                object.__setattr__(found.traces[0].of("step")[0], name, {key: vector(length) for key in NAMES})
+                object.__setattr__(found.traces[0].of(Step)[0], name, {key: vector(length) for key in NAMES})
             runs.append(replace(found))
         measured = compare(*runs)
         assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR
@@ -186,8 +187,8 @@ class TestOptimizersInBackward:
 
     def test_a_step_is_what_all_of_them_found_and_changed(self) -> None:
         train = run(self.rank())
-        assert train.whole("step", "grads_at_step", 1) == {"a.weight": vector(2.0), "b.weight": vector(3.0)}
-        assert train.whole("stepped", "weights", 1) == {"a.weight": vector(0.9), "b.weight": vector(0.8)}
+        assert train.whole(Step, "grads_at_step", 1) == {"a.weight": vector(2.0), "b.weight": vector(3.0)}
+        assert train.whole(Stepped, "weights", 1) == {"a.weight": vector(0.9), "b.weight": vector(0.8)}
         assert train.along(1) == -3.0
 
 
@@ -244,14 +245,14 @@ class TestNamedByHand:
 
     def test_a_name_that_it_was_given_later(self) -> None:
         train = self.train((2, "/c/step2.tmp"), (4, "/c/step4.tmp"))
-        renamed = {"kind": "renamed", "old": "/c/step2.tmp", "new": "/c/step2", "seq": 99, "at": 99.0}
+        renamed = Renamed(old="/c/step2.tmp", new="/c/step2", seq=99, at=99.0)
         object.__setattr__(train.traces[0], "records", (*train.traces[0].records, renamed))
         assert Evidence(train=train).saved_after("--resume {checkpoint}/step2") == 2
 
     @pytest.mark.parametrize(
         ("command", "places", "status"),
         [
-            ("--resume {checkpoint}/step4", ("/c/step2", "/c/step4"), "pass"),
+            ("--resume {checkpoint}/step4", ("/c/step2", "/c/step4"), "not_applicable"),
             ("--resume {checkpoint}", ("/c/step2", "/c/step4"), "fail"),
             ("--resume {checkpoint}/run", ("/c/run/step2", "/c/run/step4"), "fail"),
         ],
@@ -300,9 +301,9 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
             first = (k * ranks + rank) * number
             own = tuple(range(first, first + number))
             loss = 2.0 * weights
-            rows.append(micro(1, loss, own, criteria=entropy(number, 2.0), at_line={**LINE, "line": 10}))
+            rows.append(micro(1, loss, own, criteria=entropy(number, 2.0), at_line=replace(LINE, line=10)))
         rows += more.get("extra", [])
-        rows.append(step(1, {"w": vector(factor)}, at_line={**LINE, "line": 20}))
+        rows.append(step(1, {"w": vector(factor)}, at_line=replace(LINE, line=20)))
         rows.append(stepped(1))
         records.append(rows)
     return run(*records)
@@ -339,7 +340,7 @@ class TestFactors:
     @pytest.mark.parametrize(("factor", "line"), [(1.0, 5), (3.0, 10)])
     def test_the_line_is_that_of_the_division_where_it_is_known(self, factor: float, line: int) -> None:
         """A divide factor that does not explain the ratio is not where it comes from."""
-        divide = {"kind": "divide", "factor": factor, "at_line": {**LINE, "line": 5}}
+        divide = {"kind": "divide", "factor": factor, "at_line": replace(LINE, line=5)}
         two, one = scaled(2, 1.0, 2.0, 1, extra=[divide]), scaled(1, 1.0, 1.0, 1)
         found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert found.status == "fail"
@@ -348,7 +349,7 @@ class TestFactors:
     def test_between_backward_and_step(self) -> None:
         two, one = scaled(2, 1.0, 1.0, 1), scaled(1, 1.0, 1.0, 1)
         for trace in two.traces:
-            trace.of("step")[0]["grads_at_step"] = {"w": vector(2.0)}
+            object.__setattr__(trace.of(Step)[0], "grads_at_step", {"w": vector(2.0)})
         found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert (found.status, (found.location or LINE).line) == ("fail", 20)
 
@@ -358,8 +359,8 @@ class TestLocationsOfResumes:
 
     @staticmethod
     def evidence(resumed: dict[str, Any], **rows: Any) -> Evidence:
-        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "at_line": {**LINE, "line": 30}}
-        load = {"kind": "checkpoint", "op": "load", "after_step": 0, "at_line": {**LINE, "line": 40}}
+        save = {"kind": "checkpoint", "op": "save", "after_step": 1, "at_line": replace(LINE, line=30)}
+        load = {"kind": "checkpoint", "op": "load", "after_step": 0, "at_line": replace(LINE, line=40)}
         ranks = [
             [model(), micro(), step(), stepped(), save, micro(2, rows=(1, 2)), step(2), stepped(2, weights={"w": B})]
         ]
@@ -380,7 +381,7 @@ class TestLocationsOfResumes:
     )
     def test_the_load_is_named(self, rule: str, evidence: dict[str, Any]) -> None:
         found = judge_one(RULES[rule], self.evidence(evidence))
-        assert (found.status, (found.location or {}).get("line")) == ("fail", 40)
+        assert (found.status, found.location) == ("fail", replace(LINE, line=40))
 
 
 class TestSameData:
@@ -415,3 +416,47 @@ class TestSameData:
     def test_a_dummy_batch_that_reaches_no_gradient(self) -> None:
         steps = ((self.first, self.then), (self.more, self.more))
         assert self.judge(*steps, losses=(1.0, 0.0)).status == "pass"
+
+    def test_ranks_that_share_their_samples(self) -> None:
+        rows = [model(), micro(1, 1.0, self.first), step(1), stepped(1)]
+        assert judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(rows))).status == "not_applicable"
+        parallel = [{"kind": "wrap", "mesh": {"shape": [1], "names": [], "ranks": [0]}, "modules": []}, *rows]
+        found = judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(parallel, parallel)))
+        assert found.status == "not_applicable"
+
+
+def test_a_script_that_was_converted_from_nothing() -> None:
+    mine = trained()
+    assert judge("matches-original", mine, None, None).status == "not_applicable"
+    assert judge("matches-original", mine, None, None, missing={"original": "it failed"}).status == "inconclusive"
+
+
+class TestEpochs:
+    """A sampler's order is judged where a second epoch begins; a script with one epoch has nothing to tell it."""
+
+    @staticmethod
+    def judge(*epochs: int, told: bool = False, how: str = "stopped") -> str:
+        order = {"kind": "sampler", "dataset": 1, "shuffle": True, "seed": 0, "samples": 8}
+        rows: list[dict[str, Any]] = [model()]
+        for k, epoch in enumerate(epochs, 1):
+            rows += [{"kind": "set_epoch"}] if told else []
+            rows += [{**order, "epoch": epoch}, micro(k), micro(k), step(k), stepped(k)]
+        made = run(rows or [model()], rows or [model()])
+        for one in made.traces:
+            object.__setattr__(one.end, "how", how)
+        return judge_one(RULES["set-epoch-missing"], Evidence(train=made)).status
+
+    def test_two_epochs(self) -> None:
+        assert self.judge(0, 0) == "fail"
+        assert self.judge(0, 1, told=True) == "pass"
+
+    @pytest.mark.parametrize(
+        ("told", "how", "status"),
+        [(True, "stopped", "pass"), (False, "stopped", "inconclusive"), (False, "return", "not_applicable")],
+    )
+    def test_one_epoch(self, told: bool, how: str, status: str) -> None:
+        assert self.judge(0, told=told, how=how) == status
+
+    def test_no_sampler(self) -> None:
+        plain = [model(), micro(), step(), stepped()]
+        assert judge_one(RULES["set-epoch-missing"], Evidence(train=run(plain))).status == "not_applicable"

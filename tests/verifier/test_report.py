@@ -10,10 +10,11 @@ import pytest
 
 from verified_fsdp2.verifier.finding import Finding, Status
 from verified_fsdp2.verifier.report import RENDERERS, json_report
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
-PLACE = {"file": "/a/train.py", "line": 7, "function": "main", "code": "opt = AdamW(...)"}
+PLACE = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(...)")
 
 
 def verdict(*findings: Finding) -> Verdict:

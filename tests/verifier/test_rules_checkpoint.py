@@ -67,9 +67,9 @@ class TestPath:
 
     def test_files_of_their_own_may_differ(self) -> None:
         own = train([saving({}, "torch.save", "/c/r0.pt")], [saving({}, "torch.save", "/c/r1.pt")])
-        assert judge("rank-dependent-checkpoint-path", own).status == "pass"
+        assert judge("rank-dependent-checkpoint-path", own).status == "not_applicable"
         alone = train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])
-        assert judge("rank-dependent-checkpoint-path", alone).status == "pass"
+        assert judge("rank-dependent-checkpoint-path", alone).status == "not_applicable"
 
     def test_a_lost_file_fails(self) -> None:
         lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
@@ -131,7 +131,7 @@ class TestHolds:
 
     def test_a_background_save_is_the_race_s(self) -> None:
         both = train([saving({"w": tensor()}, "async_save")], [])
-        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=B))).status == "pass"
+        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=B))).status == "not_applicable"
         assert judge("async-save-state-race", both, inspect=opened(w=tensor(sketch=B))).status == "fail"
         assert judge("async-save-state-race", both, inspect=opened(w=tensor())).status == "pass"
 
@@ -223,15 +223,16 @@ class TestTemplates:
         ("more", "keeps", "status"),
         [
             ({"had_grads": True, "states": 0}, True, "fail"),
-            ({"had_grads": True, "states": 0}, False, "pass"),
+            ({"had_grads": True, "states": 0}, False, "not_applicable"),
             ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
             ({}, True, "pass"),
         ],
     )
     def test_gradients_before_a_step(self, more: dict[str, Any], keeps: bool, status: str) -> None:
         state = {"w": {"exp_avg": A}} if keeps else {}
-        run_ = run([model(), micro(), self.template(**more), step(2, state=state), stepped(2)])
-        assert judge("optim-template-with-grads", run_).status == status
+        run_ = run([model(), micro(), saving({}), self.template(**more), step(2, state=state), stepped(2)])
+        assert judge("optim-template-with-grads", run_, resume=run_).status == status
+        assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
 
     def test_a_full_dict_on_idle_ranks_fails(self) -> None:
         save = saving({"w": tensor()}, "torch.save")
@@ -243,14 +244,19 @@ class TestTemplates:
         assert (
             judge("full-state-dict-oom", train([whole, save], [whole, saving({}, "torch.save", "/b")])).status == "pass"
         )
-        assert judge("full-state-dict-oom", train([whole], [whole])).status == "pass"
+        assert judge("full-state-dict-oom", train([whole], [whole])).status == "not_applicable"
+        assert judge("full-state-dict-oom", train([saving({})], [saving({})])).status == "not_applicable"
+        assert judge("full-state-dict-oom", train([whole, save])).status == "not_applicable"
 
     @pytest.mark.parametrize(
-        ("counter", "loaded", "status"), [(0.0, False, "pass"), (1.0, False, "fail"), (1.0, True, "pass")]
+        ("counter", "loaded", "status"),
+        [(0.0, False, "pass"), (1.0, False, "fail"), (1.0, True, "not_applicable"), (None, False, "not_applicable")],
     )
-    def test_the_counter_before_the_first_step(self, counter: float, loaded: bool, status: str) -> None:
+    def test_the_counter_before_the_first_step(self, counter: float | None, loaded: bool, status: str) -> None:
         load = [{"kind": "checkpoint", "op": "load", "after_step": 0}] if loaded else []
-        run_ = run([model(), *load, micro(), step(state={"w": {"step": counter}}), stepped()])
+        first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
+        steps = [step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
+        run_ = run([model(), *load, micro(), *steps])
         assert judge("step0-save-advances-adam", run_).status == status
 
     @pytest.mark.parametrize(("apart", "status"), [(False, "fail"), (True, "pass")])
@@ -332,12 +338,10 @@ class TestCrash:
 
     def test_a_damaged_one_that_is_loaded_in_part(self) -> None:
         evidence = self.evidence(crashed(), refused())
-        train_ = run(
-            *[
-                [model(), step(weights={"w": C}), saving({}, weights={"w": A}), *t.records]
-                for t in evidence.train.traces
-            ]
-        )  # type: ignore[union-attr]
+        before = [model(), step(weights={"w": C}), saving({}, weights={"w": A})]
+        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
+        rank = [*before, stepped(), checkpoint, step(2, weights={"w": A}), stepped(2)]
+        train_ = run(rank, rank)
 
         def found(*weights: dict[str, Any]) -> Finding:
             damaged = replace(recovered(*weights), note="cut")
@@ -364,3 +368,80 @@ class TestMoments:
 
     def test_no_save_no_moment(self) -> None:
         assert moments(train([], []), thorough=True) == []
+
+
+def ended(run_: Run, how: str = "exception") -> Run:
+    """The run, stopped early by an error."""
+    for one in run_.traces:
+        object.__setattr__(one.end, "how", how)
+    return run_
+
+
+class TestNotApplicable:
+    """What the script has nothing of; a run that stopped early might still have come to it."""
+
+    @pytest.mark.parametrize(
+        ("rule", "more"),
+        [
+            ("async-save-process-group", {}),
+            ("async-save-state-race", {}),
+            ("rank-dependent-checkpoint-path", {}),
+            ("full-state-dict-oom", {}),
+            ("lenient-load-hides-mismatch", {"resume": True}),
+            ("optim-template-with-grads", {"resume": True}),
+        ],
+    )
+    def test_nothing_of_the_kind(self, rule: str, more: dict[str, bool]) -> None:
+        def judged(make: Any) -> str:
+            runs = {"resume": make(replace(self.saved(), role="resume"))} if more else {}
+            return judge(rule, make(self.saved()), **runs).status
+
+        assert judged(lambda made: made) == "not_applicable"
+        assert judged(ended) == "inconclusive"
+
+    @staticmethod
+    def saved() -> Run:
+        state = {"w": {"exp_avg": A}}
+        rank = [model(), step(), stepped(), step(2, state=state), stepped(2)]
+        return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
+
+    @pytest.mark.parametrize("rule", ["lenient-load-hides-mismatch", "optim-template-with-grads"])
+    def test_without_a_resume_it_is_open(self, rule: str) -> None:
+        assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
+
+    @pytest.mark.parametrize("rule", ["local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom"])
+    def test_one_rank(self, rule: str) -> None:
+        alone = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")])
+        assert judge(rule, alone).status == "not_applicable"
+
+    @pytest.mark.parametrize("rule", ["wrapper-prefix-keys", "checkpoint-holds-what-ranks-held"])
+    def test_no_tensor_is_saved(self, rule: str) -> None:
+        number = {"kind": "value", "value": "3"}
+        assert judge(rule, train([saving({"step": number})], [])).status == "not_applicable"
+
+    @pytest.mark.parametrize(
+        "rule", ["optim-template-empty", "optim-template-with-grads", "missing-optim-state-for-unused-param"]
+    )
+    def test_an_optimizer_without_state(self, rule: str) -> None:
+        plain = [model(), step(), stepped(), saving({}), step(2), stepped(2)]
+        assert judge(rule, run(plain, plain)).status == "not_applicable"
+        assert judge(rule, self.saved()).status == "inconclusive"
+
+    @pytest.mark.parametrize("rule", [n for n, rule in RULES.items() if rule.family == "checkpoint"])
+    def test_a_script_without_checkpoints(self, rule: str) -> None:
+        assert judge(rule, train([], [])).status == "not_applicable"
+
+    def test_sources_that_can_save_are_open(self) -> None:
+        for rule in (n for n, rule in RULES.items() if rule.family == "checkpoint"):
+            assert judge(rule, train([], []), saving=LINE).status == "inconclusive"
+
+    def test_an_error_is_judged_before_anything_was_saved(self) -> None:
+        text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
+        end = {"kind": "end", "how": "exception", "error": "PicklingError", "message": text, "frames": [LINE]}
+        rank = [model(), step(), stepped(), end]
+        made = run(rank, rank)
+        for one in made.traces:
+            object.__setattr__(one, "records", one.records[:-1])
+        stopped = replace(made, ended=tuple(Ended(k, 1, False) for k in range(2)))
+        for more in ({}, {"saving": LINE}):
+            assert judge("pickled-fsdp-model", stopped, **more).status == "fail"

@@ -89,7 +89,7 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
     place = find_local_norm(read_sources(files, ()))
     assert place is not None
-    assert (Path(place["file"]).name, place["line"], place["function"]) == ("block.py", 2, "clip")
+    assert (Path(place.file).name, place.line, place.function) == ("block.py", 2, "clip")
 
 
 def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
-from ..config.target import Target
 from ..evidence import Evidence
 from .checkpoints import outside, same_weights_after, unseen_save
 
 
-def no_resume(target: Target, steps: int, evidence: Evidence) -> str:
-    """Why the script cannot be resumed, or ""."""
-    train, after = evidence.train, evidence.saved_after(shlex.join(target.resume_args))
+def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str:
+    """Why the script cannot be resumed with these arguments, or ""."""
+    train, after = evidence.train, evidence.saved_after(shlex.join(resume_args))
     if evidence.course.stale:
         return evidence.course.stale
     if told := unseen_save(evidence):
         return told
-    if not target.resume_args:
+    if not resume_args:
         return "how this script resumes is not known: give --resume-args"
     if after is None:
         last = steps - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..trace import Run, Sketch, Trace
 from ..trace.events import Place, SavedEntry, Saving
@@ -61,12 +60,6 @@ def kept(run: Run) -> dict[str, list[Save]]:
         path = final_path(run, save)
         last[path] = [*(s for s in last.get(path, []) if s.after == save.after), save]
     return last
-
-
-def dcp_file(folder: Path) -> Path | None:
-    """The largest data file of a DCP checkpoint."""
-    files = sorted(folder.glob("*.distcp"), key=lambda p: (-p.stat().st_size, p.name))
-    return files[0] if files else None
 
 
 def given(saves: list[Save]) -> dict[str, list[Sketch]]:

@@ -1,4 +1,4 @@
-"""What is verified: a script, and how to run, save and resume it. From the command line and from `config.py`."""
+"""What is verified: a script, and how to run, save and resume it. From the command line and from `verify_file.py`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..source.project import parse
 from .modules import find
 from .policy import Policy
+from .reading.script import parse
 from .verify_file import NAME as CONFIG
-from .verify_file import PYPROJECT, Entry, config_in, read
+from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
 
 DEVICES = ("auto", "cpu", "cuda")
 LAUNCHERS = ("fork", "torchrun")
@@ -66,20 +66,31 @@ class Target:
         }
 
 
-def resolve(path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None) -> Target:
+def resolve(
+    path: Path | None,
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    name: str | None = None,
+    unknown_rule: CheckName = any_name,
+) -> Target:
     """The one target that `resolve_all` finds. Raises UserError if it finds several."""
-    found = resolve_all(path, flags, config, name)
+    found = resolve_all(path, flags, config, name, unknown_rule)
     if len(found) > 1:
         raise UserError(f"several targets ({', '.join(target.name for target in found)}); choose one of them")
     return found[0]
 
 
 def resolve_all(
-    path: Path | None, flags: Mapping[str, Any], config: Path | None = None, name: str | None = None
+    path: Path | None,
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    name: str | None = None,
+    unknown_rule: CheckName = any_name,
 ) -> list[Target]:
     """The targets at `path`: a script, or a folder (None: the current one) with a configuration or `train.py`, or the flag `module`.
 
-    `flags` win over the file; `name` chooses one of its targets. Raises UserError if there is no such thing or a value is wrong.
+    `flags` win over the file; `name` chooses one of its targets; `unknown_rule` says what is wrong with the name of a rule in
+    it. Raises UserError if there is no such thing or a value is wrong.
     """
     where = path or Path()
     if not where.exists():
@@ -88,7 +99,7 @@ def resolve_all(
         raise UserError(f"{where}: neither a file nor a folder")
     if config is None and where.is_dir():
         config = config_in(where)
-    entries = read(config) if config is not None else [Entry()]
+    entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
     if name is not None:
         known = [entry.name for entry in entries if entry.name]
         entries = [entry for entry in entries if entry.name == name]
@@ -98,10 +109,12 @@ def resolve_all(
             )
     if len(entries) > 1 and (where.is_file() or flags.get("module")):
         raise UserError(f"{config}: it has several targets; leave the script out, or choose one with --target NAME")
-    return [_one(path, flags, config, entry, name) for entry in entries]
+    return [_one(path, flags, config, entry, unknown_rule) for entry in entries]
 
 
-def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry: Entry, name: str | None) -> Target:
+def _one(
+    path: Path | None, flags: Mapping[str, Any], config: Path | None, entry: Entry, unknown_rule: CheckName
+) -> Target:
     """The target of one entry of the configuration."""
     where = path or Path()
     base = where if where.is_dir() else where.parent
@@ -111,7 +124,7 @@ def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry
         base /= entry.values["folder"]
         if not base.is_dir():
             raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
-        entry = entry.over(_only(base))
+        entry = entry.over(_only(base, unknown_rule))
     values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
     named = values.pop("script", None)
     module = str(values.get("module", ""))
@@ -133,10 +146,10 @@ def _one(path: Path | None, flags: Mapping[str, Any], config: Path | None, entry
     return replace(target, reference=_reference(target, cwd))
 
 
-def _only(folder: Path) -> Entry:
+def _only(folder: Path, unknown_rule: CheckName) -> Entry:
     """What a folder of its own says; it has one target."""
     config = config_in(folder)
-    entries = read(config) if config is not None else [Entry()]
+    entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
     if len(entries) > 1 or "folder" in entries[0].values:
         raise UserError(f"{config}: it has targets of its own; name their scripts in the outer configuration")
     return entries[0]

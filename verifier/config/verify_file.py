@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,12 @@ NOUN = "a configuration"
 WORDS = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
 WHAT = ("script", "module", "folder")  # what names the code of a target
 LONGEST = 366  # days of a skip
+CheckName = Callable[[str], str]  # what is wrong with the name of a rule or family; "" if nothing is
+
+
+def any_name(name: str) -> str:
+    """Nothing is wrong with any name: for who does not know the rules."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -58,14 +64,14 @@ def config_in(folder: Path) -> Path | None:
     return own if own.is_file() else project if table else None
 
 
-def read(path: Path, today: datetime.date | None = None) -> list[Entry]:
+def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name) -> list[Entry]:
     """The targets in this file, in order; one without a name if it has no `targets`. Raises NotValid with all that is wrong."""
     found = _pyproject(path) if path.suffix == ".toml" else _yaml(path)
     if found is None:
         raise UserError(f"{path}: no table [{'.'.join(TABLE)}]")
     if () not in found.bad and found.data is not None:
         files.validate(found, FORM)
-        files.note(found, list(_faults(found, today or datetime.date.today())))
+        files.note(found, list(_faults(found, today or datetime.date.today(), unknown_rule)))
     if found.problems:
         raise NotValid(found.problems)
     data = found.data or {}
@@ -113,12 +119,12 @@ def _ready(found: Document, values: dict[str, Any], at: KeyPath, today: datetime
     return values
 
 
-def _faults(found: Document, today: datetime.date) -> Iterator[Fault]:
+def _faults(found: Document, today: datetime.date, unknown_rule: CheckName) -> Iterator[Fault]:
     """What no schema can say. What the schema refuses is left alone."""
     data = found.data
     if not isinstance(data, dict):
         return
-    yield from _of_keys(found, data, (), today)
+    yield from _of_keys(found, data, (), today, unknown_rule)
     targets = data.get("targets")
     if not isinstance(targets, list):
         return
@@ -133,10 +139,12 @@ def _faults(found: Document, today: datetime.date) -> Iterator[Fault]:
             if name in names:
                 yield Fault((*at, "name"), f"a second target with the name {name!r}", (*at, "name"))
             names.append(name)
-            yield from _of_keys(found, target, at, today)
+            yield from _of_keys(found, target, at, today, unknown_rule)
 
 
-def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime.date) -> Iterator[Fault]:
+def _of_keys(
+    found: Document, keys: dict[str, Any], at: KeyPath, today: datetime.date, unknown_rule: CheckName
+) -> Iterator[Fault]:
     if "script" in keys and "module" in keys:
         yield Fault((*at, "module"), "give `module` or `script`, not both", (*at, "module"), on_key=True)
     for key in WORDS:
@@ -144,8 +152,6 @@ def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime
             shlex.split(keys[key] if isinstance(keys.get(key), str) else "")
         except ValueError as error:
             yield Fault((*at, key), f"{key}: {str(error).lower()}", (*at, key))
-    from ..rules.naming import unknown
-
     rules, skips = keys.get("required"), keys.get("skip")
     named = {(*at, "required", n): rule for n, rule in enumerate(rules if isinstance(rules, list) else ())}
     for number, skip in enumerate(skips if isinstance(skips, list) else ()):
@@ -155,7 +161,7 @@ def _of_keys(found: Document, keys: dict[str, Any], at: KeyPath, today: datetime
             if found.trusted(path) and "until" in skip and (wrong := _no_day(skip["until"], today)) is not None:
                 yield Fault(path, f"{dotted(path)} {wrong}", path)
     for path, rule in named.items():
-        if isinstance(rule, str) and found.trusted(path) and (wrong := unknown(rule)):
+        if isinstance(rule, str) and found.trusted(path) and (wrong := unknown_rule(rule)):
             yield Fault(path, wrong, path)
 
 

@@ -63,6 +63,7 @@ class Targets:
     def __init__(self, config: pytest.Config) -> None:
         from ..config.target import resolve
         from ..errors import UserError
+        from ..rules.naming import unknown
 
         self.config = config
         flags = {name: config.getoption(f"fsdp2_{name}") for name in (*_FLAGS, "args")}
@@ -71,7 +72,7 @@ class Targets:
         self.shared: Path | None = None
         for given in config.getoption("fsdp2"):
             try:
-                target = resolve(Path(given), flags)
+                target = resolve(Path(given), flags, unknown_rule=unknown)
             except UserError as error:
                 raise pytest.UsageError(f"--fsdp2 {given}: {error}") from None
             own = Path(given, "verify.yaml").absolute()
@@ -192,7 +193,9 @@ class RuleItem(pytest.Item):
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
-        if finding.status in ("pass", "not_applicable"):
+        if finding.status == "not_applicable":
+            pytest.skip(harmless(f"not applicable: {finding.evidence}"))
+        if finding.status == "pass":
             self.add_report_section("call", "fsdp2", harmless(finding.evidence))
         elif finding.status == "inconclusive":
             self._open(harmless(finding.evidence), finding.required)
@@ -237,11 +240,12 @@ def fsdp2_verify() -> Callable[..., Report]:
         from ..pipeline import select
         from ..report import RENDERERS
         from ..report.json_report import as_dict
+        from ..rules.naming import unknown as unknown_rule
 
         if unknown := set(flags) - {*_FLAGS, "args", "oversubscribe", "thorough"}:
             raise TypeError(f"fsdp2_verify has no option {', '.join(sorted(unknown))}")
         words = {name: _line(value) if name != "args" else value for name, value in flags.items()}
-        verdict = _verdict(resolve(Path(target), words), select(only, skip, tier), tier)
+        verdict = _verdict(resolve(Path(target), words, unknown_rule=unknown_rule), select(only, skip, tier), tier)
         data = as_dict(verdict)
         return Report(verdict.verdict, RENDERERS["text"](verdict), data["findings"], data)
 

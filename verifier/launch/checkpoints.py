@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..analysis.saves import dcp_file
-
 KINDS = ("truncated", "without .metadata")
 
 
@@ -23,8 +21,14 @@ def _damage(path: Path, kind: str) -> str:
             return ""
         (path / ".metadata").unlink()
         return f"{path.name} without its .metadata"
-    file = dcp_file(path) if path.is_dir() else path
+    file = _largest(path) if path.is_dir() else path
     if file is None or not file.is_file():
         return ""
     os.truncate(file, file.stat().st_size // 2)
     return f"{file.relative_to(path.parent)} cut to half its length"
+
+
+def _largest(folder: Path) -> Path | None:
+    """The largest data file of a DCP checkpoint."""
+    files = sorted(folder.glob("*.distcp"), key=lambda p: (-p.stat().st_size, p.name))
+    return files[0] if files else None

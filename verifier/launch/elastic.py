@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED
 from . import devices, processes
 from .capture import Captures
+from .request import Live
 
 _POLL = 0.1
 _REQUEST = "request.json"
@@ -75,8 +76,6 @@ def _be_torchrun(request: dict[str, Any], captures: Captures, own: Any) -> NoRet
 
 def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]) -> bool:
     """Wait for torchrun; whether the time was over before any rank had failed."""
-    from .manager import KILL_GRACE, ask_for_stacks
-
     folder = Path(request["folder"])
     deadline = started + request["timeout"]
     failed = False
@@ -87,8 +86,10 @@ def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callabl
             failed = True
             deadline = min(deadline, time.monotonic() + request["grace"])
         if time.monotonic() > deadline:
-            ask_for_stacks([pid for pid in processes.descendants(os.getpid()) if str(pid) in _pids(folder)], wait)
-            processes.end_below(KILL_GRACE, wait=wait, reap=False)
+            processes.ask_for_stacks(
+                [pid for pid in processes.descendants(os.getpid()) if str(pid) in _pids(folder)], wait
+            )
+            processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
             return not failed
     return False
 
@@ -117,7 +118,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return said if isinstance(said, dict) and {"rank", "code", "at", "killed"} <= said.keys() else None
 
 
-def guard(path: str) -> NoReturn:
+def guard(path: str, live: Live) -> NoReturn:
     """What torchrun starts: forks the rank, waits for it, notes its end, and ends in the same way."""
     processes.die_with_parent()
     request = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -126,7 +127,7 @@ def guard(path: str) -> NoReturn:
     own = captures.add(request["folder"], f"rank{rank}")
     pid = os.fork()
     if pid == 0:
-        _be_rank(request, rank, captures, own)
+        _be_rank(request, rank, captures, own, live)
     for capture in own:
         capture.let_go()
     asked: list[int] = []
@@ -153,13 +154,11 @@ def guard(path: str) -> NoReturn:
     processes.leave(code if code >= 0 else 1)
 
 
-def _be_rank(request: dict[str, Any], rank: int, captures: Captures, own: Any) -> NoReturn:
+def _be_rank(request: dict[str, Any], rank: int, captures: Captures, own: Any, live: Live) -> NoReturn:
     code = PROBE_FAILED
     try:
         processes.die_with_parent()
         captures.leave_to_parent(own)
-        from ..probe.rank import run as live
-
         code = live(request, rank)
     except BaseException:
         import traceback

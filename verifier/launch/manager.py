@@ -6,7 +6,6 @@ in which they ended; torchrun tells neither. For the real torchrun see elastic.p
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -18,18 +17,18 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED
 from . import devices, elastic, processes, sharing
 from .capture import Captures
+from .request import Live
 
 FREE_PORT = 0
-KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 _NEVER = 3600.0
 
 
-def be_manager(request: dict[str, Any], pipe: int) -> NoReturn:
+def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
     """Make the run, write its answer as one line into `pipe`, end this process."""
     processes.adopt_orphans()
     code = 1
     try:
-        answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe)
+        answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe, live)
         with os.fdopen(pipe, "w") as stream:
             stream.write(json.dumps(answer) + "\n")
         code = 0
@@ -42,7 +41,7 @@ def be_manager(request: dict[str, Any], pipe: int) -> NoReturn:
         processes.leave(code)
 
 
-def run(request: dict[str, Any], private: int) -> dict[str, Any]:
+def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
     """The answer to a request: how each rank ended. `private` is a file descriptor that the ranks must not have."""
     started = time.monotonic()
     alone = request["mode"] == "simulate"
@@ -58,7 +57,7 @@ def run(request: dict[str, Any], private: int) -> dict[str, Any]:
         if pid == 0:
             os.close(private)
             captures.leave_to_parent(own)
-            _be_rank(request, rank, port)
+            _be_rank(request, rank, port, live)
         ranks[pid] = rank
         for capture in own:
             capture.let_go()
@@ -108,7 +107,7 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     return {**names, **sharing.environment(rank, request["world_size"], number, own.get(devices.VARIABLE, visible))}
 
 
-def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:
+def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> NoReturn:
     code = PROBE_FAILED
     try:
         processes.die_with_parent()
@@ -117,9 +116,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> NoReturn:
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        from ..probe.rank import run
-
-        code = run(request, rank)
+        code = live(request, rank)
     except BaseException:
         import traceback
 
@@ -179,18 +176,6 @@ def _watch(
             wait(min(deadline - time.monotonic(), _NEVER))
         elif pid == 0:
             killed = True
-            ask_for_stacks(list(alive), wait)
-            processes.end_below(KILL_GRACE, wait=wait, reap=False)
+            processes.ask_for_stacks(list(alive), wait)
+            processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
     return ended, killed and not failed
-
-
-def ask_for_stacks(pids: list[int], wait: Callable[[float], object]) -> None:
-    """Let these processes write where each of their threads is."""
-    from ..probe.rank import STACKS_SIGNAL
-
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACKS_SIGNAL)
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        wait(until - time.monotonic())

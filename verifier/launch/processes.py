@@ -14,6 +14,8 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0
+KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+STACKS_SIGNAL = signal.SIGRTMAX - 1  # a rank that gets it writes where each of its threads is
 # The functions that really end a process, kept before the probe listens to `os._exit`.
 _leave = os._exit
 
@@ -56,6 +58,14 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             found += [int(word) for word in task.read_text().split()]
     return found
+
+
+def ask_for_stacks(pids: Sequence[int], wait: Callable[[float], object]) -> None:
+    """Let these ranks write where each of their threads is."""
+    _signal(pids, STACKS_SIGNAL)
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        wait(until - time.monotonic())
 
 
 def end_below(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
+# What a rank does with the fields of a Request, and its number; the answer is its exit code.
+Live = Callable[[dict[str, Any], int], int]
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,23 @@ import select
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import text_of
 from . import manager, processes
+from .request import Live
 
 _CHUNK = 65536
 OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
 
 
-def serve(device: str, ranks: int) -> int:
-    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`."""
+def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> int:
+    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`.
+
+    `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import anew; it raises if this version of
+    torch lacks a name that the probe needs.
+    """
     processes.die_with_parent()  # while torch is imported, which may take long, nobody listens
     if _is_alone():
         return 1
@@ -37,9 +43,7 @@ def serve(device: str, ranks: int) -> int:
         _answer(answers, {"fault": "torch", "message": text_of(error)})
         return 1
     try:
-        from ..probe.compat import names
-
-        names.missing()
+        prepare()
     except Exception as error:  # of ours: a name of torch that this version does not have
         traceback.print_exc()
         _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
@@ -49,7 +53,7 @@ def serve(device: str, ranks: int) -> int:
         os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks)])
     processes.outlive_parent()
     _answer(answers, versions)
-    _Server(answers).loop()
+    _Server(answers, live).loop()
     processes.end_below()
     return processes.leave(0)  # to finalise an interpreter with torch takes long, and somebody waits
 
@@ -91,8 +95,8 @@ def _answer(stream: Any, value: dict[str, Any]) -> None:
 class _Server:
     """The runs that go on, each with its manager and the pipe on which that will answer."""
 
-    def __init__(self, answers: Any) -> None:
-        self._answers = answers
+    def __init__(self, answers: Any, live: Live) -> None:
+        self._answers, self._live = answers, live
         self._runs: dict[int, tuple[int, int, bytes]] = {}  # pipe: number of the request, manager, what it has said
 
     def loop(self) -> None:
@@ -123,7 +127,7 @@ class _Server:
             processes.die_with_parent()
             for private in (reader, self._answers.fileno(), *self._runs):
                 os.close(private)
-            manager.be_manager(request, writer)
+            manager.be_manager(request, writer, self._live)
         os.close(writer)
         self._runs[reader] = (number, pid, b"")
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ..probe.outputs import FOLDER
+from .request import OUTPUTS
 
 SHARED = ("empty", "saved", "left")
 _DEEPEST, _MOST = 4, 2_000  # of a listing of the checkpoint folder
@@ -135,7 +135,7 @@ class Workspace:
     def read(self, folder: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> list[Path]:
         """What a run has written of the user's files, from its entries."""
         self._unread = [item for item in self._unread if item[0] != folder]
-        entries = sorted((folder / FOLDER).glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        entries = sorted((folder / OUTPUTS).glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         wrote = []
         for file in entries:
             try:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = "outputs"
+from ..launch.request import OUTPUTS
+
 LARGEST = 1 << 30  # bytes of a file or folder that are copied before it is overwritten
 MOST = 5_000  # entries of one run
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -45,7 +46,7 @@ class _Outputs:
     """The entries of one run, as one of its processes sees them."""
 
     def __init__(self, run_folder: Path) -> None:
-        self._folder = run_folder / FOLDER
+        self._folder = run_folder / OUTPUTS
         self._ours = str(run_folder.parent) + os.sep
         self._known: set[str] = set()
         self._own = threading.local()

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import random
 import runpy
-import signal
 import sys
 import threading
 import traceback
@@ -29,7 +28,6 @@ from .guard import Guard
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
-STACKS_SIGNAL = signal.SIGRTMAX - 1
 
 
 def run(request: dict[str, Any], rank: int) -> int:
@@ -37,7 +35,7 @@ def run(request: dict[str, Any], rank: int) -> int:
     _no_input()
     stacks = Path(request["folder"], f"rank{rank}.stacks").open("w")  # noqa: SIM115 (open as long as the process is there)
     faulthandler.enable(stacks, all_threads=True)
-    faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True)
+    faulthandler.register(processes.STACKS_SIGNAL, stacks, all_threads=True)
     probe = _Probe(request, rank)
     if request["open"]:
         import torch  # noqa: F401

@@ -1,4 +1,7 @@
-"""A verdict held against an earlier JSON report: what is new, what stands, what has gone. Only what is new fails a gate."""
+"""A verdict held against an earlier JSON report: what is new, what stands, what has gone. Only what is new fails a gate.
+
+A failure whose rule no longer applies is gone: the script has nothing of the kind any more.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from ..finding import Finding
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 
-SCHEMA = Path(__file__).parent / "report" / "report.schema.json"
+SCHEMA = Path(__file__).parent / "report.schema.json"
+READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
 _AGAIN = "write one with --report json=PATH"
 
 Report = dict[str, Any]
 
 
 def load(path: Path) -> Report:
-    """The report in a file. Raises UserError if it is none of this version."""
+    """The report in a file. Raises UserError if it is none of a version that is read."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -45,11 +49,15 @@ def _must_be_ours(path: Path, report: Any) -> None:
 
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     ours = schema["properties"]["schema"]["const"]
+    read = (*READABLE, ours)
     if not isinstance(report, dict) or "schema" not in report:
         raise UserError(f"{path}:1:1: not a report of fsdp2; {_AGAIN}")
-    if report["schema"] != ours:
-        told = f"its schema is version {report['schema']!r}, this program reads version {ours}"
-        raise UserError(f"{path}:1:1: {told}; {_AGAIN}")
+    if report["schema"] not in read:
+        known = f"this program reads {' and '.join(map(str, read))}"
+        raise UserError(f"{path}:1:1: the report has schema version {report['schema']!r}, {known}; {_AGAIN}")
+    if report["schema"] != ours:  # only what a comparison reads
+        parts = {name: schema["properties"][name] for name in ("target", "findings")}
+        schema = {"required": list(parts), "properties": parts, "definitions": schema["definitions"]}
     error = best_match(Draft7Validator(schema).iter_errors(report))
     if error is not None:
         place = ".".join(map(str, error.absolute_path)) or "the report"
@@ -89,7 +97,7 @@ def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
         key = identity(finding, now)
         (standing if known[key] > 0 else new).append(finding)
         known[key] -= 1
-    decided = {f.rule for f in verdict.findings if f.status in ("pass", "fail")}
+    decided = {f.rule for f in verdict.findings if f.status in ("pass", "fail", "not_applicable")}
     decided.update(verdict.facts.get("sources", {"rules": ()})["rules"])  # where nothing is told to pass
     gone: list[Finding] = []
     unjudged: list[Finding] = []

@@ -13,7 +13,7 @@ from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
 from .sanitize import harmless, shown
-from .tiers import limits
+from .tiers import limits, number
 
 MOST = 10
 LONGEST = 2_000  # characters of one message
@@ -131,11 +131,11 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield "### Not judged\n\n" + _block(
             "\n".join(f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped)
         )
-    passed = [f for f in verdict.findings if f.status in ("pass", "not_applicable")]
-    if passed:
-        yield f"<details><summary>{len(passed)} rules passed</summary>\n\n"
-        yield _block("\n".join(f"{f.rule}: {f.evidence}" for f in passed))
-        yield "</details>\n"
+    for status, what in (("pass", "passed"), ("not_applicable", "not applicable")):
+        if found := [f for f in verdict.findings if f.status == status]:
+            yield f"<details><summary>{number(len(found), 'rule')} {what}</summary>\n\n"
+            yield _block("\n".join(f"{f.rule}: {f.evidence}" for f in found))
+            yield "</details>\n\n"
 
 
 def _block(content: str) -> str:

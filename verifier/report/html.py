@@ -98,6 +98,7 @@ def sentence(report: Report) -> str:
     broken = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]]
     unsure = [f["rule"] for f in findings if f["status"] in ("inconclusive", "error")]
     held = [f["rule"] for f in findings if f["status"] == "pass"]
+    unaffected = [f["rule"] for f in findings if f["status"] == "not_applicable"]
     if report["verdict"] == "fail":
         broken = broken or [f["rule"] for f in findings if f["status"] == "fail"]
         rules = len(set(broken))
@@ -110,6 +111,9 @@ def sentence(report: Report) -> str:
         return f"No findings in {report['limits']}."
     left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
     left += f"; {_count(report['skipped'], 'rule')} left out" if report["skipped"] else ""
+    left += f"; {_count(unaffected, 'rule')} not applicable" if unaffected else ""
+    if not held and unaffected:
+        return f"Nothing was checked{left}."
     limits = f" Simulated: {report['limits']}." if report["tier"] == "simulate" else ""
     return f"None of {_count(held, 'rule')} is broken{left}.{limits}"
 

@@ -49,6 +49,7 @@ def tables(report: Report) -> dict[str, Table]:
         "skipped": _skipped(report),
         "not_followed": _not_followed(report),
         "passes": _passes(report),
+        "not_applicable": _not_applicable(report),
         "losses": _by_step(report, "losses", "Loss of each step"),
         "grad_norms": _by_step(report, "grad_norms", "Norm of the whole gradient in each step, before clipping"),
         "loss": _apart(report, "loss", "Relative difference of the loss"),
@@ -107,9 +108,14 @@ def _passes(report: Report) -> Table:
     rows = [
         [f["rule"], f["evidence"], number(f["measured"]), number(f["limit"]), _times(f["margin"])]
         for f in report["findings"]
-        if f["status"] in ("pass", "not_applicable")
+        if f["status"] == "pass"
     ]
     return Table("Rules that hold, and what shows it", columns, rows)
+
+
+def _not_applicable(report: Report) -> Table:
+    rows = [[f["rule"], f["evidence"]] for f in report["findings"] if f["status"] == "not_applicable"]
+    return Table("Rules about what the script does not have", [("Rule", False), ("Reason", False)], rows)
 
 
 def _baseline(report: Report) -> Table:
@@ -238,7 +244,7 @@ def _saved(report: Report) -> Table:
     rows = []
     for one in report["facts"].get("checkpoints", []):
         told = {
-            "inspect": f"{one['wrong']} tensors are not as they were given"
+            "opened": f"{one['wrong']} tensors are not as they were given"
             if one["wrong"]
             else "all as they were given",
             "closed": f"could not be opened: {one['error']}",

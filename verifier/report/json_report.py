@@ -6,12 +6,13 @@ import math
 import re
 from typing import Any
 
-from ..finding import Finding
+from ..finding import Finding, Status
 from ..verdict import Verdict
 from .sanitize import in_json
 from .tiers import limits
 
-SCHEMA = 1
+SCHEMA = 2
+STATUSES: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")
 _FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")  # strings hold no line breaks in JSON
 _BREAK = re.compile(r"\n\s+")
 
@@ -24,6 +25,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "verdict": verdict.verdict,
             "tier": verdict.tier,
             "limits": limits(verdict),
+            "counts": {status: verdict.counts.get(status, 0) for status in STATUSES},
             "target": verdict.target,
             "environment": verdict.environment,
             "findings": [_finding(f) for f in verdict.findings],

@@ -1,7 +1,8 @@
 """The report as JUnit XML: a test suite for the target, a test case for each rule. Follows the schema of Jenkins' xunit plugin.
 
 An inconclusive rule is an `error`, not `skipped`: CI systems show what is skipped as no reason to look. What does not fail the gate is
-`skipped`, with the reason: a failure that stands in the baseline, a rule that is open and not required, or one that is not judged.
+`skipped`, with the reason: a failure that stands in the baseline, a rule that is open and not required, one that does not apply, or one
+that is not judged.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def render(verdict: Verdict) -> str:
 
 def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
     """Fill the test case; the kind of its result."""
-    if finding.status in ("pass", "not_applicable"):
+    if finding.status == "pass":
         ET.SubElement(case, "system-out").text = _clean("\n".join(_lines(finding)))
         return "pass"
     message = finding.evidence
@@ -72,6 +73,8 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
         kind, message = "skipped", f"known and not mended: it stands in {verdict.baseline.path}: {message}"
     elif finding.status == "inconclusive" and not finding.required:
         kind, message = "skipped", f"not checked, and not required: {message}"
+    elif finding.status == "not_applicable":
+        kind, message = "skipped", f"not applicable: {message}"
     elif finding.status == "fail":
         kind = "failure"
     else:

@@ -1,5 +1,8 @@
 """The report as SARIF 2.1.0 (OASIS): what failed, what is open, and each rule's page. What passed is left out.
 
+Rules that do not apply are in the property bag of the run. Results of kind "notApplicable" would be alerts: GitHub code scanning reads no
+`kind` and takes every result for a failure.
+
 Of the specification: 3.27.9 `kind` and 3.27.10 `level` ("none" where kind is not "fail"), 3.27.24 `baselineState` (on all results or
 on none), 3.14.14 `originalUriBaseIds` (without a URI, so that the same report comes out in every checkout).
 """
@@ -33,6 +36,7 @@ def render(verdict: Verdict) -> str:
     """The whole report."""
     held = verdict.baseline
     told = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
+    unaffected = [f for f in verdict.findings if f.status == "not_applicable"]
     rules = list(dict.fromkeys(f.rule for f in (*told, *(held.gone if held else ()))))
     results = [_result(f, verdict, rules) for f in told]
     if held is not None:
@@ -51,7 +55,12 @@ def render(verdict: Verdict) -> str:
         "invocations": [invocation],
         "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
         "results": results,
-        "properties": {"skipped": list(verdict.skipped), "tier": verdict.tier, "limits": limits(verdict)},
+        "properties": {
+            "skipped": list(verdict.skipped),
+            "notApplicable": [{"rule": f.rule, "reason": f.evidence} for f in unaffected],
+            "tier": verdict.tier,
+            "limits": limits(verdict),
+        },
     }
     return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .events import CALL, STORE
 from .looks import is_const
-from .migration import Found, Scene
+from .migration_scene import Found, Scene
 from .values import Value, choices, reach
 
 _STATES = {

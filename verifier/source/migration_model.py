@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .events import Event
 from .looks import is_const, made_by, text
-from .migration import DDP, FSDP1, MODULE, Found, Scene
+from .migration_scene import DDP, FSDP1, MODULE, Found, Scene
 from .values import Value, choices, reach
 
 # The parameters of the constructors, in their order on torch 2.13.0; all may be given by position.

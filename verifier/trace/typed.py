@@ -7,14 +7,35 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 Convert = Callable[[Any], Any]
+_Record = TypeVar("_Record")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def record(cls: type[_Record]) -> type[_Record]:
+    """A dataclass by keywords. The type checker forbids assignments; all methods but `__init__` are those of Part.
+
+    Generated for each record, as with `frozen=True`, they would take half the time in which `fsdp2 lint` starts.
+    """
+    return dataclass(slots=True, kw_only=True, repr=False, eq=False)(cls)
+
+
+@record
 class Part:
     """A record within a record, such as a line of the user's code."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value, _ in _held(self))})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name, _ in _defaults_of(type(self)))
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, name) for name, _ in _defaults_of(type(self))))
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON data; what has its default is left out."""
@@ -27,7 +48,7 @@ class Part:
         return cls(**{name: plan[name](value) if name in plan else value for name, value in data.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Event(Part):
     """One record of a trace. `seq`: its number on this rank; `at`: seconds on the clock of the launcher."""
 
@@ -83,11 +104,15 @@ def default_of(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def _held(part: Part) -> Iterator[tuple[str, Any, Any]]:
-    cls = type(part)
+def _defaults_of(cls: type[Part]) -> tuple[tuple[str, Any], ...]:
+    """(name, default) of each field."""
     if cls not in _defaults:
         _defaults[cls] = tuple((field.name, default_of(field)) for field in fields(cls))
-    for name, default in _defaults[cls]:
+    return _defaults[cls]
+
+
+def _held(part: Part) -> Iterator[tuple[str, Any, Any]]:
+    for name, default in _defaults_of(type(part)):
         yield name, getattr(part, name), default
 
 

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...analysis.absence import absent, unfinished
+from ...analysis.checkpoints import unseen_save
 from ...analysis.opened import differing, opened
 from ...analysis.saves import Save, all_saves, given, kept
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace import Run
 from ..base import Rule
 
-NOTHING = "the script saved nothing"
+NOTHING = "the script saves nothing"
+
+Wanted = Callable[[Save], bool]
 
 
-def compare(rule: Rule, evidence: Evidence, wanted: Callable[[Save], bool], nothing: str) -> Finding:
+def nothing_saved(evidence: Evidence, wanted: Wanted, reason: str) -> str:
+    """Why a rule on saves of a kind does not apply: the train run came to its end and made none; "" otherwise."""
+    run = evidence.trained
+    saves = all_saves(run)
+    if not saves:
+        return "" if unseen_save(evidence) else absent(run, False, NOTHING)
+    return absent(run, any(map(wanted, saves)), reason)
+
+
+def has_tensors(save: Save) -> bool:
+    """Whether a tensor is given to a save."""
+    return any(entry.kind in ("tensor", "dtensor") for entry in save.entries.values())
+
+
+def to_compare(run: Run, wanted: Wanted) -> dict[str, list[Save]]:
+    """{path: the saves that wrote what is there at the end} where one is of a kind and has tensors."""
+    return {path: saves for path, saves in kept(run).items() if any(map(wanted, saves)) and given(saves)}
+
+
+def compare(rule: Rule, evidence: Evidence, wanted: Wanted) -> Finding:
     """The last save to every path that is still there, against what is in its files."""
-    run = evidence.train
-    if run is None:
-        return rule.unknown("the script was not run")
-    if not run.completed and not all_saves(run):
-        return rule.unknown("the train run did not complete")
-    last = {path: saves for path, saves in kept(run).items() if any(map(wanted, saves)) and given(saves)}
-    if not last:
-        return rule.passed(nothing if all_saves(run) else NOTHING)
+    run = evidence.trained
+    last = to_compare(run, wanted)
+    if not last and (reason := unfinished(run)):
+        return rule.unknown(reason)
     found = {record.path: record for record in opened(evidence)}
     tensors, folders, closed = 0, 0, None
     for path, saves in last.items():

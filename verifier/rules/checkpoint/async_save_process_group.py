@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.absence import unfinished
 from ...analysis.saves import all_saves
 from ...analysis.wording import count
 from ...evidence import Evidence
@@ -14,6 +15,7 @@ from ...source.registry import detector
 from ...source.values import Value, choices
 from ...trace.events import SaveInFlight
 from ..base import Rule
+from ._holds import nothing_saved
 
 
 class AsyncSaveProcessGroup(Rule):
@@ -32,13 +34,17 @@ class AsyncSaveProcessGroup(Rule):
         future.result()
     Mend: Make a gloo group once, `group = dist.new_group(backend="gloo")`, and give it to every `async_save` as `process_group`.
     Source: KempnerInstitute/KempnerForge#104; ByteDance-Seed/VeOmni PR#1176; InternLM/xtuner PR#1703.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or nothing_saved(
+            evidence, lambda save: save.op == "async_save", "no asynchronous save"
+        )
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         for trace in run.traces:
             for record in trace.of(SaveInFlight):
                 if not record.apart:
@@ -50,7 +56,7 @@ class AsyncSaveProcessGroup(Rule):
                     )
         number = sum(save.op == "async_save" for save in all_saves(run)) // max(run.world_size, 1)
         if not number:
-            return self.passed("no asynchronous save")
+            return self.unknown(unfinished(run) or "no asynchronous save was seen")
         return self.passed(f"{count(number, 'asynchronous save')}, none on a group that the main thread used meanwhile")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ...analysis.opened import in_background
+from ...analysis.saves import Save
 from ...evidence import Evidence
 from ...finding import Finding
 from ..base import Rule
-from ._holds import compare
+from ._holds import compare, has_tensors, nothing_saved
 
 
 class AsyncSaveStateRace(Rule):
@@ -22,10 +23,17 @@ class AsyncSaveStateRace(Rule):
         threading.Thread(target=lambda: torch.save(state, path)).start()
     Mend: Save with `dcp.async_save` and its default stager, or copy every tensor before the thread starts.
     Source: pytorch#144657; pytorch/torchtitan#930; Lightning-AI/pytorch-lightning#20953; meta-pytorch/torchrec PR#4322.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     needs = frozenset({"train", "inspect"})
 
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or nothing_saved(evidence, _of_tensors, "no tensor is saved in the background")
+
     def judge(self, evidence: Evidence) -> Finding:
-        return compare(self, evidence, in_background, "no save in the background")
+        return compare(self, evidence, in_background)
+
+
+def _of_tensors(save: Save) -> bool:
+    return in_background(save) and has_tensors(save)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ...analysis.opened import in_background
+from ...analysis.saves import Save
 from ...evidence import Evidence
 from ...finding import Finding
 from ..base import Rule
-from ._holds import compare
+from ._holds import compare, has_tensors, nothing_saved
 
 
 class CheckpointHoldsWhatRanksHeld(Rule):
@@ -22,11 +23,20 @@ class CheckpointHoldsWhatRanksHeld(Rule):
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
     Mend: Save everything in one call, or each part into a folder of its own.
     Source: read back: every tensor of every save, compared with what the ranks held at the time of the call.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     needs = frozenset({"train", "inspect"})
     names_a_cause = False
 
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or nothing_saved(
+            evidence, _of_tensors, "no tensor is saved in the main thread"
+        )
+
     def judge(self, evidence: Evidence) -> Finding:
-        return compare(self, evidence, lambda save: not in_background(save), "no save in the main thread")
+        return compare(self, evidence, _of_tensors)
+
+
+def _of_tensors(save: Save) -> bool:
+    return not in_background(save) and has_tensors(save)

@@ -25,19 +25,18 @@ class DamagedCheckpointLoaded(Rule):
         dcp.load(state, checkpoint_id=path)
     Mend: Let the error end the run, or build the model anew before another checkpoint is tried.
     Source: measured: the shards read before the error stay in the model.
-    Torch: run on 2.13.0.
     """
 
     needs = frozenset({"train", "resume", "damaged"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        if not evidence.damaged or evidence.train is None:
+        if not evidence.damaged:
             return self.unknown(evidence.missing.get("damaged", "no checkpoint was damaged"))
         if (reason := not_exact(evidence)) is not None:
             return self.unknown(reason)
         told = []
         for run in evidence.damaged:
-            outcome = outcome_of(evidence.train, run)
+            outcome = outcome_of(evidence.trained, run)
             if outcome.mixed:
                 number = max(outcome.shares.values())
                 return self.failed(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.absence import absent, unfinished
+from ...analysis.checkpoints import unseen_save
 from ...analysis.saves import all_saves
 from ...evidence import Evidence
 from ...finding import Finding, Hit
@@ -11,6 +13,7 @@ from ...source.events import Event, Flow
 from ...source.looks import is_const, text
 from ...source.looks_checkpoint import GETTERS, has_option, options_of
 from ...source.registry import detector
+from ...trace import Run
 from ...trace.events import Template
 from ..base import Rule
 
@@ -33,18 +36,23 @@ class FullStateDictOom(Rule):
     Torch: run on 2.13.0: 16 keys on each of 2 ranks; with `cpu_offload`, 16 and 0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        if reason := super().applies(evidence):
+            return reason
+        if run.world_size == 1:
+            return "one rank holds the whole state"
+        return "" if unseen_save(evidence) else absent(run, _written(run), "no full state dict is written to a file")
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None:
-            return self.unknown("the script was not run")
+        run = evidence.trained
         writers = {save.rank for save in all_saves(run) if save.op == "torch.save" and save.to}
-        steps = {save.after + 1 for save in all_saves(run) if save.op == "torch.save"}
-        idle = [
-            (trace.rank, record)
-            for trace in run.traces
-            for record in trace.of(Template)
-            if record.full and not record.offload and record.bytes and record.step in steps
-        ]
+        full = _written(run)
+        if not full:
+            return self.unknown(unfinished(run) or "no full state dict was seen")
+        idle = [(rank, record) for rank, record in full if not record.offload and record.bytes]
         waste = [(rank, record) for rank, record in idle if rank not in writers]
         if len(writers) == 1 and waste:
             rank, record = max(waste, key=lambda item: int(item[1].bytes))
@@ -54,6 +62,13 @@ class FullStateDictOom(Rule):
                 record.at_line,
             )
         return self.passed("no rank gets a full state dict that it does not write")
+
+
+def _written(run: Run) -> list[tuple[int, Template]]:
+    """The full state dicts that ranks make at a step at which a file is saved."""
+    steps = {save.after + 1 for save in all_saves(run) if save.op == "torch.save"}
+    made = [(trace.rank, record) for trace in run.traces for record in trace.of(Template)]
+    return [(rank, record) for rank, record in made if record.full and record.step in steps]
 
 
 def _may_have(options: Event, name: str) -> bool:

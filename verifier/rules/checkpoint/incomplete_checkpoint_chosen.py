@@ -30,10 +30,19 @@ class IncompleteCheckpointChosen(Rule):
         newest = max(complete, default=None)
     Mend: Choose among folders that hold `.metadata`, or write under a temporary name and rename; delete old ones after that.
     Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102; meta-pytorch/tnt PR#559.
-    Torch: run on 2.13.0.
     """
 
     needs = NEEDS
+
+    def applies(self, evidence: Evidence) -> str:
+        if reason := super().applies(evidence):
+            return reason
+        resumes = [recovered for _, recovered in evidence.crashes] or [
+            run for run in (evidence.resume,) if run is not None
+        ]
+        named = [named_checkpoint(evidence.trained, run.command) for run in resumes]
+        found = [one[0] for one in named if one is not None]
+        return f"the command names {found[0]}: there is nothing to choose" if found and len(found) == len(named) else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         if not evidence.crashes:
@@ -46,12 +55,8 @@ class IncompleteCheckpointChosen(Rule):
                 return self.unknown("it is not known which save was interrupted")
             apart = [save for save in earlier if save.to != torn.to]
             outcome = outcome_of(crash, recovered)
-            named = named_checkpoint(evidence.train, recovered.command) if evidence.train is not None else None
             if outcome.steps == 0 and recovered.completed:
                 told.append(f"{crash.note}: the resume ended before a step")
-            elif named is not None and (outcome.steps == 0 or outcome.fresh):
-                how = "refuses it" if outcome.steps == 0 else "starts from the beginning"
-                told.append(f"{crash.note}: the command names {named[0]}, there is nothing to choose; the resume {how}")
             elif outcome.steps == 0 and apart:
                 cause = blame(recovered)
                 return self.failed(

@@ -11,9 +11,10 @@ from ...source.events import Flow
 from ...source.looks import is_const, made_by, names_in, text
 from ...source.looks_checkpoint import SETTERS, options_of
 from ...source.registry import detector
+from ...trace import Run
 from ...trace.events import Lenient
 from ..base import Rule
-from ._resumed import first_steps
+from ._resumed import first_steps, not_resumed, open_resume
 
 
 class LenientLoadHidesMismatch(Rule):
@@ -31,18 +32,19 @@ class LenientLoadHidesMismatch(Rule):
         dcp.load(state, checkpoint_id=path)
     Mend: Load strictly and name the parts alike at save and load; where keys may be missing, list them and check that list.
     Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224, #192202.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     needs = frozenset({"train", "resume"})
 
+    def applies(self, evidence: Evidence) -> str:
+        seen = any(_lenient(run) for run in (evidence.train, evidence.resume))
+        return super().applies(evidence) or not_resumed(evidence, seen, "no load accepts missing keys")
+
     def judge(self, evidence: Evidence) -> Finding:
-        runs = [run for run in (evidence.train, evidence.resume) if run is not None]
-        if not runs:
-            return self.unknown("the script was not run")
         loads = 0
-        for run in runs:
-            for record in (r for trace in run.traces[:1] for r in trace.of(Lenient)):
+        for run in (evidence.trained, evidence.resume):
+            for record in _lenient(run):
                 loads += 1
                 pairs = _same_but_for_a_wrapper(record.names, record.unused)
                 nothing = 0 < record.wanted == record.missing_count and record.unused_count > 0
@@ -58,11 +60,13 @@ class LenientLoadHidesMismatch(Rule):
                 else:
                     told += f": {some(lost)} came back with other values than were saved"
                 return self.failed(told, record.at_line)
-        return self.passed(
-            f"{count(loads, 'lenient load')}, of which none lost what the checkpoint has"
-            if loads
-            else "no lenient load"
-        )
+        if not loads:
+            return self.unknown(open_resume(evidence))
+        return self.passed(f"{count(loads, 'lenient load')}, of which none lost what the checkpoint has")
+
+
+def _lenient(run: Run | None) -> list[Lenient]:
+    return run.traces[0].of(Lenient) if run is not None and run.traces else []
 
 
 def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[str, str]]:

@@ -32,7 +32,6 @@ class LoadWithoutSet(Rule):
         set_model_state_dict(model, state["model"])
     Mend: After `dcp.load`, call `set_model_state_dict` / `set_state_dict` with the loaded dict.
     Source: the DCP tutorial's pattern; pytorch#114299; RLinf PR#283.
-    Torch: run on 2.13.0.
     """
 
     needs = NEEDS
@@ -52,8 +51,7 @@ class LoadWithoutSet(Rule):
         )
         if not wrong:
             return self.passed(f"{count(len(saved[0].weights), 'parameter')} bitwise as saved")
-        assert evidence.train is not None
-        fresh = {n: e[0].sketch for n, e in evidence.train.parameters.items()}
+        fresh = {n: e[0].sketch for n, e in evidence.trained.parameters.items()}
         initial = [n for n in wrong if resumed[0].weights.get(n) == fresh.get(n)]
         what = f"; {len(initial)} of them still have their initial values" if initial else ""
         told = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
@@ -71,7 +69,7 @@ def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool
     """Whether other weights of rank 0 are found among what it gave to the saves, and none of these."""
     given = {
         tuple(entry.sketch)
-        for record in evidence.train.traces[0].of(Saving)  # type: ignore[union-attr]
+        for record in evidence.trained.traces[0].of(Saving)
         for entry in record.entries.values()
         if entry.sketch
     }

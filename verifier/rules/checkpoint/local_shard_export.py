@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...analysis.absence import unfinished
 from ...analysis.saves import Save, all_saves
 from ...analysis.wording import count, some
 from ...evidence import Evidence
@@ -16,7 +17,7 @@ from ...source.values import Value, reach
 from ...trace import Run
 from ...trace.events import SavedEntry
 from ..base import Rule
-from ._holds import NOTHING
+from ._holds import nothing_saved
 from ._names import parameter_of
 
 
@@ -34,18 +35,22 @@ class LocalShardExport(Rule):
             torch.save(state, path)
     Mend: Make a full state dict on all ranks and write it on rank 0, or save through DCP; a file of shards needs one for each rank.
     Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM PR#4888.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        if reason := super().applies(evidence) or nothing_saved(
+            evidence, lambda save: bool(save.to), "no file is saved"
+        ):
+            return reason
+        return "one rank holds whole tensors" if evidence.trained.world_size == 1 else ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None:
-            return self.unknown("the script was not run")
-        saves = all_saves(run)
+        run = evidence.trained
+        saves = [save for save in all_saves(run) if save.to]
         if not saves:
-            return self.passed(NOTHING)
-        if run.world_size == 1:
-            return self.passed("one rank holds whole tensors")
+            return self.unknown(unfinished(run) or "no save was seen")
         for after in sorted({save.after for save in saves}):
             stored = _stored_shards(run, [save for save in saves if save.after == after])
             lost = {name: part for name, part in stored.items() if part[0] < part[1]}
@@ -64,8 +69,6 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
     """{tensor given as a shard: (elements that the files hold, elements of the whole, a save of it)}."""
     kept: dict[tuple[str, str], tuple[str, tuple[int, ...], int, int, Save]] = {}
     for save in saves:
-        if not save.to:
-            continue
         for key, entry in save.entries.items():
             if entry.kind == "dtensor" and entry.sharded and not save.together:
                 own, offset = math.prod(entry.own), tuple(entry.offset)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...analysis.root_cause import Blame
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Step
-from ..base import RaisedRule
 from ..raised import stack
+from ._raised import CheckpointError
+from ._resumed import keeps_no_state, open_resume
 
 
-class MissingOptimState(RaisedRule):
+class MissingOptimState(CheckpointError):
     """Every trainable parameter gets gradients, or the resume allows that its optimizer state is missing.
 
     Why: a parameter that never got a gradient has no optimizer state, so none is in the checkpoint; the template of the
@@ -38,7 +41,6 @@ class MissingOptimState(RaisedRule):
         states = get_state_dict(model, optimizer)
     Mend: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of the template.
     Source: pytorch#192224; pytorch#192202; verl PR#7283; InternLM/xtuner PR#2018.
-    Torch: run on 2.13.0.
     """
 
     simulated = False
@@ -49,15 +51,21 @@ class MissingOptimState(RaisedRule):
         r"float\(\) argument must be a string or a real number, not 'dict'"
     )
 
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or (keeps_no_state(evidence.train) if evidence.train is not None else "")
+
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
+        if found.status == "pass" and evidence.resume is None:
+            found = self.unknown(open_resume(evidence))
         unused = _never_used(evidence.train)
-        if not unused or found.status == "inconclusive":
+        if not unused or (found.status == "inconclusive" and evidence.resume is not None):
             return found
         told = f"{count(len(unused), 'trainable parameter')} never got a gradient: {some(unused)}"
         if found.status == "fail":
             return self.failed(f"{found.evidence}; {told}", found.location)
-        return self.passed(f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail")
+        more = f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail"
+        return replace(found, evidence=more)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         return "float() argument" not in cause.error or any("state_dict" in f.file for f in stack(run, cause))

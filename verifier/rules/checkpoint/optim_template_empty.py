@@ -13,7 +13,7 @@ from ...source.looks_checkpoint import GETTERS, SETTERS, state_given
 from ...source.registry import detector
 from ...source.values import choices, reach
 from ..base import Rule
-from ._resumed import NEEDS, first_steps, load_line
+from ._resumed import NEEDS, first_steps, keeps_no_state, load_line
 
 
 class OptimTemplateEmpty(Rule):
@@ -33,10 +33,12 @@ class OptimTemplateEmpty(Rule):
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     Mend: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to `set_state_dict`.
     Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no error.
-    Torch: run on 2.13.0.
     """
 
     needs = NEEDS
+
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or keeps_no_state(evidence.trained)
 
     def judge(self, evidence: Evidence) -> Finding:
         pair = first_steps(evidence)
@@ -45,7 +47,7 @@ class OptimTemplateEmpty(Rule):
         saved, resumed = pair
         had = {n for record in saved for n, state in record.state.items() if state}
         if not had:
-            return self.passed("the optimizer keeps no state")
+            return self.unknown("the optimizer had no state yet when the checkpoint was saved")
         empty = sorted(n for n in had if all(not r.state.get(n) for r in resumed))
         wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s.state if s.state[n] != r.state.get(n))
         if not wrong:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace import Run
 from ...trace.events import Step, Template
 from ..base import Rule
+from ._resumed import keeps_no_state, not_resumed, open_resume
 
 
 class OptimTemplateWithGrads(Rule):
@@ -25,26 +27,35 @@ class OptimTemplateWithGrads(Rule):
         state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     Mend: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any backward.
     Source: pytorch#140898.
-    Torch: run on 2.13.0.
     """
 
     explains = ("optim-template-empty",)
 
+    wants = "run"
     needs = frozenset({"train", "resume"})
 
+    def applies(self, evidence: Evidence) -> str:
+        if reason := super().applies(evidence) or keeps_no_state(evidence.trained):
+            return reason
+        taken = _taken(evidence.trained) or _taken(evidence.resume)
+        return not_resumed(evidence, taken, "no state dict of an optimizer is taken with torch's functions")
+
     def judge(self, evidence: Evidence) -> Finding:
-        runs = [run for run in (evidence.train, evidence.resume) if run is not None]
-        if not runs:
-            return self.unknown("the script was not run")
+        runs = [run for run in (evidence.trained, evidence.resume) if run is not None]
         keeps = any(state for run in runs for trace in run.traces for r in trace.of(Step) for state in r.state.values())
-        taken = 0
         for run in runs:
-            for trace in run.traces[:1]:
-                for record in (r for r in trace.of(Template) if r.optimizers):
-                    taken += 1
-                    if keeps and record.had_grads and not record.had_state and record.states == 0:
-                        return self.failed(
-                            f"{record.op} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
-                            record.at_line,
-                        )
+            for record in _taken(run):
+                if keeps and record.had_grads and not record.had_state and record.states == 0:
+                    return self.failed(
+                        f"{record.op} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
+                        record.at_line,
+                    )
+        taken = sum(len(_taken(run)) for run in runs)
+        if not taken or evidence.resume is None:
+            return self.unknown(open_resume(evidence))
         return self.passed(f"{count(taken, 'state dict')} of optimizers, none emptied by gradients")
+
+
+def _taken(run: Run | None) -> list[Template]:
+    """The state dicts of optimizers that rank 0 took."""
+    return [r for r in run.traces[0].of(Template) if r.optimizers] if run is not None and run.traces else []

@@ -34,13 +34,17 @@ class PerRankStateDeduplicated(Rule):
     Mend: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its
     own entry.
     Source: pytorch#120356, #146566; NVIDIA/Megatron-LM PR#6858 (252 of 256 ranks wrong).
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     needs = NEEDS
 
+    def applies(self, evidence: Evidence) -> str:
+        one = evidence.trained.world_size == 1
+        return super().applies(evidence) or ("one rank has one state" if one else "")
+
     def judge(self, evidence: Evidence) -> Finding:
-        if (found := _one_random_state(evidence.train)) is not None:
+        if (found := _one_random_state(evidence.trained)) is not None:
             key, line = found
             return self.failed(
                 f"`{key}` is the random state of its rank on every rank; under one key only one is kept", line
@@ -48,10 +52,8 @@ class PerRankStateDeduplicated(Rule):
         pair = first_steps(evidence)
         if isinstance(pair, str):
             return self.unknown(pair)
-        train, resume = evidence.train, evidence.resume
-        assert train is not None and resume is not None
-        if train.world_size == 1:
-            return self.unknown("one rank has one state")
+        train, resume = evidence.trained, evidence.resume
+        assert resume is not None
         step = pair[0][0].step
         kinds: list[tuple[str, list[Any], list[Any]]] = [
             ("random state", _random(train, step), _random(resume, 1)),
@@ -71,12 +73,12 @@ class PerRankStateDeduplicated(Rule):
         )
 
 
-def _one_random_state(run: Run | None) -> tuple[str, Place | None] | None:
+def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
     """(key, line) of a save by all ranks together that holds another generator state on each of them under one key."""
-    ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces] if run is not None else []
+    ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces]
     for saves in zip(*ranks, strict=False):
         for key, entry in saves[0].entries.items():
-            mine = [entry.sketch if (entry := save.entries.get(key)) is not None else None for save in saves]
+            mine = [own.sketch if (own := save.entries.get(key)) is not None else None for save in saves]
             states = [save.record.random for save in saves]
             if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line

@@ -8,10 +8,10 @@ from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import inner, text
 from ...source.registry import detector
-from ..base import RaisedRule
+from ._raised import CheckpointError
 
 
-class PickledFsdpModel(RaisedRule):
+class PickledFsdpModel(CheckpointError):
     """A sharded model is saved by its state dict, never as an object.
 
     Why: `fully_shard` gives the module a class made on the fly, which Python cannot find again by its name.
@@ -23,7 +23,6 @@ class PickledFsdpModel(RaisedRule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Mend: Save `get_model_state_dict(model)` with `dcp.save`, or with `full_state_dict=True` and `torch.save` on rank 0.
     Source: the message of torch 2.13.0; `torch.distributed.checkpoint.state_dict`.
-    Torch: run on 2.13.0.
     """
 
     pattern = r"Can't p\w+ <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.absence import unfinished
 from ...analysis.opened import opened
 from ...analysis.saves import all_saves, saves_of
 from ...analysis.wording import count, some
@@ -15,6 +16,7 @@ from ...source.looks_checkpoint import SAVES
 from ...source.registry import detector
 from ...source.values import GLOBAL, reach
 from ..base import Rule
+from ._holds import nothing_saved
 
 
 class RankDependentCheckpointPath(Rule):
@@ -30,15 +32,20 @@ class RankDependentCheckpointPath(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
     Mend: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
     Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself does not complain.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
     needs = frozenset({"train", "inspect"})
 
+    def applies(self, evidence: Evidence) -> str:
+        lost = any(record.missing_files for record in opened(evidence))
+        return super().applies(evidence) or nothing_saved(
+            evidence, lambda save: save.together or lost, "no save is made by all ranks together"
+        )
+
     def judge(self, evidence: Evidence) -> Finding:
-        if evidence.train is None:
-            return self.unknown("the script was not run")
-        ranks = [[s for s in saves_of(trace) if s.together] for trace in evidence.train.traces]
+        run = evidence.trained
+        ranks = [[s for s in saves_of(trace) if s.together] for trace in run.traces]
         for saves in zip(*ranks, strict=False):
             if len({save.to for save in saves}) > 1:
                 told = "; ".join(f"rank {save.rank} to {save.to}" for save in saves[:3])
@@ -46,10 +53,10 @@ class RankDependentCheckpointPath(Rule):
         for record in opened(evidence):
             if record.missing_files:
                 lost = record.missing_files
-                line = next((s.line for s in all_saves(evidence.train)), None)
+                line = next((s.line for s in all_saves(run)), None)
                 return self.failed(f"{record.path}: {record.error} ({some(lost)})", line)
         if not any(ranks):
-            return self.passed("no save was made by all ranks together")
+            return self.unknown(unfinished(run) or "no save by all ranks was seen")
         return self.passed(f"{count(len(ranks[0]), 'save')}, each to one place from every rank")
 
 

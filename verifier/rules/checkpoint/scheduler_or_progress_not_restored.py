@@ -31,7 +31,6 @@ class SchedulerOrProgressNotRestored(Rule):
     Mend: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the
     model.
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
-    Torch: run on 2.13.0.
     """
 
     needs = NEEDS
@@ -41,8 +40,8 @@ class SchedulerOrProgressNotRestored(Rule):
         if isinstance(pair, str):
             return self.unknown(pair)
         saved, resumed = pair
-        train, resume = evidence.train, evidence.resume
-        assert train is not None and resume is not None
+        train, resume = evidence.trained, evidence.resume
+        assert resume is not None
         step = saved[0].step
         told = []
         for later in range(resume.steps()):

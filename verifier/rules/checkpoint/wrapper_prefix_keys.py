@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.absence import unfinished
 from ...analysis.saves import all_saves
 from ...analysis.wording import count, some
 from ...evidence import Evidence
@@ -14,7 +15,7 @@ from ...source.looks_checkpoint import SAVES
 from ...source.registry import detector
 from ...source.values import reach
 from ..base import Rule
-from ._holds import NOTHING
+from ._holds import has_tensors, nothing_saved
 from ._names import parameter_of
 
 
@@ -31,14 +32,18 @@ class WrapperPrefixKeys(Rule):
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
     Mend: Compile in place (`model.compile()`), take state through `get_model_state_dict`, and strip prefixes at an export.
     Source: pytorch/torchtitan#2622; huggingface/pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
-    Torch: run on 2.13.0.
     """
 
+    wants = "run"
+
+    def applies(self, evidence: Evidence) -> str:
+        return super().applies(evidence) or nothing_saved(evidence, has_tensors, "no tensor is saved")
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None:
-            return self.unknown("the script was not run")
-        saves = all_saves(run)
+        run = evidence.trained
+        saves = [save for save in all_saves(run) if has_tensors(save)]
+        if not saves:
+            return self.unknown(unfinished(run) or "no save was seen")
         for save in saves:
             tensors = [key for key, entry in save.entries.items() if entry.kind != "object"]
             for word in ("_orig_mod", "_checkpoint_wrapped_module"):
@@ -52,7 +57,7 @@ class WrapperPrefixKeys(Rule):
             clean = [key for key in tensors if parameter_of(run, key) and key not in wrapped]
             if wrapped and not clean and not any(key.endswith("n_averaged") for key in tensors):
                 return self.failed(f"{count(len(wrapped), 'key')} begin with `module.` ({some(wrapped)})", save.line)
-        return self.passed("no wrapper's name in any key" if saves else NOTHING)
+        return self.passed("no wrapper's name in any key")
 
 
 def _leads(key: str, word: str) -> bool:

@@ -39,17 +39,17 @@ class SameDataOnEveryRank(Rule):
     with seed + rank for data.
     Source: the official pytorch/examples FSDP2 script (every rank seeded alike); mehta-lab/VisCy PR#408; the probe
     hashes each sample.
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        if evidence.trained.world_size == 1:
+            return "one rank has all the data"
+        if len(evidence.trained.data_ranks) == 1:
+            return "one data-parallel rank: all ranks hold parts of one model and share its samples"
+        return ""
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
-        if run.world_size == 1:
-            return self.unknown("one rank has all the data")
-        if len(run.data_ranks) == 1:
-            return self.passed("one data-parallel rank: all ranks hold parts of one model and share its samples")
+        run = evidence.trained
         rows = [_trained_on(run, step) for step in range(1, run.steps() + 1)]
         seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
         if not seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.absence import absent, unfinished
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit
@@ -12,7 +13,7 @@ from ...source.looks import is_const, names_in, text
 from ...source.looks_data import SAMPLER
 from ...source.registry import detector
 from ...source.values import reach
-from ...trace import Trace
+from ...trace import Run, Trace
 from ...trace.events import Micro, Sampler, SetEpoch
 from ..base import Rule
 
@@ -37,16 +38,21 @@ class SetEpochMissing(Rule):
     Mend: Call `sampler.set_epoch(epoch)` at the start of every epoch (and after a resume), on the sampler that the
     loader really uses.
     Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of `DistributedSampler`.
-    Torch: run on 2.13.0.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        begun = max(len(_begun(trace)) for trace in run.traces)
+        alone = begun == 1 and all(t.end is not None and t.end.how != "stopped" for t in run.traces)
+        if alone:
+            return absent(run, _told_epoch(run), "the script makes a single epoch")
+        return absent(run, begun, "no DistributedSampler shuffles")
+
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.train
-        if run is None or run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
-        begun = [r for t in run.traces for r in t.of(Sampler) if r.shuffle]
-        if not begun:
-            return self.passed("no DistributedSampler shuffles")
+        run = evidence.trained
+        begun = [_begun(trace) for trace in run.traces]
+        if not any(begun):
+            return self.unknown(unfinished(run))
         for trace in run.traces:
             if (again := _repeated(trace)) is not None:
                 told = "never called" if trace.first(SetEpoch) is None else "not called in between"
@@ -55,10 +61,23 @@ class SetEpochMissing(Rule):
                     f"{count(again.samples, 'sample')} on this rank): set_epoch was {told}",
                     again.at_line,
                 )
+        if max(map(len, begun)) == 1 and not _told_epoch(run):
+            return self.unknown(
+                "the run ended within the first epoch, for which set_epoch was not called: give more --steps"
+            )
         if evidence.hits.get(self.name):
             return self.unknown("the run ended within the first epoch")
-        epochs = len({r.epoch for r in begun})
+        epochs = len({r.epoch for records in begun for r in records})
         return self.passed(f"{count(epochs, 'epoch')} of a shuffling sampler begun, none of them twice")
+
+
+def _begun(trace: Trace) -> list[Sampler]:
+    """The orders that a rank's shuffling samplers have begun."""
+    return [record for record in trace.of(Sampler) if record.shuffle]
+
+
+def _told_epoch(run: Run) -> bool:
+    return any(trace.first(SetEpoch) is not None for trace in run.traces)
 
 
 def _repeated(trace: Trace) -> Sampler | None:

@@ -103,6 +103,10 @@ class HangRule(Rule):
 
     wants = "nothing"
 
+    def applies(self, evidence: Evidence) -> str:
+        one = evidence.train is not None and evidence.train.world_size == 1
+        return super().applies(evidence) or ("one rank waits for no other" if one else "")
+
     def judge(self, evidence: Evidence) -> Finding:
         for run in (evidence.train, evidence.resume):
             part = parting(run)
@@ -113,6 +117,8 @@ class HangRule(Rule):
                 return self.failed(f"the {run.role} run stopped: {answer[1]}", answer[2])
         if evidence.train is None or evidence.train.steps() == 0:
             return self.unknown("the train run made no step, for another reason")
+        if not evidence.train.completed:
+            return self.unknown("the train run did not complete, for another reason")
         return self.foreseen(evidence.sources, evidence.train)
 
     def foreseen(self, sources: Sources, run: Run) -> Finding:

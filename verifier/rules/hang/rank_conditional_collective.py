@@ -29,7 +29,6 @@ class RankConditionalCollective(HangRule):
     Mend: Move the call above the condition on the rank, so that all ranks make it; keep only the use of its result
     (print, write) below.
     Source: huggingface/transformers PR#35234; pytorch#143536; pytorch#134095; axolotl#3476.
-    Torch: run on 2.13.0.
     """
 
 

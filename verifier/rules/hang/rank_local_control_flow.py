@@ -30,7 +30,6 @@ class RankLocalControlFlow(HangRule):
             loss.backward()
     Mend: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
-    Torch: run on 2.13.0.
     """
 
 

@@ -24,7 +24,6 @@ class RunCompletes(Rule):
     Mend: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
     Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for
     `sys.exit(7)` and `os._exit(0)`.
-    Torch: run on 2.13.0.
     """
 
     wants = "nothing"

@@ -27,7 +27,6 @@ class UnevenBatchesHang(HangRule):
     Mend: Give all ranks the same number of batches: a DistributedSampler, or cut each rank's share to the smallest
     (all-reduce the length with MIN), or feed empty-weight batches to the end.
     Source: PrimeIntellect-ai/prime-rl#2515; verl-project/verl#6176; huggingface/transformers PR#33483.
-    Torch: run on 2.13.0.
     """
 
     def foreseen(self, sources: Sources, run: Run) -> Finding:

@@ -28,7 +28,6 @@ class MatchesDdp(Rule):
                 p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
     Mend: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
     Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
-    Torch: run on 2.13.0.
     """
 
     names_a_cause = False

@@ -34,19 +34,18 @@ class MatchesFullPrecision(Rule):
     result.
     Source: the script without mixed precision, on the same weights and samples; the limit is measured with weights
     rounded to the script's dtype. Near huggingface/transformers#29496.
-    Torch: run on 2.13.0.
     """
 
     names_a_cause = False
     needs = frozenset({"train", "full_precision", "rounded_weights"})
 
+    def applies(self, evidence: Evidence) -> str:
+        return "" if low_precision(evidence.trained) else "the script computes in the dtype of its weights"
+
     def judge(self, evidence: Evidence) -> Finding:
-        train, exact = evidence.train, evidence.full_precision
-        if train is None or train.steps() == 0 or exact is None:
-            return self.unknown(evidence.missing.get("full_precision", "no optimizer step was seen"))
-        dtype = low_precision(train)
-        if dtype is None:
-            return self.passed("the script computes in the dtype of its weights")
+        train, exact, dtype = evidence.trained, evidence.full_precision, low_precision(evidence.trained)
+        if exact is None or dtype is None:
+            return self.unknown(evidence.missing.get("full_precision", "no run in full precision was made"))
         low, rounded = evidence.plain, evidence.rounded_weights
         for run, role in ((low, "undropped"), (exact, "full_precision"), (rounded, "rounded_weights")):
             if run is None or run.steps() == 0:

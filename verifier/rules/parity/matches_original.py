@@ -23,16 +23,18 @@ class MatchesOriginal(Rule):
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
     Mend: Compare optimizer, parameter groups, schedule, clipping and loss with those of the original, line by line.
     Source: the original script, run as it is (`--reference "SCRIPT ARGS"`), from the same weights.
-    Torch: run on 2.13.0.
     """
 
     names_a_cause = False
     needs = frozenset({"train", "full_precision", "reference", "perturbed", "single", "original"})
 
+    def applies(self, evidence: Evidence) -> str:
+        if evidence.original is not None or "original" in evidence.missing:
+            return ""
+        return "no script is named that this one was converted from (--reference)"
+
     def judge(self, evidence: Evidence) -> Finding:
         original, run = evidence.original, evidence.full_precision
-        if original is None and evidence.train is not None and "original" not in evidence.missing:
-            return self.passed("no script was named that this one was converted from (--reference)")
         if original is not None and run is not None and original.steps() and run.steps():
             theirs, mine = original.global_batch(1), run.global_batch(1)
             if theirs.total() != mine.total():

@@ -25,7 +25,6 @@ class MatchesSingleProcess(Rule):
     Mend: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need
     from each other.
     Source: the same script at world size 1 without FSDP. pytorch/torchtitan PR#1803 for the token form.
-    Torch: run on 2.13.0.
     """
 
     names_a_cause = False

@@ -25,7 +25,6 @@ class ReshardKeepsTrajectory(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Mend: Save through DCP (which reshards), and keep the data position in global samples.
     Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
-    Torch: run on 2.13.0.
     """
 
     names_a_cause = False

@@ -26,7 +26,6 @@ class ResumeIsExact(Rule):
         dcp.save(state, checkpoint_id=path)
     Mend: Save and restore the random state of every rank, and all else that a step reads.
     Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise equal on gloo.
-    Torch: run on 2.13.0.
     """
 
     explains = ("reshard-keeps-trajectory",)
@@ -35,8 +34,8 @@ class ResumeIsExact(Rule):
     needs = frozenset({"train", "resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        train, resume, after = evidence.train, evidence.resume, evidence.saved_after()
-        if train is None or resume is None:
+        train, resume, after = evidence.trained, evidence.resume, evidence.saved_after()
+        if resume is None:
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
             cause = blame(resume)

@@ -32,19 +32,19 @@ class ModelGatheredEveryStep(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        whole = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
-        if whole == 0:
+        size = sum(whole_bytes(run, name) for name, entries in run.parameters.items() if entries[0].sharded)
+        if size == 0:
             return self.unknown("no parameter of the model that was seen is sharded")
         saved = {record.after_step + 1 for record in run.places(Checkpoint)}
         steps = [r for r in run.places(Traffic) if r.step > 1 and r.step not in saved]
         if not steps:
             return self.unknown("no step without a checkpoint was counted")
         least = min(_bytes(r.script, "all_gather") for r in steps)
-        told = f"{least:,} bytes gathered by the script in each step, {whole:,} bytes of sharded parameters"
-        if least < whole:
-            return self.passed(told, measured=float(least), limit=float(whole))
+        told = f"{least:,} bytes gathered by the script in each step, {size:,} bytes of sharded parameters"
+        if least < size:
+            return self.passed(told, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)
-        return self.failed(told, line, measured=float(least), limit=float(whole))
+        return self.failed(told, line, measured=float(least), limit=float(size))
 
 
 def _bytes(kinds: dict[str, list[int]], kind: str) -> int:

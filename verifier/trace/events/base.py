@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..typed import KINDS, Event, Part
+from ..typed import KINDS, Event, Part, record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Place(Part):
     """A line of the user's code."""
 
@@ -17,7 +15,7 @@ class Place(Part):
     code: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Located(Event):
     """An event at a line of the user's code; None where none of it is running."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from ..typed import Event, Part
+from ..typed import Event, Part, record
 from .base import Located, Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checkpoint(Located):
     """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
 
@@ -17,7 +17,7 @@ class Checkpoint(Located):
     to: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SavedEntry(Part):
     """One value of a state dict on one rank. `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type)."""
 
@@ -32,7 +32,7 @@ class SavedEntry(Part):
     offset: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Saving(Located):
     """What a save is given, and what the rank holds then (events/checkpoints.py)."""
 
@@ -48,7 +48,7 @@ class Saving(Located):
     state: dict[str, dict[str, list[float] | float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SaveInFlight(Located):
     """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
 
@@ -57,7 +57,7 @@ class SaveInFlight(Located):
     apart: bool  # whether the group has a backend for each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Renamed(Event):
     """What was saved has another name now (events/flight.py)."""
 
@@ -65,12 +65,12 @@ class Renamed(Event):
     new: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Killed(Event):
     """This rank is about to be killed in a save, as the request asks (crash.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SetState(Located):
     """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
@@ -79,7 +79,7 @@ class SetState(Located):
     broadcast: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Template(Located):
     """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
 
@@ -94,7 +94,7 @@ class Template(Located):
     had_grads: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Lenient(Located):
     """A load that accepts missing keys, and what it did not find (events/templates.py)."""
 
@@ -107,7 +107,7 @@ class Lenient(Located):
     unused: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Opened(Event):
     """A checkpoint as it lies on the disk (opener.py)."""
 

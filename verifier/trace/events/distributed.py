@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from ..typed import Event, Part
+from ..typed import Event, Part, record
 from .base import Located, Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Mesh(Part):
     """A device mesh."""
 
@@ -17,7 +17,7 @@ class Mesh(Part):
     ranks: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reduce(Located):
     """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
 
@@ -29,14 +29,14 @@ class Reduce(Located):
     ranks: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AllReduce(Located):
     """`set_requires_all_reduce` was called (events/groups.py)."""
 
     value: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stale(Located):
     """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
 
@@ -45,7 +45,7 @@ class Stale(Located):
     evaluated: Place | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Partial(Event):
     """Groups that an optimizer step finds with gradients that were not all-reduced (events/groups.py)."""
 
@@ -53,19 +53,19 @@ class Partial(Event):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InplaceView(Located):
     """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
 
     module: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShardedInput(Event):
     """A root is given a DTensor (events/wrapping.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FromLocal(Located):
     """The script made a DTensor of local shards (events/wrapping.py)."""
 
@@ -74,7 +74,7 @@ class FromLocal(Located):
     ranks: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PartialRead(Located):
     """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
 
@@ -82,14 +82,14 @@ class PartialRead(Located):
     placements: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrafficLine(Part):
     """A line of the script that gathers."""
 
     at_line: Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Traffic(Event):
     """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py)."""
 
@@ -101,7 +101,7 @@ class Traffic(Event):
     expected: dict[str, int]  # {kind: number} by the groups that there are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProgressEvent(Part):
     """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
 

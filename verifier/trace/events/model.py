@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..typed import Event, Part
+from ..typed import Event, Part, record
 from .base import Located, Place
 from .distributed import Mesh
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Parameter(Part):
     """A parameter at the first forward of its model, as one rank holds it; `unset`: elements that nothing has written since `to_empty`."""
 
@@ -32,7 +30,7 @@ class Parameter(Part):
     rank: int = 0  # filled in by `Run.parameters`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Buffer(Part):
     """A buffer at the first forward of its model."""
 
@@ -41,14 +39,14 @@ class Buffer(Part):
     unset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Group(Part):
     """An FSDP parameter group, by its module."""
 
     module: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Block(Part):
     """Sibling modules of one class that each hold further modules: what a wrapping plan would name."""
 
@@ -58,7 +56,7 @@ class Block(Part):
     numel: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Model(Located):
     """A root at its first forward (events/models.py). `root`: the prefix of its names, "" for the first."""
 
@@ -70,7 +68,7 @@ class Model(Located):
     starting_point: str  # "own", "left", "loaded" or why it could not be loaded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShardedParameter(Part):
     """A plain parameter that is about to be sharded."""
 
@@ -80,7 +78,7 @@ class ShardedParameter(Part):
     sketch: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shard(Located):
     """`fully_shard` is about to be applied (events/sharding.py)."""
 
@@ -92,7 +90,7 @@ class Shard(Located):
     parameters: list[ShardedParameter]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Wrap(Located):
     """The mesh of a `fully_shard` (events/wrapping.py)."""
 
@@ -100,7 +98,7 @@ class Wrap(Located):
     explicit_dims: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Tie(Part):
     """One parameter under several names before sharding; `parameters`: how many objects it is now."""
 
@@ -109,32 +107,32 @@ class Tie(Part):
     line: Place | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ties(Located):
     """The ties of a root at its first forward (events/wrapping.py)."""
 
     ties: list[Tie]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Late(Located):
     """Parameters that came to a module after it was sharded (events/wrapping.py)."""
 
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shards(Event):
     """A digest of each shard of a root, None where equality says nothing (events/wrapping.py)."""
 
     digests: dict[str, str | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToEmpty(Located):
     """`Module.to_empty` has allocated memory (events/empty.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Local(Located):
     """The script asked a plain tensor of the DDP run for its shard (substitutes/ddp.py)."""

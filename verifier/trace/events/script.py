@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from ..typed import Event, Part
+from ..typed import Event, Part, record
 from .base import Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Start(Event):
     """The probe is installed (rank.py)."""
 
     torch: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class End(Event):
     """How the script ended: `how` is "return", "stopped", "sys.exit", "os._exit" or "exception" (rank.py, events/exit.py)."""
 
@@ -26,7 +26,7 @@ class End(Event):
     frames: list[Place] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RaisedFrame(Part):
     """A frame of an error; if its `self` is a module: its class, a number for the object, how many weights are shards now."""
 
@@ -44,21 +44,21 @@ class RaisedFrame(Part):
     buffers: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Raised(Event):
     """The frames of the script's error, innermost first (events/raised.py)."""
 
     frames: list[RaisedFrame]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Adapted(Event):
     """What a library was made to believe so that it shards on the CPU (substitutes/libraries.py)."""
 
     told: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProbeError(Event):
     """An error of the probe, which the script did not see. `symbol`: the subscriber or the name of torch that is missing."""
 

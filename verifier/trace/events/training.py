@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..typed import Event, Part
+from ..typed import Event, Part, record
 from .base import Located
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Criterion(Part):
     """A cross entropy of a micro-batch: how many targets counted, and its value if it is one number."""
 
@@ -17,7 +15,7 @@ class Criterion(Part):
     value: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Micro(Located):
     """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward."""
 
@@ -28,14 +26,14 @@ class Micro(Located):
     random: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cleared(Event):
     """Gradients of a step were thrown away before it (events/calls.py)."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Optimizer(Located):
     """An optimizer was constructed (events/optimizers.py)."""
 
@@ -44,7 +42,7 @@ class Optimizer(Located):
     after_forward: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Step(Located):
     """What a step finds before it changes anything (events/optimizers.py); sketches of this rank's shards."""
 
@@ -61,7 +59,7 @@ class Step(Located):
     weights: dict[str, list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stepped(Event):
     """What a step left (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
 
@@ -71,26 +69,26 @@ class Stepped(Event):
     moved: dict[str, list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stress(Event):
     """What became of huge gradients, {name: [before.before, before.after, after.after]} (events/stress.py)."""
 
     products: dict[str, list[float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sync(Located):
     """`set_requires_gradient_sync` was called (events/sharding.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Divide(Located):
     """`set_gradient_divide_factor` was called (events/sharding.py)."""
 
     factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Zeroed(Located):
     """Gradients were zeroed, and these unsynced ones stayed (events/gradients.py)."""
 
@@ -98,36 +96,36 @@ class Zeroed(Located):
     unsynced: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class NotCleared(Located):
     """`Module.zero_grad` left these gradients as they were (events/gradients.py)."""
 
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Discarded(Event):
     """`reset_iter_state` threw unsynced gradients away (events/gradients.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Clips(Event):
     """The first call of `clip_grad_norm_` (events/gradients.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ClipOfNothing(Located):
     """A clip was given no tensor at a line where it was given some before (events/gradients.py)."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShardInStep(Located):
     """An optimizer's own code asked for a shard within its step (events/gradients.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recompute(Located):
     """A recomputed dropout met a random state of the first forward, or not (events/recompute.py)."""
 
@@ -135,14 +133,14 @@ class Recompute(Located):
     place: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Inexact(Event):
     """ "dropout" or "autocast" is active, which a full-precision run switches off (events/precision.py)."""
 
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LossyCast(Located):
     """FSDP's cast of a forward's input changes whole numbers (events/precision.py)."""
 
@@ -154,21 +152,21 @@ class LossyCast(Located):
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Scaler(Event):
     """A loss scaler is used (events/precision.py)."""
 
     cls: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Autocast(Event):
     """Autocast is used, with this dtype (events/precision.py)."""
 
     dtype: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sampler(Located):
     """A DistributedSampler begins an order (events/data.py)."""
 
@@ -179,12 +177,12 @@ class Sampler(Located):
     samples: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SetEpoch(Event):
     """`DistributedSampler.set_epoch` was called (events/data.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Memory(Event):
     """Bytes on this rank after a step (events/memory.py); `before` and `peak` are of the process."""
 
