@@ -343,7 +343,8 @@ class TestPresence:
     def test_what_only_sources_show(self, rule: str, source: str) -> None:
         assert self.named(rule, source, followed=True).status == "pass"
         assert self.named(rule, source).status == "inconclusive"
-        assert self.named(rule, "pass").status == "not_applicable"
+        absent = self.named(rule, "pass")
+        assert (absent.status, absent.tier) == ("not_applicable", "static")
         hit = Hit(rule, "seen", LINE)
         assert self.named(rule, "pass", hits={rule: (hit,)}).status == "fail"
 

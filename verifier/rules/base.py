@@ -110,6 +110,9 @@ class SourceRule(Rule):
     def applies(self, evidence: Evidence) -> str:
         return unnamed(evidence.sources, *self.named_by)
 
+    def not_applicable(self, reason: str, **more: Any) -> Finding:
+        return super().not_applicable(reason, tier="static", **more)
+
     def judge(self, evidence: Evidence) -> Finding:
         hits = evidence.hits.get(self.name, ())
         if hits:
