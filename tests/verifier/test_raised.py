@@ -447,14 +447,9 @@ def test_the_dtypes_at_the_line_are_told() -> None:
 
 def test_a_parameter_without_gradients_is_told_before_any_resume() -> None:
     grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0], "unused": None}
-    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    records = [
-        model(parameter(), parameter("unused")),
-        step(grads=grads),
-        stepped(),
-        save,
-        {"kind": "end", "how": "stopped"},
-    ]
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1}
+    end = {"kind": "end", "how": "stopped"}
+    records = [model(parameter(), parameter("unused")), step(grads=grads), stepped(), save, end]
     full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate(records)]
     run = Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 0, False),))
     found = judge_one(RULES["missing-optim-state-for-unused-param"], Evidence(train=run))

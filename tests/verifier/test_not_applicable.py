@@ -1,0 +1,137 @@
+"""Where rules do not apply: what the script has nothing of, apart from what a run has not come to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_rules_checkpoint import A, judge, saving, tensor, train
+
+from records import LINE, micro, model, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace import Ended, Run
+
+
+def ended(run_: Run, how: str = "exception") -> Run:
+    """The run, stopped early by an error."""
+    for one in run_.traces:
+        object.__setattr__(one.end, "how", how)
+    return run_
+
+
+class TestNotApplicable:
+    """What the script has nothing of; a run that stopped early might still have come to it."""
+
+    @pytest.mark.parametrize(
+        ("rule", "more"),
+        [
+            ("async-save-process-group", {}),
+            ("async-save-state-race", {}),
+            ("rank-dependent-checkpoint-path", {}),
+            ("full-state-dict-oom", {}),
+            ("lenient-load-hides-mismatch", {"resume": True}),
+            ("optim-template-with-grads", {"resume": True}),
+        ],
+    )
+    def test_nothing_of_the_kind(self, rule: str, more: dict[str, bool]) -> None:
+        def judged(make: Any) -> str:
+            runs = {"resume": make(replace(self.saved(), role="resume"))} if more else {}
+            return judge(rule, make(self.saved()), **runs).status
+
+        assert judged(lambda made: made) == "not_applicable"
+        assert judged(ended) == "inconclusive"
+
+    @staticmethod
+    def saved() -> Run:
+        state = {"w": {"exp_avg": A}}
+        rank = [model(), step(), stepped(), step(2, state=state), stepped(2)]
+        return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
+
+    @pytest.mark.parametrize("rule", ["lenient-load-hides-mismatch", "optim-template-with-grads"])
+    def test_without_a_resume_it_is_open(self, rule: str) -> None:
+        assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
+
+    @pytest.mark.parametrize("rule", ["local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom"])
+    def test_one_rank(self, rule: str) -> None:
+        alone = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")])
+        assert judge(rule, alone).status == "not_applicable"
+
+    @pytest.mark.parametrize("rule", ["wrapper-prefix-keys", "checkpoint-holds-what-ranks-held"])
+    def test_no_tensor_is_saved(self, rule: str) -> None:
+        number = {"kind": "value", "value": "3"}
+        assert judge(rule, train([saving({"step": number})], [])).status == "not_applicable"
+
+    @pytest.mark.parametrize(
+        "rule", ["optim-template-empty", "optim-template-with-grads", "missing-optim-state-for-unused-param"]
+    )
+    def test_an_optimizer_without_state(self, rule: str) -> None:
+        plain = [model(), step(), stepped(), saving({}), step(2), stepped(2)]
+        assert judge(rule, run(plain, plain)).status == "not_applicable"
+        assert judge(rule, self.saved()).status == "inconclusive"
+
+    @pytest.mark.parametrize("rule", [n for n, rule in RULES.items() if rule.family == "checkpoint"])
+    def test_a_script_without_checkpoints(self, rule: str) -> None:
+        assert judge(rule, train([], [])).status == "not_applicable"
+
+    def test_sources_that_can_save_are_open(self) -> None:
+        for rule in (n for n, rule in RULES.items() if rule.family == "checkpoint"):
+            assert judge(rule, train([], []), saving=LINE).status == "inconclusive"
+
+    def test_an_error_is_judged_before_anything_was_saved(self) -> None:
+        text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
+        end = {"kind": "end", "how": "exception", "error": "PicklingError", "message": text, "frames": [LINE]}
+        rank = [model(), step(), stepped(), end]
+        made = run(rank, rank)
+        for one in made.traces:
+            object.__setattr__(one, "records", one.records[:-1])
+        stopped = replace(made, ended=tuple(Ended(k, 1, False) for k in range(2)))
+        for more in ({}, {"saving": LINE}):
+            assert judge("pickled-fsdp-model", stopped, **more).status == "fail"
+
+
+def test_ranks_that_share_their_samples() -> None:
+    rows = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
+    assert judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(rows))).status == "not_applicable"
+    parallel = [{"kind": "wrap", "mesh": {"shape": [1], "names": [], "ranks": [0]}, "modules": []}, *rows]
+    found = judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(parallel, parallel)))
+    assert found.status == "not_applicable"
+
+
+def test_a_script_that_was_converted_from_nothing() -> None:
+    mine = train([], [])
+    assert judge("matches-original", mine).status == "not_applicable"
+    assert judge("matches-original", mine, missing={"original": "it failed"}).status == "inconclusive"
+
+
+class TestEpochs:
+    """A sampler's order is judged where a second epoch begins; a script with one epoch has nothing to tell it."""
+
+    @staticmethod
+    def judge(*epochs: int, told: bool = False, how: str = "stopped") -> str:
+        order = {"kind": "sampler", "dataset": 1, "shuffle": True, "seed": 0, "samples": 8}
+        rows: list[dict[str, Any]] = [model()]
+        for k, epoch in enumerate(epochs, 1):
+            rows += [{"kind": "set_epoch"}] if told else []
+            rows += [{**order, "epoch": epoch}, micro(k), micro(k), step(k), stepped(k)]
+        made = run(rows or [model()], rows or [model()])
+        for one in made.traces:
+            object.__setattr__(one.end, "how", how)
+        return judge_one(RULES["set-epoch-missing"], Evidence(train=made)).status
+
+    def test_two_epochs(self) -> None:
+        assert self.judge(0, 0) == "fail"
+        assert self.judge(0, 1, told=True) == "pass"
+
+    @pytest.mark.parametrize(
+        ("told", "how", "status"),
+        [(True, "stopped", "pass"), (False, "stopped", "inconclusive"), (False, "return", "not_applicable")],
+    )
+    def test_one_epoch(self, told: bool, how: str, status: str) -> None:
+        assert self.judge(0, told=told, how=how) == status
+
+    def test_no_sampler(self) -> None:
+        plain = [model(), micro(), step(), stepped()]
+        assert judge_one(RULES["set-epoch-missing"], Evidence(train=run(plain))).status == "not_applicable"
