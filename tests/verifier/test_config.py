@@ -25,6 +25,7 @@ from verified_fsdp2.verifier.judge import apply_policy, apply_tolerance
 from verified_fsdp2.verifier.report import json_report, text
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.naming import unknown
+from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict
 
 TODAY = datetime.date(2026, 11, 21)
@@ -122,13 +123,8 @@ def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, c
     assert (other.rule, other.until, other.over) == ("clipping", "2026-11-20", True)
     line = other.location.line
     code = content.splitlines()[line - 1].strip()
-    assert other.location == {
-        "file": str(tmp_path / name),
-        "line": line,
-        "column": 9 if name == "verify.yaml" else 1,
-        "function": "skip",
-        "code": code,
-    }
+    assert other.location == Place(file=str(tmp_path / name), line=line, function="skip", code=code)
+    assert other.column == (9 if name == "verify.yaml" else 1)
     assert code == ("- rule: clipping" if name == "verify.yaml" else "[[tool.fsdp2.targets.skip]]")
 
 
@@ -307,15 +303,13 @@ def test_limits_that_can_be_widened_are_those_that_are_worked_out() -> None:
     asked = {
         n for n, source in sources.items() if "evidence.times(" in source or "limits(evidence, self.name)" in source
     }
-    asked |= {
-        n for n, source in sources.items() if " _judge(self, evidence, " in source and RULES[n].family == "parity"
-    }
+    asked |= {n for n, source in sources.items() if "judge_against(" in source}
     assert set(FORM.root["definitions"]["tolerances"]["properties"]) == asked
 
 
 def skip(rule: str, over: bool = False) -> Skip:
-    location = {"file": "/w/verify.yaml", "line": 3, "column": 5, "function": "skip", "code": f"- rule: {rule}"}
-    return Skip(rule, "a reason", "2026-11-20", over, location)
+    location = Place(file="/w/verify.yaml", line=3, function="skip", code=f"- rule: {rule}")
+    return Skip(rule, "a reason", "2026-11-20", over, location, 5)
 
 
 def verdict(*findings: Finding) -> Verdict:
@@ -351,7 +345,7 @@ def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
     assert found.verdict == "fail"
     (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
     assert late.status == "fail" and "the skip of parity ended on 2026-11-20 (a reason)" in late.evidence
-    assert late.location == {"file": "/w/verify.yaml", "line": 3, "function": "skip", "code": "- rule: parity"}
+    assert late.location == Place(file="/w/verify.yaml", line=3, function="skip", code="- rule: parity")
 
 
 def test_what_is_skipped_stands_in_the_reports() -> None:

@@ -14,7 +14,8 @@ from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.source.sources import find_shard_use, read_sources
+from verified_fsdp2.verifier.source.lines import find_shard_use
+from verified_fsdp2.verifier.source.sources import read_sources
 
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
@@ -183,8 +184,8 @@ def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_o
     script.write_text(
         "def clip(p):\n    return p.to_local()\n\nclass Muon:\n    def step(self, p):\n        return p._local_tensor\n"
     )
-    assert (find_shard_use(read_sources((script,), ()), "Muon") or {})["line"] == 6
-    assert (find_shard_use(read_sources((script,), ()), "Other") or {})["line"] == 2
+    assert (place := find_shard_use(read_sources((script,), ()), "Muon")) is not None and place.line == 6
+    assert (place := find_shard_use(read_sources((script,), ()), "Other")) is not None and place.line == 2
     script.write_text("def clip(p):\n    return p.full_tensor()\n")
     assert find_shard_use(read_sources((script,), ()), "Muon") is None
 

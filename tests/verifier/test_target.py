@@ -8,7 +8,8 @@ import pytest
 
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.source.sources import find_local_norm, project_files, read_sources
+from verified_fsdp2.verifier.source.lines import find_local_norm
+from verified_fsdp2.verifier.source.sources import project_files, read_sources
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
     place = find_local_norm(read_sources(files, ()))
     assert place is not None
-    assert (Path(place["file"]).name, place["line"], place["function"]) == ("block.py", 2, "clip")
+    assert (Path(place.file).name, place.line, place.function) == ("block.py", 2, "clip")
 
 
 def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) -> None:
