@@ -178,6 +178,17 @@ def test_launch_knows_nothing_of_the_probe() -> None:
     assert importing("verifier.launch", "verifier.probe") == []
 
 
+def test_only_the_launcher_and_the_probe_import_torch() -> None:
+    able = ("verifier.launch", "verifier.probe")
+    modules = {
+        name: [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+        + [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+        for name, nodes in NODES.items()
+        if name.startswith("verifier") and not name.startswith(able)
+    }
+    assert [name for name, found in modules.items() if any(m.partition(".")[0] == "torch" for m in found)] == []
+
+
 def test_after_the_plan_nobody_asks_the_target() -> None:
     able = ("verifier.pipeline", "verifier.plan", "verifier.integrations", "verifier.config", "skill")
     found = [name for name, below in EDGES.items() if "verifier.config.target" in below]
