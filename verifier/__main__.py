@@ -3,6 +3,7 @@
 `python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
 """
 
+import contextlib
 import sys
 
 if not __package__:
@@ -30,10 +31,15 @@ def live(request: dict[str, Any], rank: int) -> int:
 
 
 def prepare() -> None:
-    """Import the probe, where torch is there already."""
+    """Import the probe once for all ranks, where torch is there already. What fails beside names of torch, a rank reports."""
     from .probe.compat import names
 
     names.missing()
+    with contextlib.suppress(Exception):
+        from .probe import install, rank  # noqa: F401
+        from .probe.events import topics
+
+        list(topics())
 
 
 if __name__ == "__main__":

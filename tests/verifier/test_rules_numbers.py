@@ -14,7 +14,8 @@ from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.source.sources import find_shard_use, read_sources
+from verified_fsdp2.verifier.source.lines import find_shard_use
+from verified_fsdp2.verifier.source.sources import read_sources
 
 
 def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:

@@ -8,7 +8,8 @@ import pytest
 
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.source.sources import find_local_norm, project_files, read_sources
+from verified_fsdp2.verifier.source.lines import find_local_norm
+from verified_fsdp2.verifier.source.sources import project_files, read_sources
 
 
 @pytest.fixture

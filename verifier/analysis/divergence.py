@@ -41,13 +41,13 @@ def parting(run: Run | None) -> Parting | None:
     if run is None or run.completed or len(run.progress) < 2 or not _stuck(run):
         return None
     logs = {rank: [*events, *_unheard(run, rank, events)] for rank, events in run.progress.items()}
-    meetings = {rank: [e for e in events if e.op not in _NOTES] for rank, events in logs.items()}
-    for at in range(max((len(m) for m in meetings.values()), default=0)):
-        events = {rank: m[at] if at < len(m) else None for rank, m in meetings.items()}
+    collectives = {rank: [e for e in events if e.op not in _NOTES] for rank, events in logs.items()}
+    for at in range(max((len(m) for m in collectives.values()), default=0)):
+        events = {rank: m[at] if at < len(m) else None for rank, m in collectives.items()}
         if _same(list(events.values())):
             continue
         notes = {rank: _notes(logs[rank], at) for rank in logs}
-        first = next(iter(meetings.values()))
+        first = next(iter(collectives.values()))
         left = frozenset(t.rank for t in run.traces if t.end is not None and t.end.how != "exception")
         return Parting(at + 1, events, first[at - 1] if at else None, notes, left)
     return None
@@ -108,7 +108,7 @@ def _same(events: list[ProgressEvent | None]) -> bool:
 
 
 def _notes(log: list[ProgressEvent], at: int) -> list[ProgressEvent]:
-    """What a rank's loaders did between its meetings `at - 1` and `at` (from 0)."""
+    """What a rank's loaders did between its collectives `at - 1` and `at` (from 0)."""
     count, found = 0, []
     for event in log:
         if event.op in _NOTES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from ..trace import Run, difference
 from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
@@ -90,7 +89,7 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
         ratio = math.sqrt(a[0] / b[0])
         ratios.append(ratio)
         straight.append(difference(a, [ratio * x for x in b]) <= 10 * EXACT * math.sqrt(a[0]))
-    middle = median(ratios)
+    middle = sorted(ratios)[len(ratios) // 2]
     same = sum(s and abs(r / middle - 1.0) <= EXACT for s, r in zip(straight, ratios, strict=True))
     return middle if same >= 0.9 * len(ratios) else None
 

@@ -1,4 +1,4 @@
-"""One rank's life: environment, hooks, the script, and an honest record of how it ended. Imports torch only when it must."""
+"""One rank's life: environment, probe, the script, and an honest record of how it ended. Imports torch only when it must."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
 from .guard import Guard
 from .stop import StopRun
+
+_One = TypeVar("_One")
 
 
 class Session:
@@ -64,6 +66,13 @@ class Session:
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
         self._stopped = False
+        self._shared: dict[Any, Any] = {}
+
+    def one(self, make: Callable[[Session], _One]) -> _One:
+        """The one object of a kind that topics of this rank share, such as `one(Models)`."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        return self._shared[make]  # type: ignore[no-any-return]
 
     # -- events and notices -------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ probe, and no mark can help there (references/verify.md, limits).
 
 from __future__ import annotations
 
-import hashlib
-
 
 def mark(secret: str, number: int, text: str) -> str:
     """The mark of the `number`-th line of a trace."""
+    import hashlib  # slow to import, and not needed to lint
+
     return hashlib.blake2b(f"{secret} {number} {text}".encode(), digest_size=8).hexdigest()

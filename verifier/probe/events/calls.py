@@ -19,8 +19,9 @@ from .models import Models
 Given = Callable[[], list[torch.Tensor]]
 
 
-def install(session: Session, models: Models) -> None:
+def install(session: Session) -> None:
     """Subscribe to calls of modules."""
+    models = session.one(Models)
 
     def leave() -> None:
         session.depth -= 1

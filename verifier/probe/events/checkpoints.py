@@ -125,9 +125,9 @@ class Checkpoints:
             time.sleep(0.002)
 
 
-def install(session: Session, flight: Flight) -> None:
+def install(session: Session) -> None:
     """Subscribe to saves, loads and the setters of state dicts."""
-    checkpoints = Checkpoints(session, flight)
+    checkpoints = Checkpoints(session, session.one(Flight))
     for target, operation in _OPERATIONS.items():
         session.dispatcher.around(target, before=checkpoints.watched(operation))
 

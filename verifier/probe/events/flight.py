@@ -53,8 +53,9 @@ class Flight:
             self.session.write(Renamed(old=old, new=new))
 
 
-def install(session: Session, flight: Flight) -> None:
+def install(session: Session) -> None:
     """Subscribe to collectives of the main thread and to renames, where saves are watched."""
+    flight = session.one(Flight)
 
     def called(call: Call) -> None:
         if flight.pending and session.depth == 0:

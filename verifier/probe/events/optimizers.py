@@ -108,9 +108,9 @@ class Steps:
         session.write(Stepped(step=count, optimizer=number, weights=weights, moved=moved))
 
 
-def install(session: Session, models: Models) -> None:
+def install(session: Session) -> None:
     """Subscribe to optimizers: their making through the dispatcher, their steps through torch's own hooks."""
-    steps = Steps(session, models)
+    steps = Steps(session, session.one(Models))
     depth = 0
 
     def constructing(call: Call) -> Leave:

@@ -11,10 +11,10 @@ from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
+from ...source.lines import find_local_norm
 from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
-from ...source.sources import find_local_norm
 from ...source.values import reach
 from ...trace import Run
 from ...trace.events import ClipOfNothing, Place, Step, Stress

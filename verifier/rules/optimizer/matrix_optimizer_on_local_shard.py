@@ -9,10 +9,10 @@ from ...analysis.comparison import gradients_apart, incomparable, limits, undeci
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import NEW, Flow, hit_at
+from ...source.lines import find_shard_use
 from ...source.looks import text
 from ...source.project import Module
 from ...source.registry import detector
-from ...source.sources import find_shard_use
 from ...trace import Run
 from ...trace.events import Optimizer, ShardInStep
 from ..base import Rule

@@ -1,0 +1,52 @@
+"""Lines looked up in the sources, for rules that know what happened and not where."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ..evidence import Sources
+from ..trace.events import Place
+
+_NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
+
+
+def find_local_norm(sources: Sources) -> Place | None:
+    """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
+    for path in sources.project:
+        for function, statements in _functions(sources, path):
+            local = [s for s in statements if "to_local()" in s[1] or "_local_tensor" in s[1]]
+            norms = [s for s in statements if any(word in s[1] for word in _NORMS)]
+            if local and norms:
+                line, text = next((s for s in local if s in norms), local[0])
+                return Place(file=path, line=line, function=function, code=text.splitlines()[0].strip())
+    return None
+
+
+def find_shard_use(sources: Sources, cls: str) -> Place | None:
+    """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
+    found: list[tuple[bool, int, Place]] = []
+    for path in sources.project:
+        tree = sources.tree(path)
+        own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr in ("to_local", "_local_tensor"):
+                    code = sources.line(path, node.lineno)
+                    place = Place(file=path, line=node.lineno, function=function.name, code=code)
+                    found.append((id(node) not in own, len(found), place))
+    return min(found, key=lambda item: item[:2])[2] if found else None
+
+
+def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """(name, [(line, source) of each simple statement]) of every function, then of the module itself."""
+    source, tree = sources.texts.get(path, ""), sources.tree(path)
+    simple = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.AnnAssign
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    owners: list[tuple[str, list[ast.AST]]] = [(f.name, list(ast.walk(f))) for f in functions]
+    owners.append(("<module>", list(tree.body)))
+    for name, nodes in owners:
+        found = [(n.lineno, ast.get_source_segment(source, n) or "") for n in nodes if isinstance(n, simple)]
+        yield name, sorted(found)
