@@ -78,7 +78,7 @@ DUMP = """Current thread 0x1 (most recent call first):
 def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
     for own in ("/home/me/torch/distributed/train.py", "/home/me/verifier/train.py"):
         frames, waits = own_frames(DUMP.format(torch=TORCH, own=own))
-        assert ([f["file"] for f in frames], waits) == ([own], True)
+        assert ([f.file for f in frames], waits) == ([own], True)
         busy = f'Current thread 0x1 (most recent call first):\n  File "{own}", line 9 in load\n'
         killed = (Ended(0, -9, True), Ended(1, -9, True))
         hung = replace(
@@ -97,4 +97,4 @@ def test_frames_of_a_project_in_a_folder_called_verifier(tmp_path: Path) -> None
     space: dict[str, object] = {}
     exec(compile(script.read_text(), str(script), "exec"), space)
     place = space["main"](Frames(str(folder)))  # type: ignore[operator]
-    assert (place["file"], place["line"], place["function"]) == (str(script), 2, "main")
+    assert (place.file, place.line, place.function) == (str(script), 2, "main")

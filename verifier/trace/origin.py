@@ -17,7 +17,7 @@ from typing import Literal
 Origin = Literal["user", "torch", "library", "python", "verifier"]
 
 PACKAGES = ("site-packages", "dist-packages")
-OURS = Path(__file__).parents[1]
+OURS = Path(__file__).parents[2]  # the folder that holds verifier/ and skill/
 
 
 @functools.lru_cache(maxsize=4096)
