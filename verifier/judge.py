@@ -64,13 +64,14 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
     if reason := rule.too_short(evidence):
         return rule.unknown(reason)
     if reason := rule.applies(evidence):
-        return rule.not_applicable(reason)
-    if reason := rule.unseen(evidence):
+        found = rule.not_applicable(reason)
+    elif reason := rule.unseen(evidence):
         return rule.unknown(reason)
-    found = rule.judge(evidence)
+    else:
+        found = rule.judge(evidence)
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
         return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
-    if found.status == "pass" and rule.family in LISTENED and (reason := _probe_error(evidence)):
+    if found.status in ("pass", "not_applicable") and rule.family in LISTENED and (reason := _probe_error(evidence)):
         return rule.unknown(reason)
     return found
 

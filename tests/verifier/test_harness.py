@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,9 @@ class WithGPUs:
     def start(self, request: Request) -> int:
         self.requests.append(request)
         return len(self.requests) - 1
+
+    def first_to_end(self, numbers: Sequence[int]) -> int:
+        return numbers[0]
 
     def finish(self, number: int) -> dict[str, Any]:
         ranks = [{"rank": r, "code": 0, "killed": False, "at": 1.0} for r in range(self.requests[number].world_size)]

@@ -13,6 +13,7 @@ import yaml
 
 from records import micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.substitutes import libraries
 from verified_fsdp2.verifier.rules.gradients.recompute_draws_anew import RecomputeDrawsAnew
 from verified_fsdp2.verifier.rules.parity.matches_ddp import MatchesDdp
@@ -90,15 +91,15 @@ def _recomputed(*same: bool) -> Evidence:
     return Evidence(train=run([model(), micro(), *records, step(), stepped()]))
 
 
-@pytest.mark.parametrize(("same", "status"), [((), "pass"), ((True,), "pass"), ((True, False), "fail")])
+@pytest.mark.parametrize(("same", "status"), [((), "not_applicable"), ((True,), "pass"), ((True, False), "fail")])
 def test_a_recompute_with_other_random_numbers_fails(same: tuple[bool, ...], status: str) -> None:
-    found = RecomputeDrawsAnew().judge(_recomputed(*same))
+    found = judge_one(RecomputeDrawsAnew(), _recomputed(*same))
     assert found.status == status
     assert ("model.py, Block.forward" in found.evidence) == bool(same)
 
 
 def test_recomputes_of_a_run_without_steps_are_not_judged() -> None:
-    assert RecomputeDrawsAnew().judge(Evidence(train=run([model()]))).status == "inconclusive"
+    assert judge_one(RecomputeDrawsAnew(), Evidence(train=run([model()]))).status == "inconclusive"
 
 
 def test_the_finding_says_which_call_kept_ddp_out() -> None:
