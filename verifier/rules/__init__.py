@@ -25,8 +25,8 @@ def _discover() -> dict[str, Rule]:
 
 def _names(folders: Iterable[str], pattern: str) -> list[str]:
     """The modules or packages of these folders that do not begin with `_`. To import `pkgutil` for it would take longer."""
-    found = (path.relative_to(folder).parts[0] for folder in folders for path in Path(folder).glob(f"[!_]{pattern}"))
-    return sorted(name.removesuffix(".py") for name in found)
+    found = (path for folder in folders for path in Path(folder).glob(f"[!_]{pattern}"))
+    return sorted(path.parent.name if path.stem == "__init__" else path.stem for path in found)
 
 
 def _rule_in(names: dict[str, object], module: str) -> type[Rule]:
@@ -34,7 +34,7 @@ def _rule_in(names: dict[str, object], module: str) -> type[Rule]:
     (rule,) = (
         value
         for value in names.values()
-        if isinstance(value, type) and issubclass(value, Rule) and value.__module__ == module
+        if isinstance(value, type) and value.__module__ == module and issubclass(value, Rule)
     )
     return rule
 
