@@ -303,7 +303,9 @@ def test_limits_that_can_be_widened_are_those_that_are_worked_out() -> None:
         n for n, source in sources.items() if "evidence.times(" in source or "limits(evidence, self.name)" in source
     }
     asked |= {
-        n for n, source in sources.items() if " judge_against(self, evidence, " in source and RULES[n].family == "parity"
+        n
+        for n, source in sources.items()
+        if " judge_against(self, evidence, " in source and RULES[n].family == "parity"
     }
     assert set(FORM.root["definitions"]["tolerances"]["properties"]) == asked
 
