@@ -1,4 +1,4 @@
-"""The schema of the spec. What can be asked of any schema comes from `verifier/reading/schema.py`."""
+"""The schema of the spec. What can be asked of any schema comes from `verifier/config/reading/schema.py`."""
 
 from __future__ import annotations
 
