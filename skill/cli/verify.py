@@ -25,7 +25,7 @@ Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
-The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), envelope (the
+The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), perturbed (the
 reference from weights one unit in the last place away: its noise sets the tolerance), single (one process, the whole global batch), resume
 (same number of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one
 fresh folder that the train and resumed runs share.

@@ -96,6 +96,35 @@ def test_gone_is_what_was_judged_again() -> None:
     assert compare([], [FAULT], looked_for=["optim-before-shard"]).gone == (FAULT,)
 
 
+def test_a_rule_that_does_not_apply_any_more_has_no_failure() -> None:
+    assert compare([Finding("optim-before-shard", "not_applicable", "no optimizer")], [FAULT]).gone == (FAULT,)
+
+
+def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
+    """As an earlier version wrote it: no tier, no limits, no counts, other names of roles."""
+    old = report(FAULT, Finding("b", "inconclusive", "no way to tell"))
+    for name in ("tier", "limits", "counts"):
+        del old[name]
+    run = {
+        "role": "envelope",
+        "world_size": 2,
+        "seconds": 1.0,
+        "completed": True,
+        "exit": {},
+        "command": "",
+        "note": "",
+    }
+    old |= {"schema": 1, "runs": [{**run, "losses": [], "grad_norms": []}]}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    held = baseline.held_against(verdict(FAULT, Finding("c", "fail", "")), path, baseline.load(path)).baseline
+    assert held is not None
+    assert ([f.rule for f in held.standing], [f.rule for f in held.new]) == (["optim-before-shard"], ["c"])
+    path.write_text(json.dumps({**old, "schema": 2}))
+    with pytest.raises(UserError, match="not a report of fsdp2"):
+        baseline.load(path)
+
+
 def test_another_checkout_and_another_environment_are_the_same_place() -> None:
     library = Finding("a", "fail", "", location=place("/venv/lib/site-packages/peft/x.py"))
     old = report(

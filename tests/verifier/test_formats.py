@@ -21,6 +21,7 @@ from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
+REPORT = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text(encoding="utf-8"))
 SARIF = json.loads((SCHEMAS / "sarif-2.1.0.json").read_text(encoding="utf-8"))
 JUNIT = xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
 HOSTILE = "x\n::error::forged\n \t::warning::too ##[error]and \x1b[2J\x00\r::notice::me & <b> ]]> \u202e \ud800 \u2028 100% a,b:c"
@@ -264,6 +265,59 @@ def test_harmless_leaves_other_text_alone() -> None:
 def test_a_code_block_of_the_summary_cannot_be_ended() -> None:
     summary = github.summary(verdict(Finding("a-rule", "fail", "```\n# forged\n````")))
     assert "`````text\n```\n# forged\n````\n" in summary
+
+
+def inapplicable() -> Verdict:
+    return verdict(
+        Finding("root-not-wrapped", "pass", "fine"),
+        Finding("resume-is-exact", "not_applicable", "the script saves no checkpoint"),
+        Finding("matches-original", "not_applicable", "converted from no other script"),
+    )
+
+
+def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
+    made = inapplicable()
+    assert (made.verdict, made.exit_code) == ("pass", 0)
+    report = json.loads(RENDERERS["json"](made))
+    jsonschema.validate(report, REPORT)
+    assert report["schema"] == 2
+    assert report["counts"] == {"pass": 1, "fail": 0, "inconclusive": 0, "not_applicable": 2, "error": 0}
+    assert [f["status"] for f in report["findings"]] == ["pass", "not_applicable", "not_applicable"]
+    lines = RENDERERS["text"](made).splitlines()
+    assert any(line.endswith("rules: 1 pass, 2 not applicable") for line in lines)
+    assert {line.split()[1]: line.split()[0] for line in lines if line.startswith(("pass ", "n/a "))} == {
+        "root-not-wrapped": "pass",
+        "resume-is-exact": "n/a",
+        "matches-original": "n/a",
+    }
+
+
+def test_what_does_not_apply_is_skipped_in_junit() -> None:
+    suite = junit(inapplicable())[0]
+    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["3", "0", "0", "2"]
+    skipped = {case.get("name"): case.find("skipped") for case in suite.iter("testcase")}
+    assert skipped["root-not-wrapped"] is None
+    found = skipped["resume-is-exact"]
+    assert found is not None and found.get("type") == "not_applicable"
+    assert found.get("message") == "not applicable: the script saves no checkpoint"
+
+
+def test_what_does_not_apply_is_no_result_in_sarif() -> None:
+    """GitHub code scanning takes every result for a failure, whatever its `kind`."""
+    run = sarif(inapplicable())
+    assert run["results"] == [] and run["tool"]["driver"]["rules"] == []
+    assert run["properties"]["notApplicable"][0] == {
+        "rule": "resume-is-exact",
+        "reason": "the script saves no checkpoint",
+    }
+    assert len(run["properties"]["notApplicable"]) == 2
+
+
+def test_what_does_not_apply_is_a_list_of_its_own_in_the_summary() -> None:
+    assert github.commands(inapplicable()) == []
+    parts = github.summary(inapplicable()).split("<details>")
+    assert ["<summary>1 rule passed" in parts[1], "<summary>2 rules not applicable" in parts[2]] == [True, True]
+    assert "resume-is-exact" not in parts[1] and "resume-is-exact: the script saves no checkpoint" in parts[2]
 
 
 def test_what_a_team_left_out_is_told_and_fails_nothing() -> None:

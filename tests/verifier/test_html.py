@@ -158,6 +158,19 @@ def test_what_a_team_left_out_is_told() -> None:
     assert "b-rule (not required)" in said and "one layer" in said and "2030-01-01" in said and "pretrain: " in said
 
 
+def test_what_does_not_apply_has_a_section_of_its_own() -> None:
+    nothing = Finding("d-rule", "not_applicable", "no checkpoint is saved")
+    made = verdict(nothing)
+    assert made.verdict == "pass"
+    found = html_tables.tables(json_report.as_dict(made))
+    assert found["not_applicable"].rows == [["d-rule", "no checkpoint is saved"]]
+    assert [row[0] for row in found["passes"].rows] == ["held"]
+    said = "".join(sound(html.render(made)).text)
+    assert "None of 1 rule is broken; 1 rule not applicable." in said
+    alone = "".join(sound(html.render(replace(made, findings=[nothing]))).text)
+    assert "Nothing was checked; 1 rule not applicable." in alone
+
+
 def test_beside_an_earlier_report() -> None:
     new, known = (Finding(f"{name}-rule", "fail", "x", location=PLACE) for name in ("new", "known"))
     made = verdict(new, known)

@@ -140,6 +140,16 @@ def test_what_could_not_be_checked_fails_unless_it_is_told_to_skip(project: pyte
 
 
 @pytest.mark.launch
+def test_what_does_not_apply_is_skipped(project: pytest.Pytester) -> None:
+    project.makepyfile(train=RIGHT)
+    done = project.runpytest_inprocess(
+        *PLUGIN, "--fsdp2", "train.py", "-k", "load-without-set or root-not-wrapped", "-rs"
+    )
+    assert outcomes(done) == {"passed": 1, "skipped": 1, "deselected": done.parseoutcomes()["deselected"]}
+    done.stdout.fnmatch_lines(["SKIPPED*not applicable: *"])
+
+
+@pytest.mark.launch
 def test_the_fixture(project: pytest.Pytester) -> None:
     """The example of the documentation, run."""
     page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")

@@ -135,6 +135,7 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
     [
         ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
         ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
+        ("'/w/12-resume_full_precision-2/scratch'", "'{checkpoint}'"),
         (
             "/w/checkpoint.saved/a, /w/04-train-2/x, /wide/checkpoint",
             "{work}/checkpoint.saved/a, {work}/04-train-2/x, ",

@@ -218,4 +218,5 @@ def _loss(value: float | None) -> str:
 
 
 def _wrapped(label: str, text: str, first: str = "     ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first + label, subsequent_indent="     " + " " * len(label)) or []
+    further = "     " + " " * len(label)
+    return textwrap.wrap(text, WIDTH, initial_indent=first + label, subsequent_indent=further, break_on_hyphens=False)
