@@ -11,7 +11,6 @@ from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Micro
 from ..base import Rule
-from ..present import named
 from ._weight import NO_TWIN, SAME
 
 
@@ -43,9 +42,11 @@ class TokenMeanOfMeans(Rule):
         steps = _weights(run)
         if not steps and evidence.single is not None and evidence.single.global_batch(1) == run.global_batch(1):
             return "no cross entropy was seen; the comparison with one process on the whole batch decides"
-        if not steps or _counts_differ(steps) or named(evidence, "ignore_index"):
+        if not steps or _counts_differ(steps):
             return ""
-        return "the micro-batches of a step have as many targets as one another, and the sources ignore none"
+        return (
+            f"all micro-batches of a step have as many targets as one another, in each of {count(len(steps), 'step')}"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
@@ -54,10 +55,6 @@ class TokenMeanOfMeans(Rule):
         steps = _weights(run)
         if not steps:
             return self.unknown("no cross entropy was seen and no single process ran the same batch")
-        if not _counts_differ(steps):
-            return self.unknown(
-                "the micro-batches of a step have as many targets as one another: give data in which they differ, or more --steps"
-            )
         for step, weights in steps.items():
             counts = [valid for _, valid in weights]
             per_target = [weight / valid for weight, valid in weights]
