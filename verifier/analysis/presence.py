@@ -1,4 +1,4 @@
-"""Whether a script has anything of a kind: by what its sources name, and by what a run that completed has shown."""
+"""Whether a script has anything of a kind: by what its sources name, and by what a run that came to its end has shown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..evidence import Sources
+from ..evidence import LOADS, Evidence, Sources
 from ..trace import Run
-from ..trace.events import Shard, Wrap
+from ..trace.events import Checkpoint, SetState, Shard, Wrap
+
+UNSHARDED = "no call of fully_shard was seen"
 
 
 def unnamed(sources: Sources, *words: str) -> str:
@@ -37,6 +39,47 @@ def meshes(run: Run) -> int:
     given = [wrap.mesh for wrap in run.places(Wrap) if wrap.mesh is not None]
     held = {(tuple(e.mesh), tuple(e.mesh_names), tuple(e.ranks)) for e in entries}
     return len(held | {(tuple(mesh.shape), tuple(mesh.names), tuple(mesh.ranks)) for mesh in given})
+
+
+def absent(run: Run | None, seen: object, reason: str) -> str:
+    """The reason why a rule does not apply, if a run that came to its end has shown nothing of the kind; "" otherwise."""
+    return "" if seen or run is None or unfinished(run) else reason
+
+
+def unfinished(run: Run) -> str:
+    """Why a run might still have come to what it has not shown; "" if it came to its end."""
+    if not run.completed:
+        return f"the {run.role} run stopped before it came to anything of the kind (see run-completes)"
+    return "" if run.steps() else f"the {run.role} run made no optimizer step"
+
+
+def trainings(evidence: Evidence) -> Iterator[Run]:
+    """The runs of the script as it is that may stop with an error of torch: train, resume, reshard."""
+    yield from (run for run in (evidence.train, evidence.resume, *evidence.reshards) if run is not None)
+
+
+def went_through(evidence: Evidence) -> bool:
+    """Whether the train run made steps and none of these runs was stopped: what it has not come to, the script has not."""
+    train = evidence.train
+    return train is not None and train.steps() > 0 and all(run.completed for run in trainings(evidence))
+
+
+def never_sharded(evidence: Evidence) -> str:
+    """UNSHARDED if the train run went through without a call of fully_shard, else ""."""
+    if not went_through(evidence):
+        return ""
+    return "" if any(trace.first(Shard) for trace in evidence.trained.traces) else UNSHARDED
+
+
+def unseen_load(evidence: Evidence, *setters: str) -> str:
+    """Why a rule on how state is loaded is open: the sources can resume and name a setter, and no run loaded anything."""
+    if evidence.saving is None or not went_through(evidence) or unnamed(evidence.sources, *setters):
+        return ""
+    for run in trainings(evidence):
+        for trace in run.traces:
+            if trace.first(SetState) is not None or any(r.op in LOADS for r in trace.of(Checkpoint)):
+                return ""
+    return f"the sources can load state ({', '.join(setters)}), and no run did: give --save-args and --resume-args"
 
 
 def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:

@@ -34,6 +34,7 @@ class Rule(ABC):
     )
     named_by: ClassVar[tuple[str, ...]] = ()  # it does not apply where the sources name none of these
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
+    skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
     names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
 
     @property

@@ -26,7 +26,8 @@ def is_named(rule: str, names: Collection[str]) -> bool:
 
 def is_skipped(rule: str, names: Collection[str]) -> bool:
     """Whether a rule is left out by these names: `checkpoint` leaves out every rule that needs a resume, too."""
-    return is_named(rule, names) or ("checkpoint" in names and RULES[rule].about_checkpoints)
+    with_checkpoints = "checkpoint" in names and RULES[rule].about_checkpoints
+    return is_named(rule, names) or with_checkpoints or any(name in names for name in RULES[rule].skipped_with)
 
 
 def left(able: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...analysis.absence import absent, unfinished
 from ...analysis.checkpoints import unseen_save
 from ...analysis.opened import differing, opened
+from ...analysis.presence import absent, unfinished
 from ...analysis.saves import Save, all_saves, given, kept
 from ...analysis.wording import count, some
 from ...evidence import Evidence

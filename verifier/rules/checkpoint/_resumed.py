@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...analysis.absence import absent, unfinished
+from ...analysis.presence import absent, unfinished
 from ...evidence import LOADS, SAVES, Evidence
 from ...trace import Run
 from ...trace.events import Checkpoint, Place, Step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.absence import unfinished
+from ...analysis.presence import unfinished
 from ...analysis.saves import all_saves
 from ...analysis.wording import count
 from ...evidence import Evidence

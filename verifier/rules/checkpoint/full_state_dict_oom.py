@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.absence import absent, unfinished
 from ...analysis.checkpoints import unseen_save
+from ...analysis.presence import absent, unfinished
 from ...analysis.saves import all_saves
 from ...evidence import Evidence
 from ...finding import Finding, Hit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...analysis.absence import unfinished
+from ...analysis.presence import unfinished
 from ...analysis.saves import Save, all_saves
 from ...analysis.wording import count, some
 from ...evidence import Evidence

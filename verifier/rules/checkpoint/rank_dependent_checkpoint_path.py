@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.absence import unfinished
 from ...analysis.opened import opened
+from ...analysis.presence import unfinished
 from ...analysis.saves import all_saves, saves_of
 from ...analysis.wording import count, some
 from ...evidence import Evidence

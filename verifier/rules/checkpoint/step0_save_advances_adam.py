@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.absence import absent
+from ...analysis.presence import absent
 from ...analysis.wording import count, some
 from ...evidence import LOADS, Evidence
 from ...finding import Finding, Hit

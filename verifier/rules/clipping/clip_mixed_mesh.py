@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...analysis.first_run import changes_gradients
+from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...trace import Run
 from ..base import RaisedRule
-from ..present import went_through
 from ..raised import by_norm
 
 

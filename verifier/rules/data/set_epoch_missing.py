@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...analysis.absence import absent, unfinished
+from ...analysis.presence import absent, unfinished
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...trace import Run
 from ...trace.events import Divide, Place
 from ..base import RaisedRule
-from ..present import went_through
 
 
 class GlooPremulSum(RaisedRule):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...analysis.factors import micro_batches
+from ...analysis.presence import unnamed, went_through
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import STORE, Flow
 from ...source.looks import text
 from ...source.registry import detector
 from ..base import RaisedRule
-from ..present import named, went_through
 
 
 class NoSyncIdiom(RaisedRule):
@@ -34,7 +34,7 @@ class NoSyncIdiom(RaisedRule):
     pattern = r"'FSDP\w*' object has no attribute 'no_sync'"
 
     def applies(self, evidence: Evidence) -> str:
-        used = not went_through(evidence) or named(evidence, "no_sync", "require_backward_grad_sync")
+        used = not went_through(evidence) or not unnamed(evidence.sources, "no_sync", "require_backward_grad_sync")
         return "" if used else "the script uses no `no_sync`"
 
     def judge(self, evidence: Evidence) -> Finding:

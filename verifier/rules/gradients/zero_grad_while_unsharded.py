@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import unnamed
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import NotCleared, Step
 from ..base import Rule
-from ..present import named
 
 
 class ZeroGradWhileUnsharded(Rule):
@@ -32,7 +32,7 @@ class ZeroGradWhileUnsharded(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         left = any(trace.first(NotCleared) for trace in evidence.trained.traces)
-        return "" if left or named(evidence, "zero_grad") else "the script calls no `zero_grad`"
+        return "" if left or not unnamed(evidence.sources, "zero_grad") else "the script calls no `zero_grad`"
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import never_sharded, trainings, unnamed, unseen_load, went_through
 from ...evidence import LOADS, Evidence
 from ...finding import Hit
 from ...source.events import Flow
@@ -11,7 +12,6 @@ from ...source.looks import is_known, shared, text
 from ...source.registry import detector
 from ...source.values import Value, reach
 from ...trace.events import Checkpoint
-from ..present import named, trainings, unseen_load, unsharded, went_through
 from ..raised import MixedRule
 
 
@@ -33,13 +33,15 @@ class FullSdIntoDtensor(MixedRule):
     Source: pytorch#136336; pytorch PR#124651.
     """
 
+    skipped_with = ("checkpoint",)
+
     def applies(self, evidence: Evidence) -> str:
-        if not went_through(evidence) or named(evidence, *LOADERS) or not _loads_nothing(evidence):
+        if not went_through(evidence) or not unnamed(evidence.sources, *LOADERS) or not _loads_nothing(evidence):
             return ""
         return "the script loads no state dict and copies into no parameter"
 
     def unseen(self, evidence: Evidence) -> str:
-        return unsharded(evidence) or unseen_load(evidence, *(name for name in LOADERS if name != "copy_"))
+        return never_sharded(evidence) or unseen_load(evidence, *(name for name in LOADERS if name != "copy_"))
 
 
 LOADERS = ("load_state_dict", "set_model_state_dict", "set_state_dict", "set_optimizer_state_dict", "copy_")

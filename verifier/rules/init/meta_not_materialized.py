@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import never_sharded, went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...trace import Run
 from ...trace.events import Place, Shard, ToEmpty
 from ..base import RaisedRule
-from ..present import unsharded, went_through
 from ..raised import last_shard
 
 
@@ -44,7 +44,7 @@ class MetaNotMaterialized(RaisedRule):
         return "the model has its values when it is sharded" if real and not emptied else ""
 
     def unseen(self, evidence: Evidence) -> str:
-        return unsharded(evidence)
+        return never_sharded(evidence)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         return last_shard(run) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import unnamed, unseen_load, went_through
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit
@@ -12,7 +13,6 @@ from ...source.looks import is_const, made_by
 from ...source.registry import detector
 from ...trace.events import SetState
 from ..base import Rule
-from ..present import named, unseen_load, went_through
 
 
 class Rank0SdWithoutBroadcast(Rule):
@@ -37,12 +37,13 @@ class Rank0SdWithoutBroadcast(Rule):
 
     reads = frozenset({"resume"})
     wants = "run"
+    skipped_with = ("checkpoint",)
 
     def applies(self, evidence: Evidence) -> str:
         if (
             not went_through(evidence)
             or _calls(evidence)
-            or (evidence.saving is not None and named(evidence, *SETTERS))
+            or (evidence.saving is not None and not unnamed(evidence.sources, *SETTERS))
         ):
             return ""
         return "the script sets no state dict with torch's setters"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ...analysis.presence import never_sharded
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Hit
@@ -14,7 +15,6 @@ from ...source.registry import detector
 from ...trace import Run
 from ...trace.events import Optimizer, Place
 from ..base import RaisedRule
-from ..present import unsharded
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
@@ -38,7 +38,7 @@ class UnsupportedOptimizer(RaisedRule):
     pattern = rf"{NO_STRATEGY}|{MIXED}"
 
     def unseen(self, evidence: Evidence) -> str:
-        return unsharded(evidence)
+        return never_sharded(evidence)
 
     def fits(self, run: Run, cause: Blame) -> bool:
         if re.search(MIXED, cause.error):

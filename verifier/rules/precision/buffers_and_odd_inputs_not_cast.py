@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Raised
 from ..base import RaisedRule
-from ..present import went_through
 from ..raised import DTYPES, inner_output, stack
 from ._low import NO_LOW, low_groups
 

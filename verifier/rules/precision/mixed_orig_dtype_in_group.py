@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import never_sharded
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Hit
@@ -15,7 +16,6 @@ from ...source.values import holders, root_of
 from ...trace import Run
 from ...trace.events import Place, Shard
 from ..base import RaisedRule
-from ..present import unsharded
 
 
 class MixedOrigDtypeInGroup(RaisedRule):
@@ -39,7 +39,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
 
     def unseen(self, evidence: Evidence) -> str:
-        return unsharded(evidence)
+        return never_sharded(evidence)
 
     def place(self, run: Run, cause: Blame) -> Place | None:
         """The first sharding that takes parameters of several dtypes into one group."""

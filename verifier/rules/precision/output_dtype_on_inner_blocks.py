@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence
 from ...finding import Hit
@@ -15,7 +16,6 @@ from ...source.values import Value, root_of
 from ...trace import Run
 from ...trace.events import Place
 from ..base import RaisedRule
-from ..present import went_through
 from ..raised import DTYPES, inner_output
 from ._low import low_groups
 
