@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from ..verdict import Verdict
+if TYPE_CHECKING:  # who only needs `sanitize`, such as `fsdp2 spec`, need not wait for the records
+    from ..verdict import Verdict
 
-Renderer = Callable[[Verdict], str]
+Renderer = Callable[["Verdict"], str]
 
 
 def _in(module: str) -> Renderer:
