@@ -1,7 +1,3 @@
-"""The rule `async-save-process-group`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import unfinished

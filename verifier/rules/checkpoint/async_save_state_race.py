@@ -1,7 +1,3 @@
-"""The rule `async-save-state-race`."""
-
-from __future__ import annotations
-
 from ...analysis.opened import in_background
 from ...analysis.saves import Save
 from ...evidence import Evidence

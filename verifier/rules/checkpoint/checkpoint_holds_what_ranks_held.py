@@ -1,7 +1,3 @@
-"""The rule `checkpoint-holds-what-ranks-held`."""
-
-from __future__ import annotations
-
 from ...analysis.opened import in_background
 from ...analysis.saves import Save
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `damaged-checkpoint-loaded`."""
-
-from __future__ import annotations
-
 from ...evidence import Evidence
 from ...finding import Finding
 from ..base import Rule

@@ -1,7 +1,3 @@
-"""The rule `full-state-dict-oom`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.checkpoints import unseen_save

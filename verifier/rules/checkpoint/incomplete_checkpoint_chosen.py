@@ -1,7 +1,3 @@
-"""The rule `incomplete-checkpoint-chosen`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.root_cause import blame

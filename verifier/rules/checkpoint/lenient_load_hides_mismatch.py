@@ -1,7 +1,3 @@
-"""The rule `lenient-load-hides-mismatch`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.wording import count, some

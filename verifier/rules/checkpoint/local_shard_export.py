@@ -1,7 +1,3 @@
-"""The rule `local-shard-export`."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

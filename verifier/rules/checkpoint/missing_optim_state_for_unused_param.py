@@ -1,7 +1,3 @@
-"""The rule `missing-optim-state-for-unused-param`."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...analysis.root_cause import Blame

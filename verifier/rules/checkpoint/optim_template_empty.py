@@ -1,7 +1,3 @@
-"""The rule `optim-template-empty`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.wording import count, some

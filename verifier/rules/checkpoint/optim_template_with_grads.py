@@ -1,7 +1,3 @@
-"""The rule `optim-template-with-grads`."""
-
-from __future__ import annotations
-
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding

@@ -1,7 +1,3 @@
-"""The rule `per-rank-state-deduplicated`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

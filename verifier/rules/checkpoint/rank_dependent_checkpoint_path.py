@@ -1,7 +1,3 @@
-"""The rule `rank-dependent-checkpoint-path`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.opened import opened

@@ -1,7 +1,3 @@
-"""The rule `scheduler-or-progress-not-restored`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...evidence import Evidence

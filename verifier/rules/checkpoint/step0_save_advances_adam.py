@@ -1,7 +1,3 @@
-"""The rule `step0-save-advances-adam`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import absent

@@ -1,7 +1,3 @@
-"""The rule `clip-mixed-mesh`."""
-
-from __future__ import annotations
-
 from ...analysis.first_run import changes_gradients
 from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame

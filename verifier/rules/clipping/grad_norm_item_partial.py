@@ -1,7 +1,3 @@
-"""The rule `grad-norm-item-partial`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.wording import count

@@ -1,7 +1,3 @@
-"""The rule `manual-local-norm-clip`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.first_run import changes_gradients, clip_is_open

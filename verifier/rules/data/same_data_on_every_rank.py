@@ -1,7 +1,3 @@
-"""The rule `same-data-on-every-rank`."""
-
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

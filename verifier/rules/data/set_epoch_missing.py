@@ -1,7 +1,3 @@
-"""The rule `set-epoch-missing`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import absent, unfinished

@@ -1,7 +1,3 @@
-"""The rule `gloo-avg-is-sum`."""
-
-from __future__ import annotations
-
 import math
 
 from ...evidence import Evidence

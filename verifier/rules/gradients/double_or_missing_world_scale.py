@@ -1,7 +1,3 @@
-"""The rule `double-or-missing-world-scale`."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

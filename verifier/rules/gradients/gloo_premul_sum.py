@@ -1,7 +1,3 @@
-"""The rule `gloo-premul-sum`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `no-sync-idiom`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.factors import micro_batches

@@ -1,7 +1,3 @@
-"""The rule `recompute-draws-anew`."""
-
-from __future__ import annotations
-
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Recompute

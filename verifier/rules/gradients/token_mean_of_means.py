@@ -1,7 +1,3 @@
-"""The rule `token-mean-of-means`."""
-
-from __future__ import annotations
-
 import math
 
 from ...analysis.factors import weight

@@ -1,7 +1,3 @@
-"""The rule `zero-grad-while-unsharded`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import unnamed
 from ...analysis.wording import count, some
 from ...evidence import Evidence

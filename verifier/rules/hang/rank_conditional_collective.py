@@ -1,7 +1,3 @@
-"""The rule `rank-conditional-collective`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...finding import Hit

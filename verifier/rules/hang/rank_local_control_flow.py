@@ -1,7 +1,3 @@
-"""The rule `rank-local-control-flow`."""
-
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

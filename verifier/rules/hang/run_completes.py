@@ -1,7 +1,3 @@
-"""The rule `run-completes`."""
-
-from __future__ import annotations
-
 from ...analysis.root_cause import blame
 from ...analysis.wording import count
 from ...evidence import Evidence

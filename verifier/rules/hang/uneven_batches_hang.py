@@ -1,7 +1,3 @@
-"""The rule `uneven-batches-hang`."""
-
-from __future__ import annotations
-
 from ...analysis.branches import loop_is_plain
 from ...analysis.divergence import location, place
 from ...evidence import Sources

@@ -1,7 +1,3 @@
-"""The rule `full-sd-into-dtensor`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import never_sharded, trainings, unnamed, unseen_load, went_through

@@ -1,7 +1,3 @@
-"""The rule `meta-buffers-garbage`."""
-
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,3 @@
-"""The rule `meta-not-materialized`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import never_sharded, went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `rank0-sd-without-broadcast`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import unnamed, unseen_load, went_through

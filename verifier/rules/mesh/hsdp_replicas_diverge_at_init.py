@@ -1,7 +1,3 @@
-"""The rule `hsdp-replicas-diverge-at-init`."""
-
-from __future__ import annotations
-
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding

@@ -1,7 +1,3 @@
-"""The rule `sampler-rank-ignores-mesh`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.wording import count

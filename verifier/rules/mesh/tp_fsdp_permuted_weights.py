@@ -1,7 +1,3 @@
-"""The rule `tp-fsdp-permuted-weights`."""
-
-from __future__ import annotations
-
 import math
 
 from ...analysis.wording import count, some

@@ -1,7 +1,3 @@
-"""The rule `lowbit-or-unsupported-optimizer`."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,3 @@
-"""The rule `matrix-optimizer-on-local-shard`."""
-
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

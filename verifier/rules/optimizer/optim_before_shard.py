@@ -1,7 +1,3 @@
-"""The rule `optim-before-shard`."""
-
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

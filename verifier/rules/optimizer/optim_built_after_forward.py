@@ -1,7 +1,3 @@
-"""The rule `optim-built-after-forward`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `matches-ddp`."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `matches-full-precision`."""
-
-from __future__ import annotations
-
 from ...analysis.comparison import gradient_apart
 from ...analysis.precision import low_precision
 from ...analysis.wording import some

@@ -1,7 +1,3 @@
-"""The rule `matches-single-process`."""
-
-from __future__ import annotations
-
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding

@@ -1,7 +1,3 @@
-"""The rule `reshard-keeps-trajectory`."""
-
-from __future__ import annotations
-
 import math
 
 from ...analysis.comparison import limits, loss_apart, undecided

@@ -1,7 +1,3 @@
-"""The rule `bf16-master-weights`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.precision import LOW

@@ -1,7 +1,3 @@
-"""The rule `buffers-and-odd-inputs-not-cast`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import went_through
 from ...analysis.root_cause import Blame
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `cast-forward-inputs-lossy`."""
-
-from __future__ import annotations
-
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding

@@ -1,7 +1,3 @@
-"""The rule `fp16-without-scaler`."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,3 @@
-"""The rule `mixed-orig-dtype-in-group`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import never_sharded

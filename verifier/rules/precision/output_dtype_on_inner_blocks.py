@@ -1,7 +1,3 @@
-"""The rule `output-dtype-on-inner-blocks`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import went_through

@@ -1,7 +1,3 @@
-"""The rule `unused-suppression`."""
-
-from __future__ import annotations
-
 from ...evidence import Evidence
 from ..base import SourceRule
 

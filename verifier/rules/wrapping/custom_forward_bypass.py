@@ -1,7 +1,3 @@
-"""The rule `custom-forward-bypass`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...finding import Hit

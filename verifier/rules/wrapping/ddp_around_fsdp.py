@@ -1,7 +1,3 @@
-"""The rule `ddp-around-fsdp`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.root_cause import Blame

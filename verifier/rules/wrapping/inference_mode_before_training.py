@@ -1,7 +1,3 @@
-"""The rule `inference-mode-before-training`."""
-
-from __future__ import annotations
-
 from ...analysis.root_cause import Blame
 from ...trace import Run
 from ...trace.events import Model, Place

@@ -1,7 +1,3 @@
-"""The rule `inplace-op-on-output-view`."""
-
-from __future__ import annotations
-
 import re
 
 from ...analysis.presence import unsharded

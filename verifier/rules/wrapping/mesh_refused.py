@@ -1,7 +1,3 @@
-"""The rule `mesh-refused`."""
-
-from __future__ import annotations
-
 import re
 
 from ...evidence import Evidence

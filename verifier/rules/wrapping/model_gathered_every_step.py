@@ -1,7 +1,3 @@
-"""The rule `model-gathered-every-step`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import unsharded
 from ...analysis.traffic import whole_bytes
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `op-without-sharding-strategy`."""
-
-from __future__ import annotations
-
 import re
 
 from ...analysis.root_cause import Blame

@@ -1,7 +1,3 @@
-"""The rule `parameter-replaced-after-shard`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.root_cause import Blame

@@ -1,7 +1,3 @@
-"""The rule `params-added-after-shard`."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

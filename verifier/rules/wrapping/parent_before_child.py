@@ -1,7 +1,3 @@
-"""The rule `parent-before-child`."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,3 @@
-"""The rule `rank-divergent-param-use`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import unsharded
 from ...analysis.wording import count, some
 from ...evidence import Evidence

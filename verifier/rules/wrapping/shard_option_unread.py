@@ -1,7 +1,3 @@
-"""The rule `shard-option-unread`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import unnamed, unsharded

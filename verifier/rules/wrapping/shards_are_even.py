@@ -1,7 +1,3 @@
-"""The rule `shards-are-even`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import unsharded
 from ...analysis.traffic import SIZE, whole_bytes
 from ...analysis.wording import count

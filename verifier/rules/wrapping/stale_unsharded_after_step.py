@@ -1,7 +1,3 @@
-"""The rule `stale-unsharded-after-step`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import unsharded
 from ...analysis.wording import count, some
 from ...evidence import Evidence

@@ -1,7 +1,3 @@
-"""The rule `submodule-forward-before-root`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...analysis.presence import sharded_once, unsharded

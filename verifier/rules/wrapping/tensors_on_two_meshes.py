@@ -1,7 +1,3 @@
-"""The rule `tensors-on-two-meshes`."""
-
-from __future__ import annotations
-
 from ...analysis.presence import meshes
 from ...analysis.root_cause import Blame
 from ...trace import Run

@@ -1,7 +1,3 @@
-"""The rule `tied-weights-split-groups`."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

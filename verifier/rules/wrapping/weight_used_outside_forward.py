@@ -1,7 +1,3 @@
-"""The rule `weight-used-outside-forward`."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...finding import Hit
