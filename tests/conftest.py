@@ -26,6 +26,8 @@ def mutant() -> None:
     if name := os.environ.get("FSDP2_MUTANT"):
         rule = RULES[name]
         rule.judge = lambda evidence: rule.passed("switched off")  # type: ignore[method-assign]
+        for question in ("too_short", "applies", "unseen"):
+            setattr(rule, question, lambda evidence: "")
         if isinstance(rule, SourceRule) and name in DETECTORS:
             DETECTORS[name] = []
 

@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,23 +17,18 @@ from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Evidence
 from .execute import Executor, Progress, added, backend_for
-from .finding import Finding
 from .judge import apply_policy, judge
-from .launch import sharing
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
 from .launch.workspace import Workspace
 from .plan import Settings
-from .report.facts import facts, summary
-from .report.redact import stable
+from .report.assemble import assemble, environment_of, notes
 from .rules import RULES
 from .rules.lint import choose, verdict_on
 from .rules.naming import left
-from .source import environment as settings
-from .source.scan import is_distributed, scan
-from .source.sources import read_sources
+from .source.scan import is_distributed, with_sources, with_texts
 from .trace import Run
-from .trace.events import Adapted, Start
+from .trace.events import Start
 from .verdict import Verdict
 
 TIERS = ("static", "simulate", "ranks")
@@ -63,10 +58,10 @@ def verify(
         name = signal.Signals(code - 128).name
         part = _part(target, work, chosen, ended, f"interrupted by {name} before it could be judged")
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
-        raise Interrupted(code, apply_policy(_decided(part), target.policy, left_out)) from None
+        raise Interrupted(code, apply_policy(part.decided(), target.policy, left_out)) from None
     except MachineRefuses as error:
         part = _part(target, work, chosen, ended, f"this machine refuses: {error}")
-        verdict = _decided(replace(part, refused=str(error), seconds=time.monotonic() - started))
+        verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
     return apply_policy(verdict, target.policy, left_out)
 
 
@@ -125,17 +120,10 @@ def verify_with(
         replace(f, tier=tier if f.tier == "ranks" and f.rule not in beyond else f.tier)
         for f in judge(evidence, chosen, beyond)
     ]
-    devices = launcher.versions["devices"]
-    carried = "fake" if tier == "simulate" else "nccl" if devices else "gloo"
-    environment = {
-        **launcher.versions,
-        "platform": platform.platform(),
-        "backend": sharing.told(backend, target.nproc, devices) if backend else carried,
-        "launcher": target.launcher,
-        "notes": notes(target, evidence, files),
-    }
-    verdict = _verdict(target, work, evidence, evidence.runs, findings, environment)
-    return _decided(replace(verdict, folder=str(work), seconds=time.monotonic() - started, refused=refused))
+    known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
+    environment = environment_of(launcher.versions, tier, backend, target.nproc, target.launcher, known)
+    verdict = assemble(target.describe(), work, evidence, evidence.runs, findings, environment)
+    return replace(verdict, folder=str(work), seconds=time.monotonic() - started, refused=refused).decided()
 
 
 def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
@@ -146,7 +134,9 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
 
 def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
-    evidence = with_sources(Evidence(), settings.target)
+    evidence = with_sources(
+        Evidence(tolerances=settings.target.policy.tolerances), settings.target.script, settings.target.module
+    )
     for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
             evidence = added(evidence, executor.make(due), executor.files)
@@ -164,66 +154,16 @@ def tell_early(settings: Settings, evidence: Evidence, progress: Progress) -> No
             progress(f"{finding.status.upper()} {finding.rule}{place}: {finding.evidence}", ())
 
 
-def with_sources(evidence: Evidence, target: Target) -> Evidence:
-    """The evidence with what the sources show, and the limits that a team has widened."""
-    seen = scan(target.script, target.module)
-    return replace(
-        evidence,
-        sources=read_sources(seen.files, evidence.runs),
-        hits=seen.hits,
-        suppressions=seen.suppressions,
-        followed=seen.followed,
-        saving=seen.saving,
-        gradients=seen.gradients,
-        tolerances=target.policy.tolerances,
-    )
-
-
-def with_texts(evidence: Evidence) -> Evidence:
-    """The evidence with the source files that its runs name."""
-    return replace(evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs))
-
-
 def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
     """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
     train = next((run for run in ended if run.role == "train"), None)
-    evidence = with_sources(Evidence(train=train), target)
+    evidence = Evidence(train=train, tolerances=target.policy.tolerances)
+    evidence = with_sources(evidence, target.script, target.module)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
     torch = next((r.torch for run in ended for trace in run.traces for r in trace.of(Start)), "not known yet")
     environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform()}
-    return _verdict(target, work, evidence, ended, judge(evidence, chosen, beyond), environment)
-
-
-def _verdict(
-    target: Target,
-    work: Path,
-    evidence: Evidence,
-    runs: Sequence[Run],
-    findings: Sequence[Finding],
-    environment: Mapping[str, object],
-) -> Verdict:
-    """The report's data, not decided yet."""
-    return Verdict(
-        verdict="inconclusive",
-        target=target.describe(),
-        environment=dict(environment),
-        runs=[summary(run) for run in runs],
-        findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
-        facts=facts(evidence, work),
-    )
-
-
-def _decided(verdict: Verdict) -> Verdict:
-    return replace(verdict, verdict=verdict.of(verdict.findings))
-
-
-def notes(target: Target, evidence: Evidence, files: Workspace) -> list[str]:
-    """What a reader must know of how the runs were made."""
-    early = settings.note(target.script) if target.launcher == "fork" else ""
-    adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
-    libraries = dict.fromkeys(record.told for record in adapted)
-    return [note for note in (early, *libraries, evidence.course.stale, *files.notes()) if note]
+    return assemble(target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment)
 
 
 def select(only: Collection[str], skip: Collection[str], tier: str = "ranks") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
@@ -105,6 +105,10 @@ class Verdict:
             trained = sources["without_training"] < sources["files"] or not sources["training_required"]
             return "no_findings" if trained else "inconclusive"
         return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
+
+    def decided(self) -> Verdict:
+        """This verdict, with what its findings come to."""
+        return replace(self, verdict=self.of(self.findings))
 
     @property
     def exit_code(self) -> int:

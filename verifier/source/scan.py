@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..config.modules import root
 from ..errors import UserError
+from ..evidence import Evidence
 from ..finding import Hit, Suppression
 from ..trace.events import Place
 from .lint import look
 from .project import Module, canonical, parse
-from .sources import project_files
+from .sources import project_files, read_sources
 
 _SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
 _SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
@@ -45,6 +46,25 @@ def scan(script: Path, module: str = "") -> Scan:
         saving=next((place for module_ in parsed for place in _saving(module_)), None),
         gradients=any(_touches_gradients(module_) for module_ in parsed),
     )
+
+
+def with_sources(evidence: Evidence, script: Path, module: str = "") -> Evidence:
+    """The evidence with what the sources show."""
+    seen = scan(script, module)
+    return replace(
+        evidence,
+        sources=read_sources(seen.files, evidence.runs),
+        hits=seen.hits,
+        suppressions=seen.suppressions,
+        followed=seen.followed,
+        saving=seen.saving,
+        gradients=seen.gradients,
+    )
+
+
+def with_texts(evidence: Evidence) -> Evidence:
+    """The evidence with the source files that its runs name."""
+    return replace(evidence, sources=read_sources(tuple(map(Path, evidence.sources.project)), evidence.runs))
 
 
 def is_distributed(script: Path) -> bool:

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from pairs import HEAD, PRELUDE
-from verified_fsdp2.verifier.config.target import Target
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_suppressions, judge
-from verified_fsdp2.verifier.pipeline import with_sources
 from verified_fsdp2.verifier.rules.lint import lint
 from verified_fsdp2.verifier.source.lint import look
+from verified_fsdp2.verifier.source.scan import with_sources
 from verified_fsdp2.verifier.source.suppress import uses
 
 ROOT_ONLY = HEAD + "model = Net()\n{above}fully_shard(model){after}\nfit(model)\n"
@@ -89,7 +88,7 @@ class TestInAFullVerification:
     def evidence(self, tmp_path: Path, comment: str) -> tuple[Evidence, Path]:
         script = tmp_path / "train.py"
         script.write_text(PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"), encoding="utf-8")
-        return with_sources(Evidence(), Target(script=script)), script
+        return with_sources(Evidence(), script), script
 
     def test_a_static_hit_counts_where_the_runs_say_nothing(self, tmp_path: Path) -> None:
         evidence, _ = self.evidence(tmp_path, "")

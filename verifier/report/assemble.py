@@ -1,0 +1,55 @@
+"""The data of a verdict: what was verified, on what, with what runs, findings and facts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..evidence import Evidence
+from ..finding import Finding
+from ..launch import sharing
+from ..source import environment as settings
+from ..trace import Run
+from ..trace.events import Adapted
+from ..verdict import Verdict
+from .facts import facts, summary
+from .redact import stable
+
+
+def assemble(
+    target: Mapping[str, Any],
+    work: Path,
+    evidence: Evidence,
+    runs: Sequence[Run],
+    findings: Sequence[Finding],
+    environment: Mapping[str, object],
+) -> Verdict:
+    """A verdict that is not decided yet. `work`: the folder that is taken out of texts."""
+    return Verdict(
+        verdict="inconclusive",
+        target=dict(target),
+        environment=dict(environment),
+        runs=[summary(run) for run in runs],
+        findings=[replace(f, evidence=stable(f.evidence, work)) for f in findings],
+        facts=facts(evidence, work),
+    )
+
+
+def environment_of(
+    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str]
+) -> dict[str, object]:
+    """On what the runs were made. `backend`: how ranks share GPUs, "" if they do not."""
+    carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
+    shared = sharing.told(backend, nproc, versions["devices"]) if backend else carried
+    return {**versions, "platform": platform.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+
+
+def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list[str]:
+    """What a reader must know of how the runs were made. `forked`: the script, if its ranks were forked; `files`: notes on files."""
+    early = settings.note(forked) if forked is not None else ""
+    adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
+    libraries = dict.fromkeys(record.told for record in adapted)
+    return [note for note in (early, *libraries, evidence.course.stale, *files) if note]
