@@ -29,7 +29,7 @@ from verified_fsdp2.verifier.probe.stop import StopRun
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, read_run
-from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Start, Zeroed
+from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Shard, Start, Wrap, Zeroed
 from verified_fsdp2.verifier.trace.writer import Writer
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -224,7 +224,7 @@ def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: s
     answer = launch(launcher, tmp_path / "run", script, steps=1)
     found = read_run(tmp_path / "run", "train", answer, 2, "train.py")
     assert found.completed
-    assert [[len(trace.of(kind)) for kind in ("shard", "wrap")] for trace in found.traces] == [[3, 3], [3, 3]]
+    assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [[3, 3], [3, 3]]
 
 
 @pytest.mark.launch
@@ -233,7 +233,7 @@ def test_ddp_stands_in_for_fully_shard_by_an_old_path(launcher: Launcher, tmp_pa
     answer = launch(launcher, tmp_path / "run", script, steps=1, mode="ddp")
     found = read_run(tmp_path / "run", "reference", answer, 2, "train.py")
     assert found.completed
-    assert not any(entry["sharded"] for entries in found.parameters.values() for entry in entries)
+    assert not any(entry.sharded for entries in found.parameters.values() for entry in entries)
 
 
 # -- errors of the verifier itself ------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RULES["optim-before-shard"], "judge", raises)
     broken, other = judge(Evidence(train=run(RIGHT, RIGHT)), ["optim-before-shard", "run-completes"])
     assert (broken.rule, broken.status) == ("optim-before-shard", "error")
-    assert "KeyError: 'renamed'" in broken.evidence and "verifier/" in broken.evidence
+    assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judge.py:" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
 
 
