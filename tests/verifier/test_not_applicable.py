@@ -10,9 +10,11 @@ from test_rules_checkpoint import A, judge, saving, tensor, train
 
 from records import LINE, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run
+from verified_fsdp2.verifier.verdict import verdict_of
 
 
 def ended(run_: Run, how: str = "exception") -> Run:
@@ -135,3 +137,9 @@ class TestEpochs:
     def test_no_sampler(self) -> None:
         plain = [model(), micro(), step(), stepped()]
         assert judge_one(RULES["set-epoch-missing"], Evidence(train=run(plain))).status == "not_applicable"
+
+
+def test_where_no_rule_applies_nothing_was_checked() -> None:
+    absent, held = Finding("a", "not_applicable", "none"), Finding("b", "pass", "held")
+    assert verdict_of([absent]) == "inconclusive"
+    assert verdict_of([absent, held]) == "pass"
