@@ -119,7 +119,7 @@ def test_a_script_without_training_is_inconclusive(verify_script, tmp_path: Path
     script.write_text("print('nothing to train')\n")
     verdict = verify_script(script)
     assert verdict.verdict == "inconclusive"
-    assert {f.status for f in verdict.findings} == {"inconclusive", "pass"}
+    assert "fail" not in {f.status for f in verdict.findings}
     open_rules = {f.rule for f in verdict.findings if f.status == "inconclusive"}
     assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= open_rules
 

@@ -75,6 +75,8 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
     """Why a rule on how state is loaded is open: the sources can resume and name a setter, and no run loaded anything."""
     if evidence.saving is None or not went_through(evidence) or unnamed(evidence.sources, *setters):
         return ""
+    if evidence.trained.role == "simulate":  # which never resumes; the tier names its limits
+        return ""
     for run in trainings(evidence):
         for trace in run.traces:
             if trace.first(SetState) is not None or any(r.op in LOADS for r in trace.of(Checkpoint)):
