@@ -62,8 +62,13 @@ class _Probe:
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
+        self._publish: Callable[[str], None] = lambda notice: None  # before torch is imported
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
+
+    def script_failed(self) -> None:
+        """The script has raised an error: what was under way is recorded."""
+        self._publish("failed")
 
     def start(self) -> None:
         """Record from now on. An error of ours ends this rank here: in the midst of `import torch` it would look like the script's."""
@@ -83,7 +88,9 @@ class _Probe:
         from .session import Session
 
         self.writer.write(Start(torch=torch.__version__))
-        install(Session(self._request, self._rank, self.writer, self.frames))
+        session = Session(self._request, self._rank, self.writer, self.frames)
+        install(session)
+        self._publish = session.publish
 
 
 def _after_torch(call: Callable[[], None]) -> None:
@@ -126,6 +133,7 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         return code
     except BaseException as error:
         name = type(error).__name__
+        probe.script_failed()
         if "torch" in sys.modules:
             from .events import raised
 

@@ -15,6 +15,7 @@ A *root* is a module that the script calls itself (not from within another modul
 | closed | | the closure of a step has ended |
 | stepped | optimizer | an optimizer has stepped |
 | stop | | the run is about to be stopped |
+| failed | | the script has raised an error |
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ def install(session: Session) -> None:
         stress = _Amplified(session)
         session.subscribe("beyond", stress.amplify)
         session.subscribe("stop", stress.record)
+        session.subscribe("failed", stress.record)  # a guard on the norm, which comes after the clip
 
 
 class _Amplified:
@@ -41,7 +42,7 @@ class _Amplified:
             self._session.stop()
 
     def record(self) -> None:
-        """What became of them by the time of the step."""
+        """What became of them by the time of the step, or of the error that the script raises before it."""
         if self._grads is None:
             return
         now = {s.name: local(s.param.grad) for s in self._session.all_slots() if s.param.grad is not None}

@@ -46,7 +46,7 @@ class ManualLocalNormClip(Rule):
         stressed = _stressed(evidence)
         scales = stressed_scales(stressed) if stressed else scales_of(run)
         quiet = not any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
-        if stressed and quiet:
+        if stressed and quiet and evidence.provoked is not None and evidence.provoked.completed:
             return "the script does not clip by norm, not even gradients 1e6 times as large"
         touched = evidence.gradients or changes_gradients(run)
         return "the script changes no gradient between backward and the step" if quiet and not touched else ""
@@ -65,7 +65,8 @@ class ManualLocalNormClip(Rule):
         stressed = _stressed(evidence)
         scales = stressed_scales(stressed) if stressed else scales_of(run)
         visible = any(uneven(s) or max(s) < 1.0 - SAME for s in scales.values())
-        if not stressed and clip_is_open(evidence) and not visible:
+        whole = bool(stressed) and evidence.provoked is not None and evidence.provoked.completed
+        if not whole and clip_is_open(evidence) and not visible:
             return self.unknown("no run with gradients 1e6 times as large came to its step")
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
