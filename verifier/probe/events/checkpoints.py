@@ -30,6 +30,8 @@ _OPERATIONS = {
     **{f"torch:{name}": f"torch.{name}" for name in ("save", "load")},
 }
 
+_SETTERS = ("set_model_state_dict", "set_state_dict")
+
 
 class Checkpoints:
     """The checkpoints of one rank. What runs inside a checkpoint function of torch is no call of the script's."""
@@ -45,7 +47,10 @@ class Checkpoints:
         """What to do before and after an operation."""
 
         def before(call: Call) -> Leave | None:
-            if getattr(self.inside, "operation", None) is not None or _by_pickle(call):
+            around = getattr(self.inside, "operation", None)
+            if around is not None or _by_pickle(call):
+                if around is not None and around[0] == "load" and operation in _SETTERS:  # of a Stateful of the script
+                    self._set_state(operation, call)
                 return None
             place = self.session.here()
             if place is None:
@@ -56,7 +61,7 @@ class Checkpoints:
             self.session.write(
                 Checkpoint(op=operation, after_step=self.session.step_number() - 1, to=target, at_line=place)
             )
-            if operation in ("set_model_state_dict", "set_state_dict"):
+            if operation in _SETTERS:
                 self._set_state(operation, call)
             self.inside.operation = (operation, target, call.kwargs)
 
