@@ -25,7 +25,7 @@ types: $(VENV)/installed-test
 unit: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Real packages in pinned versions, published faults and their mends; FOLDER takes the environments (network, gigabytes).
+# Real packages in pinned versions, published faults and their fixes; FOLDER takes the environments (network, gigabytes).
 libraries: $(VENV)/installed-test
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)

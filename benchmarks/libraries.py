@@ -1,4 +1,4 @@
-"""Real packages in pinned versions: what the verifier says of each row of tests/libraries/rows.yaml, and of its mended form.
+"""Real packages in pinned versions: what the verifier says of each row of tests/libraries/rows.yaml, and of its fixed form.
 
     python benchmarks/libraries.py FOLDER [--only NAME ...]
 
@@ -111,12 +111,12 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def run(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A row's result: as published, and mended."""
+    """A row's result: as published, and fixed."""
     known = {rule for rule in row["rules"] if rule in _rules(folder, row)}
     row = {**row, "rules": [rule for rule in row["rules"] if rule in known]}
-    mended = {**row, "beside": [], **row["fixed"]}
+    fixed = {**row, "beside": [], **row["fixed"]}
     found = judge(environment(folder, row["env"]), row)
-    fixed = judge(environment(folder, mended["env"]), mended)
+    fixed = judge(environment(folder, fixed["env"]), fixed)
     settings = ("env", "args", "save_args", "resume_args")
     return {
         "name": row["name"],
@@ -124,7 +124,7 @@ def run(row: dict[str, Any], folder: Path) -> dict[str, Any]:
         "published": row["published"],
         "run": {key: row[key] for key in settings if row.get(key)},
         "found": found,
-        "fixed_run": {key: mended[key] for key in settings if mended.get(key)},
+        "fixed_run": {key: fixed[key] for key in settings if fixed.get(key)},
         "fixed": fixed,
         "ok": found["rule"] in row["rules"] and fixed["rule"] is None and _fail(found, row.get("beside", ())),
     }

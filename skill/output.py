@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from ..verifier.report.sanitize import harmless
+from ..verifier.report.sanitize import sanitize
 
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 def log(text: str) -> None:
     """Write progress or a warning to stderr; what it quotes commands no CI system."""
-    _print(harmless(text), sys.stderr)
+    _print(sanitize(text), sys.stderr)
 
 
 def bounded(text: str) -> str:

@@ -14,14 +14,14 @@ versions, is `fsdp2 explain NAME`.
 
 
 def contract() -> str:
-    """Every rule by family: what it says, and how a fault is mended."""
+    """Every rule by family: what it says, and how a fault is fixed."""
     lines, family = [], ""
     for rule in RULES.values():
         if rule.family != family:
             family = rule.family
             lines += [f"\n## {family}\n"]
         page = {key: " ".join(text.split()) for key, text in rule.page().items()}
-        lines.append(f"- **{rule.name}**: {page['Statement']} *Mend:* {page['Mend']}")
+        lines.append(f"- **{rule.name}**: {page['Statement']} *Fix:* {page['Fix']}")
     return HEAD + "\n".join(lines) + "\n"
 
 

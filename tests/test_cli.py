@@ -87,7 +87,7 @@ def test_arguments_after_the_bare_dashes_are_the_scripts_own() -> None:
 def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "root-not-wrapped", "--json"]) == 0
     page = json.loads(capsys.readouterr().out)
-    assert {"rule", "family", "statement", "why", "wrong", "right", "mend", "source", "torch"} == set(page)
+    assert {"rule", "family", "statement", "why", "wrong", "right", "fix", "source", "torch"} == set(page)
 
 
 @pytest.mark.launch

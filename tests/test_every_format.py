@@ -60,7 +60,7 @@ def test_a_silent_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "KNOWN optim-before-shard" in out and "verdict: fail\n" in out
     assert "against out.json: inconclusive; failures: 0 new" in out.splitlines()[-1]
-    assert "KNOWN AND NOT MENDED (optim-before-shard, matches-ddp)" in out.splitlines()[-1]
+    assert "KNOWN AND NOT FIXED (optim-before-shard, matches-ddp)" in out.splitlines()[-1]
 
 
 LIES = r"""

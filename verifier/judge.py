@@ -159,5 +159,5 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
 
 def _late(skip: Skip) -> Finding:
     told = f"the skip of {skip.rule} ended on {skip.until} ({skip.reason}); the rule is judged again"
-    mend = f"Mend what {skip.rule} says and take the skip away, or decide anew and give it another date."
-    return Finding(UNUSED, "fail", told, location=skip.location, fix=mend, tier="static")
+    fix = f"Fix what {skip.rule} says and take the skip away, or decide anew and give it another date."
+    return Finding(UNUSED, "fail", told, location=skip.location, fix=fix, tier="static")

@@ -17,7 +17,7 @@ from .analysis.crash_moments import moments
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
 from .analysis.precision import LOW, low_precision
 from .analysis.reasons import never_written, no_damage, no_resume
-from .analysis.root_cause import blame
+from .analysis.root_cause import root_cause
 from .config.modules import root
 from .config.target import Target
 from .errors import UserError
@@ -243,7 +243,7 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     exact, reference, world = needs_full_precision(evidence.train), evidence.reference, settings.target.nproc
     found = []
     if reference is not None and not reference.completed:
-        if "AttributeError" in blame(reference).error or "manual" in evidence.course.ways:
+        if "AttributeError" in root_cause(reference).error or "manual" in evidence.course.ways:
             # plain tensors cannot answer what the script asks: each rank shards over itself
             if "alone" not in evidence.course.ways:
                 found.append(settings.run("reference", world, mode="alone", probe={"full_precision": exact}))
@@ -324,7 +324,7 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
     reason = (
         ""
         if "alone" not in evidence.course.ways or evidence.course.refused is None
-        else blame(evidence.course.refused).text
+        else root_cause(evidence.course.refused).text
     )
     if evidence.reference is not None and evidence.reference.completed and reason:
         found["ddp"] = reason

@@ -34,7 +34,7 @@ examples:
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
   fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
-  fsdp2 explain optim-before-shard              what a rule says, why, and how to mend it
+  fsdp2 explain optim-before-shard              what a rule says, why, and how to fix it
   fsdp2 install --user                          put the skill where coding agents look
 """
 

@@ -13,7 +13,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Declare the command."""
     parser = commands.add_parser(
         "explain",
-        help="what a rule says, why, and how to mend a fault",
+        help="what a rule says, why, and how to fix a fault",
         description="Print the page of a rule; without a name, all rules by family.",
         epilog="example:\n  fsdp2 explain token-mean-of-means",
         formatter_class=argparse.RawDescriptionHelpFormatter,

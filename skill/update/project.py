@@ -119,7 +119,7 @@ def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Seque
     except SpecError as error:
         if before is not None:
             raise
-        raise UserError(f"{error}\nmend it there, or give another spec: --spec FILE") from error
+        raise UserError(f"{error}\nfix it there, or give another spec: --spec FILE") from error
 
 
 def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:

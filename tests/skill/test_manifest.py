@@ -1,4 +1,4 @@
-"""`.fsdp2`: what of it is refused, where, and with which mend."""
+"""`.fsdp2`: what of it is refused, where, and with which fix."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_a_base_that_is_missing_or_edited(workshop: Workshop, capsys: pytest.Cap
     for command in ("diff", "update"):
         assert workshop.run(command) == 2
         lines = capsys.readouterr().err.splitlines()
-        mend = "; without it your edits of the file cannot be told from ours; restore .fsdp2 from version control"
+        fix = "; without it your edits of the file cannot be told from ours; restore .fsdp2 from version control"
         assert lines == [
-            f"{workshop.out}/.fsdp2/base/a.py.base is missing{mend}",
-            f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was edited{mend}",
+            f"{workshop.out}/.fsdp2/base/a.py.base is missing{fix}",
+            f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was edited{fix}",
         ]
     assert file_tree(workshop.out) == before
 

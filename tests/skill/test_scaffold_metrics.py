@@ -155,7 +155,7 @@ def test_what_is_not_finite_is_null(load: Load, tmp_path: Path, capsys: Any) -> 
         (["tensorboard", "wandb", "progress"], ["tqdm"], "packages are missing: pip install tensorboard wandb"),
     ],
 )
-def test_a_missing_package_is_said_with_its_mend(
+def test_a_missing_package_is_said_with_its_fix(
     load: Load, monkeypatch: pytest.MonkeyPatch, settings: list[str], present: list[str], said: str
 ) -> None:
     module = load("metrics", *(f"operation.{setting}=true" for setting in settings))

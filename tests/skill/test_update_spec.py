@@ -141,7 +141,7 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop, capsys: pytest.Ca
         assert workshop.run(command) == 2
         error = capsys.readouterr().err
         assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
-        assert error.endswith("mend it there, or give another spec: --spec FILE\n")
+        assert error.endswith("fix it there, or give another spec: --spec FILE\n")
     assert file_tree(workshop.out) == before
     assert workshop.run("update", "--spec", str(workshop.spec)) == 1
     marked = workshop.read("spec.yaml")

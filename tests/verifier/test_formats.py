@@ -16,7 +16,7 @@ import xmlschema
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report
 from verified_fsdp2.verifier.report.baseline import held_against
-from verified_fsdp2.verifier.report.sanitize import harmless
+from verified_fsdp2.verifier.report.sanitize import sanitize
 from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
@@ -96,7 +96,7 @@ def test_junit_shows_what_is_open_as_an_error() -> None:
     assert cases["optim-before-shard"].get("classname") == "fsdp2.optimizer"
     failure = cases["optim-before-shard"].find("failure")
     assert failure is not None and failure.text is not None
-    for part in ("built early", "at train.py:7 in main", "opt = AdamW(...)", "mend: move it", "fsdp2 explain"):
+    for part in ("built early", "at train.py:7 in main", "opt = AdamW(...)", "fix: move it", "fsdp2 explain"):
         assert part in failure.text
     error = cases["resume-is-exact"].find("error")
     assert error is not None and error.get("message") == "not checked: how this script resumes is not known"
@@ -179,7 +179,7 @@ def test_the_baseline_in_every_format() -> None:
     assert (made.verdict, made.answer) == ("fail", "fail")
     cases = {case.get("name"): case for case in junit(made).iter("testcase")}
     skipped = cases["optim-before-shard"].find("skipped")
-    assert skipped is not None and "known and not mended: it stands in old.json" in str(skipped.get("message"))
+    assert skipped is not None and "known and not fixed: it stands in old.json" in str(skipped.get("message"))
     assert cases["matches-ddp"].find("failure") is not None
     states = {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]}
     assert states == {
@@ -191,13 +191,13 @@ def test_the_baseline_in_every_format() -> None:
     commands = [line for line in RENDERERS["github"](made).splitlines() if line.startswith("::")]
     assert [line.split()[0] for line in commands] == ["::warning", "::warning", "::notice"]
     assert RENDERERS["text"](made).splitlines()[-1] == (
-        "against old.json: fail; failures: 1 new (matches-ddp), 1 KNOWN AND NOT MENDED (optim-before-shard), "
+        "against old.json: fail; failures: 1 new (matches-ddp), 1 KNOWN AND NOT FIXED (optim-before-shard), "
         "1 gone (root-not-wrapped)"
     )
     report = json.loads(RENDERERS["json"](made))
     jsonschema.validate(report, json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text()))
     assert [item["rule"] for item in report["baseline"]["standing"]] == ["optim-before-shard"]
-    assert "it stands" not in RENDERERS["github"](four()) and "known and not mended" in github.summary(made)
+    assert "it stands" not in RENDERERS["github"](four()) and "known and not fixed" in github.summary(made)
 
 
 def test_github_escapes_and_counts() -> None:
@@ -259,7 +259,7 @@ def test_what_a_script_says_is_no_command(name: str) -> None:
 
 def test_harmless_leaves_other_text_alone() -> None:
     text = "x[::2] a::b\n    y = x[:: 2]  # 100%\n## [a]\n\ttab \u00e4\n"
-    assert harmless(text) == text
+    assert sanitize(text) == text
 
 
 def test_a_code_block_of_the_summary_cannot_be_ended() -> None:

@@ -10,7 +10,7 @@ import pytest
 from records import micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
-from verified_fsdp2.verifier.analysis.root_cause import blame
+from verified_fsdp2.verifier.analysis.root_cause import root_cause
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
@@ -273,7 +273,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
-    assert "rank 1 came to its end, and rank 0 still waited for it" in blame(left).text
+    assert "rank 1 came to its end, and rank 0 still waited for it" in root_cause(left).text
     found = [
         n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
     ]

@@ -135,12 +135,12 @@ def verdict(*findings: Finding, names: list[str] | None = None, evidence: Eviden
 
 
 def test_the_page_of_a_failure() -> None:
-    cause = Finding("a-rule", "fail", "it broke", 2.0, 1.0, PLACE, "mend it")
+    cause = Finding("a-rule", "fail", "it broke", 2.0, 1.0, PLACE, "fix it")
     effect = Finding("an-effect", "fail", "so this broke", consequence=True)
     text = html.render(verdict(cause, effect, Finding("b-rule", "inconclusive", "no way to tell")))
     page = sound(text)
     said = " ".join("".join(page.text).split())
-    order = ["fail", "1 rule is broken: a-rule", "it broke", "train.py:7 in main", "opt = AdamW(...)", "mend it"]
+    order = ["fail", "1 rule is broken: a-rule", "it broke", "train.py:7 in main", "opt = AdamW(...)", "fix it"]
     order += ["fsdp2 explain a-rule", "so this broke", "no way to tell", "b-rule", "all well", "Loss of each step"]
     order += ["Difference of the loss", "2 of 2 parameters are sharded", "S(0)", "300.0 MiB", "all_gather", "platform"]
     at = [said.index(part) for part in order]
@@ -178,7 +178,7 @@ def test_beside_an_earlier_report() -> None:
     page = sound(html.render(replace(made, baseline=held)))
     said = " ".join("".join(page.text).split())
     assert "Held against old.json, the answer is fail: 1 new failure, 1 known, 1 gone, 0 not decided" in said
-    assert "known-rule" in said and "known, not mended yet" in said and "gone-rule" in said
+    assert "known-rule" in said and "known, not fixed yet" in said and "gone-rule" in said
 
 
 def test_what_was_not_seen_is_left_out() -> None:
@@ -244,7 +244,11 @@ def test_the_shard_table(elements: list[list[int | None]], columns: list[str], c
 
 def test_what_was_found_in_a_checkpoint() -> None:
     one = {"path": "p", "after_step": 3, "op": "save", "ranks": 2, "tensors": 9, "wrong": 0, "error": None}
-    states: list[dict[str, Any]] = [{"state": "opened"}, {"state": "opened", "wrong": 2}, {"state": "gone"}]
+    states: list[dict[str, Any]] = [
+        {"state": "inspected_checkpoint"},
+        {"state": "opened", "wrong": 2},
+        {"state": "gone"},
+    ]
     states += [{"state": "closed", "error": "no .metadata"}]
     table = html_tables._saved({"facts": {"checkpoints": [{**one, **state} for state in states]}})
     told = ["all as they were given", "2 tensors are not as they were given"]
@@ -273,7 +277,7 @@ def test_a_large_model_and_many_runs_fit() -> None:
 
 
 def test_more_than_fits_is_cut_and_says_so() -> None:
-    many = [Finding("a-rule", "fail", f"{k} " + "<" * 5_000, location=PLACE, fix="mend") for k in range(900)]
+    many = [Finding("a-rule", "fail", f"{k} " + "<" * 5_000, location=PLACE, fix="fix") for k in range(900)]
     text = html.render(verdict(*many))
     assert len(text.encode()) <= html.LIMIT
     assert "more are in <code>--report json=PATH" in text and "more characters; --report json=PATH has all" in text

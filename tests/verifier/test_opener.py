@@ -36,7 +36,7 @@ class Memory:
 def opened(path: Path) -> Any:
     memory = Memory()
     assert open_all([str(path)], memory) == 0  # type: ignore[arg-type]
-    assert [r.kind for r in memory.records] == ["opened", "end"]
+    assert [r.kind for r in memory.records] == ["inspected_checkpoint", "end"]
     return memory.records[0]
 
 

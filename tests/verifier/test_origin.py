@@ -13,7 +13,7 @@ import torch.distributed.fsdp
 
 from records import run
 from verified_fsdp2.verifier import pipeline
-from verified_fsdp2.verifier.analysis.root_cause import blame, own_frames
+from verified_fsdp2.verifier.analysis.root_cause import own_frames, root_cause
 from verified_fsdp2.verifier.probe.frames import Frames
 from verified_fsdp2.verifier.trace import Ended, origin
 
@@ -84,7 +84,7 @@ def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
         hung = replace(
             run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy}
         )
-        found = blame(hung)
+        found = root_cause(hung)
         assert found.location is not None
         assert (found.rank, found.location.file, found.location.line) == (1, own, 9)
 

@@ -50,14 +50,14 @@ def test_json_is_valid_and_finite() -> None:
 
 def test_text_says_what_where_and_how() -> None:
     text = RENDERERS["text"](
-        verdict(Finding("a-rule", "fail", "it broke", location=PLACE, fix="mend it"), Finding("b", "pass", "fine"))
+        verdict(Finding("a-rule", "fail", "it broke", location=PLACE, fix="fix it"), Finding("b", "pass", "fine"))
     )
     for part in (
         "FAIL a-rule",
         "it broke",
         "train.py:7 in main",
         "opt = AdamW(...)",
-        "mend mend it",
+        "fix fix it",
         "fsdp2 explain a-rule",
     ):
         assert part in text
@@ -73,7 +73,7 @@ def test_a_consequence_is_told_in_one_line() -> None:
 
 
 def test_text_has_a_bound() -> None:
-    many = [Finding(f"rule-{k}", "fail", "word " * 100, location=PLACE, fix="mend " * 50) for k in range(60)]
+    many = [Finding(f"rule-{k}", "fail", "word " * 100, location=PLACE, fix="fix " * 50) for k in range(60)]
     text = RENDERERS["text"](verdict(*many))
     assert len(text) < 10_000
     assert text.rstrip().endswith("verdict: fail")

@@ -44,7 +44,13 @@ def saving(entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: i
 
 
 def opened(path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any) -> Run:
-    record = {"kind": "opened", "path": path, "format": "dcp", "error": error, "missing_files": list(lost)}
+    record = {
+        "kind": "inspected_checkpoint",
+        "path": path,
+        "format": "dcp",
+        "error": error,
+        "missing_files": list(lost),
+    }
     return run([{**record, "entries": entries}], role="inspect")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..evidence import Evidence
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stepped
-from .root_cause import blame
+from .root_cause import root_cause
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
@@ -94,7 +94,7 @@ def compare(run: Run, oracle: Run) -> Comparison:
 def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
     if not oracle.completed:
-        cause = blame(oracle)
+        cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
         who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
         return f"{who}: {cause.text}{code}; the other oracles decide alone"
@@ -194,7 +194,7 @@ def _unmeasured(evidence: Evidence) -> str:
     if base is None:
         return "the run that the perturbed run repeats did not complete"
     if envelope.steps() < base.steps():
-        cause = "" if envelope.completed else f": {blame(envelope).text}"
+        cause = "" if envelope.completed else f": {root_cause(envelope).text}"
         return f"the perturbed run made {envelope.steps()} of {base.steps()} steps{cause}"
     return ""
 

@@ -32,24 +32,24 @@ _MISMATCH = (
 
 
 @dataclass(frozen=True)
-class Blame:
+class RootCause:
     """The rank at fault, in words, with its line and what to look at."""
 
     rank: int
     text: str
     location: Place | None
-    mend: str
+    fix: str
     error: str = ""  # `ErrorName: message`, whole, if the rank raised
     frames: tuple[Place, ...] = ()  # the user's frames, innermost first
 
 
-def blame(run: Run) -> Blame:
+def root_cause(run: Run) -> RootCause:
     """The first cause of a run that did not complete. Call it on no other."""
     ended = {e.rank: e for e in run.ended}
     if run.foreign:
-        return Blame(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
+        return RootCause(0, f"the verifier's own files were written to: {run.foreign}", None, _ELSEWHERE)
     if run.probe_failed:
-        return Blame(0, f"the verifier itself failed on {run.probe_failed}", None, _REPORT)
+        return RootCause(0, f"the verifier itself failed on {run.probe_failed}", None, _REPORT)
     if run.timed_out:
         return _hang(run)
     suspects = []
@@ -64,7 +64,9 @@ def blame(run: Run) -> Blame:
         victim = bool(end is not None and _VICTIM.search(str(end.message)))
         suspects.append((victim, at, order, item.rank))
     if not suspects:
-        return Blame(0, "the run ended without a reason that can be named", None, "Look at the output of the ranks.")
+        return RootCause(
+            0, "the run ended without a reason that can be named", None, "Look at the output of the ranks."
+        )
     if all(victim for victim, *_ in suspects) and (gone := _left_in_silence(run)) is not None:
         return gone
     rank = min(suspects)[3]
@@ -72,7 +74,7 @@ def blame(run: Run) -> Blame:
     return _explain(run, rank, ended[rank].code, end)
 
 
-def _left_in_silence(run: Run) -> Blame | None:
+def _left_in_silence(run: Run) -> RootCause | None:
     """The rank that came to the end of its script while the others still waited for it."""
     for trace in run.traces:
         if trace.end is not None and trace.end.how in ("return", "stopped", "sys.exit"):
@@ -81,7 +83,7 @@ def _left_in_silence(run: Run) -> Blame | None:
             told = (
                 f"rank {trace.rank} came to its end, and rank {waiting.rank} still waited for it{_stack_text(frames)}"
             )
-            return Blame(trace.rank, told, frames[0] if frames else None, _TOGETHER)
+            return RootCause(trace.rank, told, frames[0] if frames else None, _TOGETHER)
     return None
 
 
@@ -100,29 +102,29 @@ def _fault(trace: Trace) -> End | None:
     return None
 
 
-def _explain(run: Run, rank: int, code: int, end: End | None) -> Blame:
+def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
     if end is None and code < 0:
         name = _signal_name(-code)
         place = _frames(run.stacks.get(rank, ""))
         last = _last_line(run.stderr.get(rank, ""))
         told = f"rank {rank} was ended by {name}{f' ({last})' if last else ''}{_stack_text(place)}"
-        mend = _MISMATCH if "collective mismatch" in run.stderr.get(rank, "") else _NATIVE
-        return Blame(rank, told, _own(place), mend)
+        fix = _MISMATCH if "collective mismatch" in run.stderr.get(rank, "") else _NATIVE
+        return RootCause(rank, told, _own(place), fix)
     if end is None:
-        return Blame(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
+        return RootCause(rank, f"rank {rank} ended with code {code} and left no word", None, "Look at its output.")
     frames = end.frames
     line = frames[0] if frames else None
     if end.how == "exception":
         told = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
-        mend = "Mend the error at that line; the other ranks only lost their peer."
-        return Blame(rank, told, line, mend, f"{end.error}: {end.message}", tuple(frames))
+        fix = "Fix the error at that line; the other ranks only lost their peer."
+        return RootCause(rank, told, line, fix, f"{end.error}: {end.message}", tuple(frames))
     if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
         why = str(end.message or "") or _last_line(run.stderr.get(rank, ""))
         told = f"the script gave up at its start with exit status {end.code}{f': {why}' if why else ''}"
-        return Blame(rank, told, line, _ARGUMENTS)
+        return RootCause(rank, told, line, _ARGUMENTS)
     said = f" ({end.message})" if end.message else ""
     told = f"rank {rank} called {end.how}({end.code}){said}{_stack_text(frames)}, while the others went on"
-    return Blame(rank, told, line, _TOGETHER)
+    return RootCause(rank, told, line, _TOGETHER)
 
 
 def is_victim(trace: Trace) -> bool:
@@ -137,7 +139,7 @@ def own_frames(text: str) -> tuple[list[Place], bool]:
     return [f for f in frames if is_user(f.file)], bool(frames) and _waits(frames[0])
 
 
-def _hang(run: Run) -> Blame:
+def _hang(run: Run) -> RootCause:
     """A time-out: the rank that is not waiting in a collective, else the one that has done least."""
     gone = [e.rank for e in run.ended if not e.killed]
     stacks = {rank: _frames(text) for rank, text in run.stacks.items() if text}
@@ -157,7 +159,9 @@ def _hang(run: Run) -> Blame:
         text += f"; rank {other}{_stack_text(stacks[other], 1)}"
     end = run.traces[rank].end
     location = _own(frames) or next(iter(end.frames if end is not None else []), None)
-    return Blame(rank, text, location, "Every rank must call the same collectives in the same order; see the stacks.")
+    return RootCause(
+        rank, text, location, "Every rank must call the same collectives in the same order; see the stacks."
+    )
 
 
 def _frames(text: str) -> list[Place]:

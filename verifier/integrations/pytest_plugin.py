@@ -175,7 +175,7 @@ class RuleItem(pytest.Item):
     def runtest(self) -> None:
         """Pass, or tell the finding."""
         from ..report.baseline import finding_of
-        from ..report.sanitize import harmless
+        from ..report.sanitize import sanitize
         from ..report.text import failure
 
         told = self.targets.told(self.path, self.session)
@@ -185,23 +185,23 @@ class RuleItem(pytest.Item):
             self._open(told["refused"])
             return
         if self.name in told["skipped"]:
-            pytest.skip(harmless(told["skipped"][self.name]))
+            pytest.skip(sanitize(told["skipped"][self.name]))
         if self.name not in told["findings"]:  # the sources alone never pass
             if told["unchecked"]:
-                self._open(harmless(told["unchecked"]))
-            pytest.skip(harmless(f"no finding in {told['limits']}"))
+                self._open(sanitize(told["unchecked"]))
+            pytest.skip(sanitize(f"no finding in {told['limits']}"))
         finding = finding_of(told["findings"][self.name])
         numbers = (("measured", finding.measured), ("limit", finding.limit))
         self.user_properties += [(name, value) for name, value in numbers if value is not None]
         if finding.status == "not_applicable":
-            pytest.skip(harmless(f"not applicable: {finding.evidence}"))
+            pytest.skip(sanitize(f"not applicable: {finding.evidence}"))
         if finding.status == "pass":
-            self.add_report_section("call", "fsdp2", harmless(finding.evidence))
+            self.add_report_section("call", "fsdp2", sanitize(finding.evidence))
         elif finding.status == "inconclusive":
-            self._open(harmless(finding.evidence), finding.required)
+            self._open(sanitize(finding.evidence), finding.required)
         else:
             word = "a consequence of what another rule has found:" if finding.consequence else "FAIL"
-            raise Failed(harmless("\n".join(failure(finding, word))))
+            raise Failed(sanitize("\n".join(failure(finding, word))))
 
     def _open(self, reason: str, required: bool = True) -> None:
         if not required or self.config.getoption("fsdp2_inconclusive") == "skip":

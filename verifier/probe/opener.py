@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ..trace.events import End, Opened, SavedEntry
+from ..trace.events import End, InspectedCheckpoint, SavedEntry
 from ..trace.writer import Writer
 from .saving import entries, entry
 
@@ -34,43 +34,43 @@ def open_all(paths: list[str], writer: Writer) -> int:
         try:
             writer.write(_opened(path))
         except Exception as error:
-            writer.write(Opened(path=path, error=f"{type(error).__name__}: {error}"[:300]))
+            writer.write(InspectedCheckpoint(path=path, error=f"{type(error).__name__}: {error}"[:300]))
     writer.write(End(how="return"))
     return 0
 
 
-def _opened(path: str) -> Opened:
+def _opened(path: str) -> InspectedCheckpoint:
     file = Path(path)
     if file.is_dir():
         if not (file / ".metadata").is_file():
-            return Opened(path=path, format="dcp", error="the folder holds no .metadata")
+            return InspectedCheckpoint(path=path, format="dcp", error="the folder holds no .metadata")
         return _dcp(path)
     if not file.is_file():
-        return Opened(path=path)
+        return InspectedCheckpoint(path=path)
     if file.stat().st_size > LIMIT:
-        return Opened(path=path, format="torch", error=f"larger than {LIMIT} bytes")
+        return InspectedCheckpoint(path=path, format="torch", error=f"larger than {LIMIT} bytes")
     with torch.serialization.safe_globals(_plain_types()):
         found = entries(torch.load(file, map_location="cpu", weights_only=True))
-    return Opened(path=path, format="torch", entries=found)
+    return InspectedCheckpoint(path=path, format="torch", entries=found)
 
 
-def _dcp(path: str) -> Opened:
+def _dcp(path: str) -> InspectedCheckpoint:
     folder = Path(path)
     metadata = FileSystemReader(folder).read_metadata()
     stored = {getattr(info, "relative_path", "") for info in (metadata.storage_data or {}).values()}
     lost = sorted(name for name in stored if name and not (folder / name).is_file())
     if lost:
         told = f"{len(lost)} of {len(stored)} files of the metadata are not there"
-        return Opened(path=path, format="dcp", missing_files=lost, error=told)
+        return InspectedCheckpoint(path=path, format="dcp", missing_files=lost, error=told)
     whole = {k: i for k, i in metadata.state_dict_metadata.items() if isinstance(i, TensorStorageMetadata)}
     if sum(i.size.numel() * i.properties.dtype.itemsize for i in whole.values()) > LIMIT:
-        return Opened(path=path, format="dcp", error=f"larger than {LIMIT} bytes")
+        return InspectedCheckpoint(path=path, format="dcp", error=f"larger than {LIMIT} bytes")
     state: dict[str, Any] = {k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()}
     state |= dict.fromkeys((key for key in metadata.state_dict_metadata if key not in whole), None)
     planner = _Reader()
     load(state, storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
     found = {key: entry(state[key]) for key in whole}
-    return Opened(path=path, format="dcp", entries={**found, **planner.objects})
+    return InspectedCheckpoint(path=path, format="dcp", entries={**found, **planner.objects})
 
 
 def _plain_types() -> list[Any]:

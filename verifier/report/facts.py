@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, nudged
-from ..analysis.opened import differing, opened
+from ..analysis.inspected import differing, opened
 from ..analysis.saves import given, kept
 from ..analysis.traffic import expected, traffic
 from ..evidence import LOADS, Evidence

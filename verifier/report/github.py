@@ -12,7 +12,7 @@ from ..finding import Finding
 from ..verdict import Verdict
 from . import lint_text, text
 from .places import place_of, relative, where
-from .sanitize import harmless, shown
+from .sanitize import sanitize, shown
 from .tiers import limits, number
 
 MOST = 10
@@ -61,9 +61,9 @@ def _level(finding: Finding, verdict: Verdict) -> str:
 def _told(finding: Finding, verdict: Verdict) -> str:
     lines = [finding.evidence]
     if verdict.baseline is not None and verdict.stands(finding):
-        lines.insert(0, f"Known and not mended: it stands in {verdict.baseline.path}.")
+        lines.insert(0, f"Known and not fixed: it stands in {verdict.baseline.path}.")
     if finding.fix:
-        lines.append(f"Mend: {finding.fix}")
+        lines.append(f"Fix: {finding.fix}")
     return "\n".join([*lines, f"fsdp2 explain {finding.rule}"])
 
 
@@ -114,12 +114,12 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
     for finding in failed:
         word = (
-            "known and not mended" if verdict.stands(finding) else "a consequence" if finding.consequence else "failed"
+            "known and not fixed" if verdict.stands(finding) else "a consequence" if finding.consequence else "failed"
         )
         told = [finding.evidence]
         if finding.location:
             told += [f"at {where(finding.location)}", f"    {finding.location.code}"]
-        told += [f"mend: {finding.fix}"] if finding.fix else []
+        told += [f"fix: {finding.fix}"] if finding.fix else []
         yield f"### `{finding.rule}` {word}\n\n" + _block("\n".join([*told, f"fsdp2 explain {finding.rule}"]))
     reasons: dict[str, list[str]] = {}
     for finding in verdict.findings:
@@ -140,6 +140,6 @@ def _parts(verdict: Verdict) -> Iterator[str]:
 
 def _block(content: str) -> str:
     """A code block that its content cannot end."""
-    content = harmless(content)
+    content = sanitize(content)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
     return f"{fence}text\n{content}\n{fence}\n\n"

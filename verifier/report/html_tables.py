@@ -123,7 +123,7 @@ def _baseline(report: Report) -> Table:
     cwd = report["target"].get("cwd", "")
     told = {
         "new": "new",
-        "standing": "known, not mended yet",
+        "standing": "known, not fixed yet",
         "gone": "gone",
         "unjudged": "known, not decided this time",
     }

@@ -70,7 +70,7 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
         return "pass"
     message = finding.evidence
     if verdict.baseline is not None and verdict.stands(finding):
-        kind, message = "skipped", f"known and not mended: it stands in {verdict.baseline.path}: {message}"
+        kind, message = "skipped", f"known and not fixed: it stands in {verdict.baseline.path}: {message}"
     elif finding.status == "inconclusive" and not finding.required:
         kind, message = "skipped", f"not checked, and not required: {message}"
     elif finding.status == "not_applicable":
@@ -92,7 +92,7 @@ def _lines(finding: Finding) -> list[str]:
     if finding.location:
         lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
     if finding.fix:
-        lines.append(f"mend: {finding.fix}")
+        lines.append(f"fix: {finding.fix}")
     return [*lines, f"fsdp2 explain {finding.rule}"]
 
 

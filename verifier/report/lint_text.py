@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..verdict import Verdict
-from .sanitize import harmless
+from .sanitize import sanitize
 from .text import LIMIT, compared, failures
 from .tiers import counted, not_followed, number
 
@@ -23,4 +23,4 @@ def render(verdict: Verdict) -> str:
         lines.append(f"{found} in {counted(verdict.facts['sources'])} ({spent})")
     if verdict.baseline is not None:
         lines.append(compared(verdict.baseline, verdict.answer))
-    return harmless("\n".join(lines) + "\n")
+    return sanitize("\n".join(lines) + "\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..source.migration import STEPS, Item, Migration
-from .sanitize import harmless, in_json
+from .sanitize import in_json, sanitize
 from .text import LIMIT
 
 SCHEMA = 1
@@ -41,7 +41,7 @@ def render(migration: Migration) -> str:
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return harmless(
+    return sanitize(
         f"{text}\n\nnothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}\n"
     )
 

@@ -6,11 +6,11 @@ from ..rules.base import Rule
 
 
 def markdown(rule: Rule) -> str:
-    """What the rule says, why, wrong and right code, the mend, source and torch versions."""
+    """What the rule says, why, wrong and right code, the fix, source and torch versions."""
     page = rule.page()
     flat = {key: " ".join(text.split()) for key, text in page.items()}
     parts = [flat["Statement"], f"**Why.** {flat['Why'][0].upper()}{flat['Why'][1:]}"]
     for key in ("Wrong", "Right"):
         parts += [f"{key}:", f"```python\n{page[key]}\n```"]
-    parts += [f"**Mend.** {flat['Mend']}", f"Source: {flat['Source']} torch: {flat['Torch']}"]
+    parts += [f"**Fix.** {flat['Fix']}", f"Source: {flat['Source']} torch: {flat['Torch']}"]
     return "\n\n".join(parts) + "\n"

@@ -18,7 +18,7 @@ def shown(text: str, kept: str = "\n\t") -> str:
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """Plain text in which nothing is a command: `: :error` and `# #[group]`; control characters as `\\x1b`."""
     text = shown(text)
     return _BRACKET.sub("# ", _FIRST.sub(r"\1: ", text))

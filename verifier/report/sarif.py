@@ -77,7 +77,7 @@ def _rule(name: str) -> dict[str, Any]:
         "id": name,
         "shortDescription": {"text": page["Statement"][:LONGEST]},
         "fullDescription": {"text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]},
-        "help": {"text": f"{page['Mend']} The page: fsdp2 explain {name}", "markdown": markdown(rule)},
+        "help": {"text": f"{page['Fix']} The page: fsdp2 explain {name}", "markdown": markdown(rule)},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["fsdp2", rule.family]},
     }

@@ -1,4 +1,4 @@
-"""The report for a reader with little patience: what is wrong first, where, why, the smallest mend, the command that proves it."""
+"""The report for a reader with little patience: what is wrong first, where, why, the smallest fix, the command that proves it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..config.policy import open_but_allowed
 from ..finding import Finding
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
-from .sanitize import harmless
+from .sanitize import sanitize
 from .tiers import not_followed, verdict_line
 
 WIDTH = 118
@@ -38,7 +38,7 @@ def render(verdict: Verdict) -> str:
     text = "\n".join(lines)
     if len(text) > LIMIT:
         text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return harmless(f"{text}\n{_last(verdict)}\n")
+    return sanitize(f"{text}\n{_last(verdict)}\n")
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _named(verdict: Verdict) -> Iterator[str]:
 
 
 def failures(verdict: Verdict) -> Iterator[str]:
-    """What is wrong, each cause with its line, its mend and its page; what a baseline knows comes last."""
+    """What is wrong, each cause with its line, its fix and its page; what a baseline knows comes last."""
     failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
     for finding in (f for f in failed if not f.consequence):
         yield from failure(finding, "KNOWN" if verdict.stands(finding) else "FAIL")
@@ -63,13 +63,13 @@ def failures(verdict: Verdict) -> Iterator[str]:
         for follower in followers:
             yield f"       {textwrap.shorten(f'{follower.rule}: {follower.evidence}', WIDTH - 7, placeholder=' ...')}"
     if failed and verdict.target.get("command"):
-        yield f"     after the mend, prove it: {verdict.target['command']}"
+        yield f"     after the fix, prove it: {verdict.target['command']}"
     if failed:
         yield ""
 
 
 def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
-    """One finding with its line, its mend and its page."""
+    """One finding with its line, its fix and its page."""
     yield f"{word} {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
     yield from _wrapped("", finding.evidence)
     if finding.location:
@@ -77,7 +77,7 @@ def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
         if finding.location.code:
             yield f"              {finding.location.code}"
     if finding.fix:
-        yield from _wrapped("mend ", finding.fix)
+        yield from _wrapped("fix ", finding.fix)
     yield f"     page fsdp2 explain {finding.rule}"
 
 
@@ -89,7 +89,7 @@ def compared(held: Comparison, answer: str) -> str:
 
     parts = [told(len(held.new), "new", held.new)]
     if held.standing:
-        parts.append(told(len(held.standing), "KNOWN AND NOT MENDED", held.standing))
+        parts.append(told(len(held.standing), "KNOWN AND NOT FIXED", held.standing))
     parts.append(told(len(held.gone), "gone", held.gone))
     if held.unjudged:
         parts.append(told(len(held.unjudged), "not judged again", held.unjudged))

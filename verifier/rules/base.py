@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
 from ..analysis.presence import unnamed
-from ..analysis.root_cause import Blame, blame
+from ..analysis.root_cause import RootCause, root_cause
 from ..evidence import Evidence
 from ..finding import Finding
 from ..trace import Run
 from ..trace.events import Place
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
-SECTIONS = ("Why", "Wrong", "Right", "Mend", "Source", "Torch")
+SECTIONS = ("Why", "Wrong", "Right", "Fix", "Source", "Torch")
 DEVELOPED_ON = "run on 2.13.0."  # the section Torch of a page that has none of its own
 
 
@@ -88,8 +88,8 @@ class Rule(ABC):
         return Finding(self.name, "pass", evidence, **more)
 
     def failed(self, evidence: str, location: Place | None = None, **more: Any) -> Finding:
-        """The clause is broken; `fix` defaults to the page's mend."""
-        more.setdefault("fix", " ".join(self.page()["Mend"].split()))
+        """The clause is broken; `fix` defaults to the page's fix."""
+        more.setdefault("fix", " ".join(self.page()["Fix"].split()))
         return Finding(self.name, "fail", evidence, location=location, **more)
 
     def not_applicable(self, reason: str, **more: Any) -> Finding:
@@ -152,7 +152,7 @@ class RaisedRule(Rule):
         for run in (evidence.train, evidence.resume, *evidence.reshards):
             if run is None or run.completed:
                 continue
-            cause = blame(run)
+            cause = root_cause(run)
             found = re.search(self.pattern, cause.error)
             if found is not None and self.fits(run, cause):
                 return self.failed(
@@ -162,14 +162,14 @@ class RaisedRule(Rule):
             return self.unknown("the train run made no step, for another reason")
         return self.passed("no run was stopped by it")
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""
         return True
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The user's line that is to be changed."""
         return cause.location
 
     def told(self, found: re.Match[str], text: str) -> str:
-        """What is said of a match; `text` is what `blame` says of the run."""
+        """What is said of a match; `text` is what `root_cause` says of the run."""
         return text

@@ -6,13 +6,13 @@ import re
 
 from ..analysis.precision import LOW
 from ..analysis.presence import unsharded
-from ..analysis.root_cause import Blame, blame
+from ..analysis.root_cause import RootCause, root_cause
 from ..trace import Run
 from ..trace.events import Place, Raised, RaisedFrame, Shard
 from .base import RaisedRule
 
 
-def by_norm(run: Run, cause: Blame) -> bool:
+def by_norm(run: Run, cause: RootCause) -> bool:
     """Whether an error came up where norms of many tensors are joined."""
     joined = re.search(r"aten\.(stack|cat|_foreach_norm|linalg_vector_norm)\.", cause.error) is not None
     return joined or any("clip_grad" in f.file for f in stack(run, cause))
@@ -27,7 +27,7 @@ _CLIP = "torch/nn/utils/clip_grad"
 _WRAPPER = "torch/nn/parallel/distributed.py"
 
 
-def culprit(run: Run, cause: Blame) -> tuple[str, Place | None]:
+def culprit(run: Run, cause: RootCause) -> tuple[str, Place | None]:
     """(rule, the user's line to be changed) of an error with the text MIXED."""
     frames = stack(run, cause)
     if "aten.copy_." in cause.error:
@@ -48,12 +48,12 @@ def culprit(run: Run, cause: Blame) -> tuple[str, Place | None]:
     return "weight-used-outside-forward", cause.location
 
 
-def wrapped_in_ddp(run: Run, cause: Blame) -> bool:
+def wrapped_in_ddp(run: Run, cause: RootCause) -> bool:
     """Whether the error came up in DistributedDataParallel."""
     return any(_WRAPPER in f.file for f in stack(run, cause))
 
 
-def stack(run: Run, cause: Blame) -> list[RaisedFrame]:
+def stack(run: Run, cause: RootCause) -> list[RaisedFrame]:
     """The frames of the error, innermost first, with what their `self` is (see probe/events/raised.py)."""
     record = next((t.first(Raised) for t in run.traces if t.rank == cause.rank), None)
     return record.frames if record is not None else []
@@ -63,11 +63,11 @@ def stopped_on_plain_weights(run: Run) -> bool:
     """Whether a run stopped because an optimizer or a clip met sharded and plain weights together."""
     if run.completed:
         return False
-    cause = blame(run)
+    cause = root_cause(run)
     return "mixed torch.Tensor and DTensor" in cause.error and culprit(run, cause)[0] == "root-not-wrapped"
 
 
-def _around_forward(frames: list[RaisedFrame], cause: Blame) -> Place | None:
+def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None:
     """The user's line that runs a module with sharded weights by another way than the call of its FSDP module."""
     at = None
     for k, frame in enumerate(frames):
@@ -99,10 +99,10 @@ class MixedRule(ShardedRule):
 
     pattern = MIXED
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return culprit(run, cause)[0] == self.name
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         return culprit(run, cause)[1] or cause.location
 
 

@@ -217,7 +217,7 @@ class Flow:
     def escapes(self, value: Value, after: int = -1, before: int = 1 << 60) -> bool:
         """Whether code that is not followed was handed this value."""
         for event in self.events[after + 1 : before]:
-            if event.op in (CALL, NEW, STORE, ITERATE, SHARD) or harmless(event):
+            if event.op in (CALL, NEW, STORE, ITERATE, SHARD) or sanitize(event):
                 continue
             if any(value is part or value in part.parts for part in event.given()):
                 return True
@@ -252,7 +252,7 @@ _HARMLESS = (
 )
 
 
-def harmless(event: Event) -> bool:
+def sanitize(event: Event) -> bool:
     """Whether a call is one of torch's or Python's own, or a method."""
     return not event.op or event.op.startswith(_HARMLESS)
 

@@ -37,7 +37,7 @@ _classes: dict[type, type] = {}
 _FLAGS = 32  # calls of `set_requires_gradient_sync` that are recorded
 
 
-class StandIn(FSDPModule):
+class DDPSubstitute(FSDPModule):
     """The surface of FSDPModule on a module whose parameters stay plain tensors."""
 
     _orig_cls_mro_index = 3
@@ -72,7 +72,7 @@ class StandIn(FSDPModule):
         session: Session = _state["session"]
         session.write(Divide(factor=float(factor), at_line=session.here()))
         own = _module(self)
-        nested = {id(p) for m in own.modules() if m is not own and isinstance(m, StandIn) for p in m.parameters()}
+        nested = {id(p) for m in own.modules() if m is not own and isinstance(m, DDPSubstitute) for p in m.parameters()}
         for param in own.parameters():
             if id(param) not in nested and param.requires_grad:
                 if id(param) not in _state["factors"]:
@@ -107,13 +107,13 @@ class _Handle:
         """Nothing to wait for."""
 
 
-def _nothing(self: StandIn, *args: Any, **kwargs: Any) -> None:
+def _nothing(self: DDPSubstitute, *args: Any, **kwargs: Any) -> None:
     """A setting of FSDP that changes no mathematics, or that DDP has no counterpart for."""
 
 
 for _name, _value in vars(FSDPModule).items():
-    if callable(_value) and not _name.startswith("__") and _name not in vars(StandIn):
-        setattr(StandIn, _name, _nothing)
+    if callable(_value) and not _name.startswith("__") and _name not in vars(DDPSubstitute):
+        setattr(DDPSubstitute, _name, _nothing)
 
 
 def install(session: Session) -> None:
@@ -151,8 +151,8 @@ def mark(module: Any, **options: Any) -> Any:
     ignored = options.get("ignored_params") or set()
     for item in module if isinstance(module, list | tuple) else [module]:
         cls = type(item)
-        if not isinstance(item, StandIn):
-            made = _classes.get(cls) or type(f"FSDP{cls.__name__}", (StandIn, cls), {})
+        if not isinstance(item, DDPSubstitute):
+            made = _classes.get(cls) or type(f"FSDP{cls.__name__}", (DDPSubstitute, cls), {})
             _classes[cls] = made
             item.__class__ = made
         item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
@@ -280,7 +280,7 @@ def _wrapper(module: nn.Module) -> nn.Module | None:
     return wrapper
 
 
-def _module(item: StandIn) -> nn.Module:
+def _module(item: DDPSubstitute) -> nn.Module:
     assert isinstance(item, nn.Module)
     return item
 

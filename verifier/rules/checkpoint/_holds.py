@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...analysis.checkpoints import unseen_save
-from ...analysis.opened import differing, opened
+from ...analysis.inspected import differing, opened
 from ...analysis.presence import absent, unfinished
 from ...analysis.saves import Save, all_saves, given, kept
 from ...analysis.wording import count, some

@@ -28,7 +28,7 @@ class AsyncSaveProcessGroup(Rule):
         future = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=path, process_group=group)
         model(batch)
         future.result()
-    Mend: Make a gloo group once, `group = dist.new_group(backend="gloo")`, and give it to every `async_save` as `process_group`.
+    Fix: Make a gloo group once, `group = dist.new_group(backend="gloo")`, and give it to every `async_save` as `process_group`.
     Source: KempnerInstitute/KempnerForge#104; ByteDance-Seed/VeOmni PR#1176; InternLM/xtuner PR#1703.
     """
 

@@ -1,4 +1,4 @@
-from ...analysis.opened import in_background
+from ...analysis.inspected import in_background
 from ...analysis.saves import Save
 from ...evidence import Evidence
 from ...finding import Finding
@@ -17,7 +17,7 @@ class AsyncSaveStateRace(Rule):
     Right:
         state = copy.deepcopy(optimizer.state_dict())
         threading.Thread(target=lambda: torch.save(state, path)).start()
-    Mend: Save with `dcp.async_save` and its default stager, or copy every tensor before the thread starts.
+    Fix: Save with `dcp.async_save` and its default stager, or copy every tensor before the thread starts.
     Source: pytorch#144657; pytorch/torchtitan#930; Lightning-AI/pytorch-lightning#20953; meta-pytorch/torchrec PR#4322.
     """
 

@@ -1,4 +1,4 @@
-from ...analysis.opened import in_background
+from ...analysis.inspected import in_background
 from ...analysis.saves import Save
 from ...evidence import Evidence
 from ...finding import Finding
@@ -17,7 +17,7 @@ class CheckpointHoldsWhatRanksHeld(Rule):
     Right:
         model_state, optimizer_state = get_state_dict(model, optimizer)
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
-    Mend: Save everything in one call, or each part into a folder of its own.
+    Fix: Save everything in one call, or each part into a folder of its own.
     Source: read back: every tensor of every save, compared with what the ranks held at the time of the call.
     """
 

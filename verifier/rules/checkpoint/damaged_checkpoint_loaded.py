@@ -19,7 +19,7 @@ class DamagedCheckpointLoaded(Rule):
     Right:
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
-    Mend: Let the error end the run, or build the model anew before another checkpoint is tried.
+    Fix: Let the error end the run, or build the model anew before another checkpoint is tried.
     Source: measured: the shards read before the error stay in the model.
     """
 

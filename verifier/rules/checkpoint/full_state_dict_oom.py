@@ -27,7 +27,7 @@ class FullStateDictOom(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Mend: Add `cpu_offload=True`, or save through DCP.
+    Fix: Add `cpu_offload=True`, or save through DCP.
     Source: verl-project/verl#1517, PR#1667; meta-pytorch/torchtune PR#1495; axolotl PR#1828; pytorch#142355.
     Torch: run on 2.13.0: 16 keys on each of 2 ranks; with `cpu_offload`, 16 and 0.
     """

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.saves import Save, all_saves
 from ...evidence import Evidence, named_checkpoint
 from ...finding import Finding, Hit
@@ -24,7 +24,7 @@ class IncompleteCheckpointChosen(Rule):
     Right:
         complete = [p.parent for p in Path(path).glob("step_*/.metadata")]  # DCP writes it last
         newest = max(complete, default=None)
-    Mend: Choose among folders that hold `.metadata`, or write under a temporary name and rename; delete old ones after that.
+    Fix: Choose among folders that hold `.metadata`, or write under a temporary name and rename; delete old ones after that.
     Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102; meta-pytorch/tnt PR#559.
     """
 
@@ -54,7 +54,7 @@ class IncompleteCheckpointChosen(Rule):
             if outcome.steps == 0 and recovered.completed:
                 told.append(f"{crash.note}: the resume ended before a step")
             elif outcome.steps == 0 and apart:
-                cause = blame(recovered)
+                cause = root_cause(recovered)
                 return self.failed(
                     f"{crash.note}; the save after step {apart[-1].after} was complete, but the resume does not start: {cause.text}",
                     cause.location or load_line(evidence),

@@ -26,7 +26,7 @@ class LenientLoadHidesMismatch(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
-    Mend: Load strictly and name the parts alike at save and load; where keys may be missing, list them and check that list.
+    Fix: Load strictly and name the parts alike at save and load; where keys may be missing, list them and check that list.
     Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224, #192202.
     """
 

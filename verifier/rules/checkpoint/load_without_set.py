@@ -26,7 +26,7 @@ class LoadWithoutSet(Rule):
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
         set_model_state_dict(model, state["model"])
-    Mend: After `dcp.load`, call `set_model_state_dict` / `set_state_dict` with the loaded dict.
+    Fix: After `dcp.load`, call `set_model_state_dict` / `set_state_dict` with the loaded dict.
     Source: the DCP tutorial's pattern; pytorch#114299; RLinf PR#283.
     """
 

@@ -29,7 +29,7 @@ class LocalShardExport(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Mend: Make a full state dict on all ranks and write it on rank 0, or save through DCP; a file of shards needs one for each rank.
+    Fix: Make a full state dict on all ranks and write it on rank 0, or save through DCP; a file of shards needs one for each rank.
     Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM PR#4888.
     """
 

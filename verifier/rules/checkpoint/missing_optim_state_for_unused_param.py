@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -35,7 +35,7 @@ class MissingOptimState(CheckpointError):
         loss_of(model, batch).backward()
         optimizer.step()
         states = get_state_dict(model, optimizer)
-    Mend: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of the template.
+    Fix: Freeze the parameter (`requires_grad_(False)`) or remove it; else leave its state out of the template.
     Source: pytorch#192224; pytorch#192202; verl PR#7283; InternLM/xtuner PR#2018.
     """
 
@@ -63,7 +63,7 @@ class MissingOptimState(CheckpointError):
         more = f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail"
         return replace(found, evidence=more)
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return "float() argument" not in cause.error or any("state_dict" in f.file for f in stack(run, cause))
 
 

@@ -27,7 +27,7 @@ class OptimTemplateEmpty(Rule):
         state = {"model": model_state, "optimizer": optimizer_state}
         dcp.load(state, checkpoint_id=path)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    Mend: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to `set_state_dict`.
+    Fix: Build the template with `get_state_dict(model, optimizer)` and give the loaded dict to `set_state_dict`.
     Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no error.
     """
 

@@ -21,7 +21,7 @@ class OptimTemplateWithGrads(Rule):
         loss_of(model, batch).backward()
         optimizer.zero_grad(set_to_none=True)
         state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
-    Mend: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any backward.
+    Fix: Call `optimizer.zero_grad(set_to_none=True)` before the helper, or load before any backward.
     Source: pytorch#140898.
     """
 

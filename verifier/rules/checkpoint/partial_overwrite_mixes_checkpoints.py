@@ -14,7 +14,7 @@ class PartialOverwriteMixesCheckpoints(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)  # the same folder every time
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{path}/step_{step:06d}")
-    Mend: Give every save a folder of its own, or write to a temporary one and rename it when it is complete.
+    Fix: Give every save a folder of its own, or write to a temporary one and rename it when it is complete.
     Source: measured: half A, half B, no error; the same in xtuner PR#1703, VeOmni PR#1176, speculators PR#739.
     """
 

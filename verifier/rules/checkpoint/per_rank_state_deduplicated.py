@@ -27,7 +27,7 @@ class PerRankStateDeduplicated(Rule):
         dist.all_gather_object(states, torch.get_rng_state())  # the same list on every rank
         state = {"model": model_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
-    Mend: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its
+    Fix: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its
     own entry.
     Source: pytorch#120356, #146566; NVIDIA/Megatron-LM PR#6858 (252 of 256 ranks wrong).
     """

@@ -17,7 +17,7 @@ class PickledFsdpModel(CheckpointError):
         torch.save(model, io.BytesIO())  # raises PicklingError
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Mend: Save `get_model_state_dict(model)` with `dcp.save`, or with `full_state_dict=True` and `torch.save` on rank 0.
+    Fix: Save `get_model_state_dict(model)` with `dcp.save`, or with `full_state_dict=True` and `torch.save` on rank 0.
     Source: the message of torch 2.13.0; `torch.distributed.checkpoint.state_dict`.
     """
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from ...analysis.opened import opened
+from ...analysis.inspected import opened
 from ...analysis.presence import unfinished
 from ...analysis.saves import all_saves, saves_of
 from ...analysis.wording import count, some
@@ -26,7 +26,7 @@ class RankDependentCheckpointPath(Rule):
         names = [f"{path}/{time.time_ns()}"]
         dist.broadcast_object_list(names, src=0)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
-    Mend: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
+    Fix: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
     Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself does not complain.
     """
 

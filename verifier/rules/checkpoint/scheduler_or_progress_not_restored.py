@@ -24,7 +24,7 @@ class SchedulerOrProgressNotRestored(Rule):
         state = {"model": model_state, "optimizer": optimizer_state}
         state |= {"scheduler": scheduler.state_dict(), "samples": samples_seen}
         dcp.save(state, checkpoint_id=path)
-    Mend: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the
+    Fix: Save and restore the scheduler's state_dict, the step, and the data position (in global samples) with the
     model.
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     """

@@ -25,7 +25,7 @@ class Step0SaveAdvancesAdam(Rule):
     Right:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Mend: Do not take the optimizer's state before its first step, or set `state["step"]` back to 0 afterwards.
+    Fix: Do not take the optimizer's state before its first step, or set `state["step"]` back to 0 afterwards.
     Source: measured: 1.34 times; the same in NVIDIA/Megatron-LM#5974, PR#5976.
     """
 

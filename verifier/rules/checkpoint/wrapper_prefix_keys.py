@@ -26,7 +26,7 @@ class WrapperPrefixKeys(Rule):
     Right:
         model.compile(backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
-    Mend: Compile in place (`model.compile()`), take state through `get_model_state_dict`, and strip prefixes at an export.
+    Fix: Compile in place (`model.compile()`), take state through `get_model_state_dict`, and strip prefixes at an export.
     Source: pytorch/torchtitan#2622; huggingface/pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
     """
 

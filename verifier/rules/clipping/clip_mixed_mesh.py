@@ -1,6 +1,6 @@
 from ...analysis.first_run import changes_gradients
 from ...analysis.presence import went_through
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...trace import Run
 from ..base import RaisedRule
@@ -22,7 +22,7 @@ class ClipMixedMesh(RaisedRule):
         total = torch.stack([norm.full_tensor() for norm in norms]).norm()
         for mesh, grads in by_mesh.items():
             torch.nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.device_mesh == mesh], max_norm, total)
-    Mend: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and clip each mesh's
+    Fix: Take one norm for each mesh with `get_total_norm`, join them with `.full_tensor()`, and clip each mesh's
     parameters by the joint norm; or give the remaining modules a plan on the tp mesh too.
     Source: pytorch#180346; meta-pytorch/torchtune#2420; huggingface/accelerate PR#4219.
     """
@@ -37,7 +37,7 @@ class ClipMixedMesh(RaisedRule):
             return "all parameters of a rank lie on one mesh"
         return "" if evidence.gradients or changes_gradients(run) else "the script clips no gradient"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return by_norm(run, cause)
 
 

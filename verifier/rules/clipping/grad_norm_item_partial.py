@@ -25,7 +25,7 @@ class GradNormItemPartial(Rule):
     Right:
         norms = [p.grad.norm().full_tensor().item() for p in model.parameters()]
         total = sum(norm**2 for norm in norms) ** 0.5
-    Mend: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
+    Fix: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
     result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
     Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152; hiyouga/LlamaFactory
     PR#10366. On 2.7.1 also the result of `clip_grad_norm_` is `Partial`; on 2.13.0 it is not.

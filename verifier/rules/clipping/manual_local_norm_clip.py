@@ -31,7 +31,7 @@ class ManualLocalNormClip(Rule):
     Right:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    Mend: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over
+    Fix: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over
     all ranks.
     Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In a run of its own (provoked) the probe makes
     the gradients 1e6 times as large, so that a clip which exists comes into force.

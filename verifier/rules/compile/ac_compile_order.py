@@ -25,7 +25,7 @@ class AcCompileOrder(SourceRule):
             model.blocks[number].compile(backend="eager")  # in place: the names stay as they are
             fully_shard(model.blocks[number])
         fully_shard(model)
-    Mend: Wrap each block with `checkpoint_wrapper`, then call its method `compile`, then `fully_shard` it, and shard the
+    Fix: Wrap each block with `checkpoint_wrapper`, then call its method `compile`, then `fully_shard` it, and shard the
     root last.
     Source: Modalities/modalities#361; pytorch/torchtitan#472, #2622.
     Torch: the names were seen on 2.13.0.

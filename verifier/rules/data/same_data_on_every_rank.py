@@ -31,7 +31,7 @@ class SameDataOnEveryRank(Rule):
         start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
         tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch
         loss_of(model, tokens).backward()
-    Mend: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or a generator seeded
+    Fix: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or a generator seeded
     with seed + rank for data.
     Source: the official pytorch/examples FSDP2 script (every rank seeded alike); mehta-lab/VisCy PR#408; the probe
     hashes each sample.

@@ -31,7 +31,7 @@ class SetEpochMissing(Rule):
             sampler.set_epoch(epoch)
             for index in sampler:
                 pass
-    Mend: Call `sampler.set_epoch(epoch)` at the start of every epoch (and after a resume), on the sampler that the
+    Fix: Call `sampler.set_epoch(epoch)` at the start of every epoch (and after a resume), on the sampler that the
     loader really uses.
     Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of `DistributedSampler`.
     """

@@ -22,7 +22,7 @@ class CpuOffloadNcclOnly(SourceRule):
         def build():
             dist.init_process_group("cpu:gloo,cuda:nccl")
             return fully_shard(Decoder(), offload_policy=CPUOffloadPolicy())
-    Mend: Give the process group both backends: `init_process_group("cpu:gloo,cuda:nccl")`.
+    Fix: Give the process group both backends: `init_process_group("cpu:gloo,cuda:nccl")`.
     Source: pytorch#148532, PR#136156; meta-pytorch/torchtune#1977; NVIDIA-NeMo/Automodel PR#3461.
     Torch: read from the sources alone; not run, it needs a GPU.
     """

@@ -24,7 +24,7 @@ class SetDeviceMissing(SourceRule):
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device)
             return shard(Decoder().to(device))
-    Mend: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and give `init_process_group` the
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and give `init_process_group` the
     `device_id`.
     Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531. `init_device_mesh("cuda", ...)`
     chooses a device itself, if nothing was put on a GPU before.

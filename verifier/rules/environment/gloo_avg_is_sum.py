@@ -21,7 +21,7 @@ class GlooAvgIsSum(Rule):
         whole, part = torch.ones(dist.get_world_size()), torch.empty(1)
         dist.reduce_scatter_tensor(part, whole, op=dist.ReduceOp.SUM)
         part.div_(dist.get_world_size())
-    Mend: Use a newer torch (2.13.0 is right), or run on GPUs with NCCL; on this torch,
+    Fix: Use a newer torch (2.13.0 is right), or run on GPUs with NCCL; on this torch,
     `set_force_sum_reduction_for_comms(True)` on every FSDP module where there is such a method.
     Source: pytorch#162338; pytorch PR#162344; PR#149781.
     Torch: run on 2.13.0 (right, by version and by measurement); 2.7.1 (wrong: 3 for 1.5).

@@ -27,7 +27,7 @@ class AccumNeverResynced(Rule):
             model.set_requires_gradient_sync(i == len(micros) - 1)
             loss_of(model, micro).backward()
         optimizer.step()
-    Mend: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a
+    Fix: Set the flag before every micro-batch, to whether it is the last one of this step, and step only after a
     synced backward.
     Source: pytorch PR#118298 (review); FSDP2 has no `no_sync`, see `FSDPModule.set_requires_gradient_sync`.
     """

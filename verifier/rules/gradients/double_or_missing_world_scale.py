@@ -22,7 +22,7 @@ class DoubleOrMissingWorldScale(Rule):
     Right:
         loss = loss_of(model, batch) / accumulation_steps
         loss.backward()
-    Mend: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP
+    Fix: Backward through the mean loss of the micro-batch divided by the number of micro-batches of the step; FSDP
     averages over ranks.
     Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
     """

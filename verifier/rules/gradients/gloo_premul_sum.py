@@ -1,5 +1,5 @@
 from ...analysis.presence import went_through
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...trace import Run
 from ...trace.events import Divide, Place
@@ -19,7 +19,7 @@ class GlooPremulSum(RaisedRule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         loss_of(model, batch).backward()
-    Mend: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide factor.
+    Fix: Call `set_force_sum_reduction_for_comms(True)` on every FSDPModule that has a divide factor.
     Source: the docstring of `set_gradient_divide_factor`; verl PR#7917.
     """
 
@@ -35,7 +35,7 @@ class GlooPremulSum(RaisedRule):
         alone = went_through(evidence) and evidence.trained.world_size == 1
         return "one rank reduces nothing: give --nproc 2" if alone else ""
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """Where the factor was set."""
         lines = [r.at_line for r in run.places(Divide) if r.at_line]
         return lines[-1] if lines else cause.location

@@ -17,7 +17,7 @@ class RecomputeDrawsAnew(Rule):
         checkpoint, x = torch.utils.checkpoint.checkpoint, torch.randn(4, 8)
         for block in model.blocks:
             x = checkpoint(block, x, use_reentrant=False)
-    Mend: Leave `preserve_rng_state` at True (its default) wherever the checkpointed part has dropout. If a library sets
+    Fix: Leave `preserve_rng_state` at True (its default) wherever the checkpointed part has dropout. If a library sets
     it, turn its activation checkpointing off and checkpoint the blocks yourself, or set the dropout to 0.
     Source: allenai/OLMo-core PR#828; allenai/OLMo PR#702; pytorch/torchtitan#1323; measured on accelerate 1.15.0
     (`fsdp2_apply_ac`).

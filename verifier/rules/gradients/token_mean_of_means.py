@@ -24,7 +24,7 @@ class TokenMeanOfMeans(Rule):
         dist.all_reduce(total)
         loss = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") * dist.get_world_size() / total
         loss.backward()
-    Mend: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by
+    Fix: Sum the loss, divide by the number of targets of the whole step over all ranks (one all-reduce), multiply by
     the world size.
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
     """

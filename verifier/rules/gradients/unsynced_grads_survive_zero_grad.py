@@ -30,7 +30,7 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    Mend: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To give
+    Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To give
     up a window that has begun, call `model.reset_iter_state()` (torch 2.13) besides `zero_grad()`.
     Source: measured (a relative error of 1.02 in the next gradient); the docstring of `FSDPModule.reset_iter_state`.
     """

@@ -22,7 +22,7 @@ class RankConditionalCollective(HangRule):
         norm = model.head.weight.full_tensor().norm()
         if dist.get_rank() == 0:
             print(norm)
-    Mend: Move the call above the condition on the rank, so that all ranks make it; keep only the use of its result
+    Fix: Move the call above the condition on the rank, so that all ranks make it; keep only the use of its result
     (print, write) below.
     Source: huggingface/transformers PR#35234; pytorch#143536; pytorch#134095; axolotl#3476.
     """

@@ -24,7 +24,7 @@ class RankLocalControlFlow(HangRule):
         dist.all_reduce(good, op=dist.ReduceOp.MIN)
         if good:
             loss.backward()
-    Mend: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
+    Fix: All-reduce the decision (MIN of "good", or MAX of "stop") before the branch, and branch on the result.
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
     """
 

@@ -1,4 +1,4 @@
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
@@ -17,7 +17,7 @@ class RunCompletes(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Mend: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
+    Fix: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
     Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for
     `sys.exit(7)` and `os._exit(0)`.
     """
@@ -32,11 +32,11 @@ class RunCompletes(Rule):
         run = evidence.train
         if not run.completed and run.role == "simulate":
             return self.unknown(
-                f"the simulated run stopped early, perhaps on numbers that are not real: {blame(run).text}"
+                f"the simulated run stopped early, perhaps on numbers that are not real: {root_cause(run).text}"
             )
         if not run.completed:
-            cause = blame(run)
-            return self.failed(cause.text, cause.location, fix=cause.mend)
+            cause = root_cause(run)
+            return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:
             return self.unknown("the script ended without a step of any torch optimizer: there is no training to judge")
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")

@@ -20,7 +20,7 @@ class UnevenBatchesHang(HangRule):
         shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()][:count]
         for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):
             loss_of(model, batch).backward()
-    Mend: Give all ranks the same number of batches: a DistributedSampler, or cut each rank's share to the smallest
+    Fix: Give all ranks the same number of batches: a DistributedSampler, or cut each rank's share to the smallest
     (all-reduce the length with MIN), or feed empty-weight batches to the end.
     Source: PrimeIntellect-ai/prime-rl#2515; verl-project/verl#6176; huggingface/transformers PR#33483.
     """

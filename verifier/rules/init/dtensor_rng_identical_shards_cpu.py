@@ -28,7 +28,7 @@ class DtensorRngIdenticalShardsCpu(Rule):
             full = torch.randn(param.shape) * 0.1  # one seed on all ranks: the same full tensor
             param.data.copy_(distribute_tensor(full, param.device_mesh, param.placements))
         model.init_buffers()
-    Mend: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
+    Fix: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
     initialise before sharding.
     Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
     """

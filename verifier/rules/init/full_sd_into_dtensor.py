@@ -24,7 +24,7 @@ class FullSdIntoDtensor(MixedRule):
         whole = {name: value.clone() for name, value in model.state_dict().items()}
         shard(model)
         set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
-    Mend: Use `set_model_state_dict` or `set_optimizer_state_dict` with `options=StateDictOptions(full_state_dict=True)`
+    Fix: Use `set_model_state_dict` or `set_optimizer_state_dict` with `options=StateDictOptions(full_state_dict=True)`
     (and `broadcast_from_rank0=True` if only rank 0 has the tensors), or load before sharding.
     Source: pytorch#136336; pytorch PR#124651.
     """

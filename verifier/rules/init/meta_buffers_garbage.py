@@ -33,7 +33,7 @@ class MetaBuffersGarbage(Rule):
         model.to_empty(device="cpu")
         model.init_weights()
         model.init_buffers()  # recompute what no state dict holds
-    Mend: After `to_empty`, recompute every buffer in the function that initialises the parameters.
+    Fix: After `to_empty`, recompute every buffer in the function that initialises the parameters.
     Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a run of its own (provoked) fills what
     `to_empty` allocates with NaN and looks for it at the first forward.
     """

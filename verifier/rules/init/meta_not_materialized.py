@@ -1,5 +1,5 @@
 from ...analysis.presence import never_sharded, went_through
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...trace import Run
 from ...trace.events import Place, Shard, ToEmpty
@@ -24,7 +24,7 @@ class MetaNotMaterialized(RaisedRule):
         model.init_weights()
         model.init_buffers()
         model(batch)
-    Mend: After `fully_shard` call `model.to_empty(device=...)`, then give every parameter and every buffer its values
+    Fix: After `fully_shard` call `model.to_empty(device=...)`, then give every parameter and every buffer its values
     (the model's own initialisation, or a checkpoint).
     Source: pytorch PR#120351.
     """
@@ -42,9 +42,9 @@ class MetaNotMaterialized(RaisedRule):
     def unseen(self, evidence: Evidence) -> str:
         return never_sharded(evidence)
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return last_shard(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The last sharding: `to_empty` belongs below it."""
         return cause.location if "Cannot copy" in cause.error else last_shard(run) or cause.location

@@ -33,7 +33,7 @@ class MetaParamsNotReset(Rule):
         model.to_empty(device="cpu")
         model.init_weights()  # walks over named_parameters(), so it writes model.scale too
         model.init_buffers()
-    Mend: Initialise by walking over `named_parameters()`, so that none can be left out, or load a checkpoint that
+    Fix: Initialise by walking over `named_parameters()`, so that none can be left out, or load a checkpoint that
     holds every one.
     Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with
     NaN and looks for it.

@@ -25,7 +25,7 @@ class Rank0SdWithoutBroadcast(Rule):
         state = state if dist.get_rank() == 0 else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, state, options=options)
-    Mend: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+    Fix: Pass `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
     Source: verl-project/verl#6365; axolotl-ai-cloud/axolotl#3476; huggingface/accelerate PR#3921.
     """
 

@@ -27,7 +27,7 @@ class RankDependentInitNoBroadcast(Rule):
         model = Decoder()
         shard(model)
         torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
-    Mend: Seed alike on every rank before the model is built, and seed by rank only after it is sharded; or broadcast
+    Fix: Seed alike on every rank before the model is built, and seed by rank only after it is sharded; or broadcast
     rank 0's weights.
     Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; FSDP1's `sync_module_states` has no successor in
     `fully_shard`.

@@ -27,7 +27,7 @@ class HsdpAllReduceLeftOff(Rule):
             model.set_requires_all_reduce(i == len(micros) - 1)
             loss_of(model, micro).backward()
         optimizer.step()
-    Mend: Set the flag before every micro-batch, to whether it is the last one of this step.
+    Fix: Set the flag before every micro-batch, to whether it is the last one of this step.
     Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of `set_requires_all_reduce`.
     """
 

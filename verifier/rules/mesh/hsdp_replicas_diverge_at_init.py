@@ -18,7 +18,7 @@ class HsdpReplicasDivergeAtInit(Rule):
     Right:
         torch.manual_seed(seed)
         model = shard(Decoder(), mesh=mesh)
-    Mend: Seed alike on every rank before the model is built, or broadcast rank 0's weights
+    Fix: Seed alike on every rank before the model is built, or broadcast rank 0's weights
     (`set_model_state_dict` with `broadcast_from_rank0=True`).
     Source: allenai/OLMo-core PR#319; mosaicml/llm-foundry PR#830.
     """

@@ -24,7 +24,7 @@ class MeshArgumentWrong(Rule):
     Right:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
         model = shard(Decoder(), mesh=mesh)
-    Mend: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and give `fully_shard` its data-parallel part only.
+    Fix: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and give `fully_shard` its data-parallel part only.
     Source: the docstring of `fully_shard` against pytorch/torchtitan docs/fsdp.md; pytorch#124019.
     """
 

@@ -24,7 +24,7 @@ class SamplerRankIgnoresMesh(Rule):
     Right:
         mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
         tokens = dataset[mesh["dp"].get_local_rank() :: mesh["dp"].size()]
-    Mend: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank and world size.
+    Fix: Give the sampler `mesh["dp"].get_local_rank()` and `mesh["dp"].size()`, not the global rank and world size.
     Source: huggingface/accelerate#3092; measured on (dp, tp) = (2, 2).
     """
 

@@ -21,7 +21,7 @@ class TpFsdpPermutedWeights(Rule):
         full = torch.cat(parts)  # by rank, whatever the mesh
     Right:
         full = model.head.weight.full_tensor()
-    Mend: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and cut with `distribute_tensor`
+    Fix: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and cut with `distribute_tensor`
     or `set_model_state_dict`; do not join local shards by hand.
     Source: pytorch#129206, PR#130760; pytorch/torchtitan PR#1483.
     """

@@ -2,7 +2,7 @@ import re
 from collections.abc import Iterator
 
 from ...analysis.presence import never_sharded
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow
@@ -27,7 +27,7 @@ class UnsupportedOptimizer(RaisedRule):
     Right:
         optimizer = torch.optim.AdamW(model.parameters())
         optimizer.step()
-    Mend: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2 (torchao).
+    Fix: Use AdamW, SGD or another element-wise optimizer, or a low-bit one that is made for FSDP2 (torchao).
     Source: bitsandbytes-foundation/bitsandbytes#1633; pytorch/ao#4912; axolotl-ai-cloud/axolotl#2744.
     """
 
@@ -36,12 +36,12 @@ class UnsupportedOptimizer(RaisedRule):
     def unseen(self, evidence: Evidence) -> str:
         return never_sharded(evidence)
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         if re.search(MIXED, cause.error):
             return culprit(run, cause)[0] == self.name
         return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """Where the optimizer was constructed."""
         lines = [r.at_line for r in run.places(Optimizer) if r.at_line]
         return lines[-1] if lines else cause.location

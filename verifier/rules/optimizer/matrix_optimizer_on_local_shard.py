@@ -29,7 +29,7 @@ class MatrixOptimizerOnLocalShard(Rule):
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(0.02 * p.grad / p.grad.norm())  # on the DTensor: the norm of the whole
-    Mend: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update, and keep the own shard
+    Fix: Compute on the DTensor itself, or gather the matrix with `full_tensor()`, update, and keep the own shard
     (`distribute_tensor`); or use an optimizer that knows DTensor.
     Source: MoonshotAI/Moonlight#27; NVIDIA/Megatron-LM#5961; microsoft/dion PR#74; axolotl PR#2464.
     """

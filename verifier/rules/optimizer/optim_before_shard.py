@@ -22,7 +22,7 @@ class OptimBeforeShard(Rule):
     Right:
         shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
-    Mend: Move the construction of the optimizer (and of parameter groups and schedulers) below the last
+    Fix: Move the construction of the optimizer (and of parameter groups and schedulers) below the last
     `fully_shard`.
     Source: mosaicml/composer PR#3822; huggingface/accelerate PR#4142.
     """

@@ -26,7 +26,7 @@ class OptimBuiltAfterForward(Rule):
         optimizer = torch.optim.AdamW(model.parameters())
         with torch.no_grad():
             model(batch)
-    Mend: Build the optimizer right after sharding, or call `model.reshard()` before you build it.
+    Fix: Build the optimizer right after sharding, or call `model.reshard()` before you build it.
     Source: pytorch#149205; pytorch#144289.
     """
 

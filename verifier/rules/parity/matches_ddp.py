@@ -22,7 +22,7 @@ class MatchesDdp(Rule):
         for p in model.parameters():
             if p.ndim == 2:
                 p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
-    Mend: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
+    Fix: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
     Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
     """
 

@@ -26,7 +26,7 @@ class MatchesFullPrecision(Rule):
         position = torch.arange(1024, dtype=torch.float32)
         angle = position[:, None] * torch.logspace(0, -4, 8)
         table = angle.sin().to(torch.bfloat16)
-    Mend: Compute positions, angles, sums over many elements, softmax statistics and the loss in float32, and cast the
+    Fix: Compute positions, angles, sums over many elements, softmax statistics and the loss in float32, and cast the
     result.
     Source: the script without mixed precision, on the same weights and samples; the limit is measured with weights
     rounded to the script's dtype. Near huggingface/transformers#29496.

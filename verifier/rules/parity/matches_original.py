@@ -17,7 +17,7 @@ class MatchesOriginal(Rule):
         others = [p for p in model.parameters() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
-    Mend: Compare optimizer, parameter groups, schedule, clipping and loss with those of the original, line by line.
+    Fix: Compare optimizer, parameter groups, schedule, clipping and loss with those of the original, line by line.
     Source: the original script, run as it is (`--reference "SCRIPT ARGS"`), from the same weights.
     """
 

@@ -18,7 +18,7 @@ class MatchesSingleProcess(Rule):
         similarity = image @ torch.cat(everyone).T
         start = dist.get_rank() * len(image)
         loss = F.cross_entropy(similarity, torch.arange(start, start + len(image)))
-    Mend: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need
+    Fix: Make the loss of a step a function of the global batch: divide by global counts, gather what samples need
     from each other.
     Source: the same script at world size 1 without FSDP. pytorch/torchtitan PR#1803 for the token form.
     """

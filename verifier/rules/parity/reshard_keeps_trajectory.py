@@ -1,7 +1,7 @@
 import math
 
 from ...analysis.comparison import limits, loss_apart, undecided
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -19,7 +19,7 @@ class ReshardKeepsTrajectory(Rule):
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
-    Mend: Save through DCP (which reshards), and keep the data position in global samples.
+    Fix: Save through DCP (which reshards), and keep the data position in global samples.
     Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
     """
 
@@ -40,7 +40,7 @@ class ReshardKeepsTrajectory(Rule):
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"
             if not run.completed:
-                cause = blame(run)
+                cause = root_cause(run)
                 return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:
                 return self.failed(f"{where}: {wrong}{saved}", load_line(evidence, run))

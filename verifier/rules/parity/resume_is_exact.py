@@ -1,4 +1,4 @@
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
@@ -20,7 +20,7 @@ class ResumeIsExact(Rule):
         dist.all_gather_object(states, torch.get_rng_state())
         state = {"model": model_state, "optimizer": optimizer_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
-    Mend: Save and restore the random state of every rank, and all else that a step reads.
+    Fix: Save and restore the random state of every rank, and all else that a step reads.
     Source: pytorch/torchtitan scripts/checkpoint_compat_test.py; measured: next five losses bitwise equal on gloo.
     """
 
@@ -34,7 +34,7 @@ class ResumeIsExact(Rule):
         if resume is None:
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
-            cause = blame(resume)
+            cause = root_cause(resume)
             return self.failed(f"the resumed run did not end well: {cause.text}", cause.location)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")

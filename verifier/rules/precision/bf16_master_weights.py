@@ -28,7 +28,7 @@ class Bf16MasterWeights(Rule):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(model, mp_policy=policy)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    Mend: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
+    Fix: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
     Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of `MixedPrecisionPolicy`.
     """
 

@@ -1,5 +1,5 @@
 from ...analysis.presence import went_through
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
@@ -26,7 +26,7 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         model.embedding.forward = lambda tokens: (x := forward(tokens)) @ mix.to(x.dtype)
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         model(batch)
-    Mend: Cast the tensor where it is used: `.to(x.dtype)`.
+    Fix: Cast the tensor where it is used: `.to(x.dtype)`.
     Source: pytorch#146114; pytorch#153077; pytorch#143900; pytorch#159359; goodfire-ai/spd PR#491. On 2.7.1 also
     tensors in a dataclass are left as they are, and the arguments of a sharded module that a checkpoint recomputes.
     Torch: run on 2.13.0 and 2.7.1.
@@ -37,7 +37,7 @@ class BuffersAndOddInputsNotCast(RaisedRule):
     def applies(self, evidence: Evidence) -> str:
         return NO_LOW if went_through(evidence) and not low_groups(evidence.trained) else ""
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return bool(low_groups(run)) and inner_output(run) is None and _in_forward(run, cause)
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -53,7 +53,7 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         return self.failed(f"{found.evidence}; there {told}" if told else found.evidence, found.location)
 
 
-def _in_forward(run: Run, cause: Blame) -> bool:
+def _in_forward(run: Run, cause: RootCause) -> bool:
     """Whether the error came up within a module, or cannot be placed."""
     frames = stack(run, cause)
     return not frames or any(f.module is not None for f in frames)

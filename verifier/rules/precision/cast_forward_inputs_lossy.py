@@ -22,7 +22,7 @@ class CastForwardInputsLossy(Rule):
         time = torch.randint(0, 1000, (batch_size,))  # whole numbers stay whole: only floats are cast
         fully_shard(denoiser, mp_policy=policy)
         denoiser(noisy, time)
-    Mend: Pass such inputs as integers and convert inside the module, or shard with
+    Fix: Pass such inputs as integers and convert inside the module, or shard with
     `MixedPrecisionPolicy(..., cast_forward_inputs=False)` and cast the activations yourself.
     Source: pytorch/torchtitan PR#2881; huggingface/transformers#29496; deepspeedai/DeepSpeed PR#8066; the docstring of
     `MixedPrecisionPolicy`.

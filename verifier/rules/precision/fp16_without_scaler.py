@@ -32,7 +32,7 @@ class Fp16WithoutScaler(Rule):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    Mend: Use `param_dtype=torch.bfloat16`; or `torch.amp.GradScaler` (it works on DTensor gradients, and agrees over
+    Fix: Use `param_dtype=torch.bfloat16`; or `torch.amp.GradScaler` (it works on DTensor gradients, and agrees over
     the ranks whether to skip a step), with `scaler.unscale_(optimizer)` before any clipping.
     Source: pytorch/torchtitan#1735, PR#629; pytorch PR#132816; verl-project/verl PR#6150.
     """

@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from ...analysis.presence import never_sharded
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow, covers
@@ -27,7 +27,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     Right:
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         model(batch)
-    Mend: Leave all parameters in float32 and let `mp_policy` cast, or call `fully_shard` on the odd modules first, so
+    Fix: Leave all parameters in float32 and let `mp_policy` cast, or call `fully_shard` on the odd modules first, so
     that they get groups of their own.
     Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
     """
@@ -37,7 +37,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     def unseen(self, evidence: Evidence) -> str:
         return never_sharded(evidence)
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The first sharding that takes parameters of several dtypes into one group."""
         for record in run.places(Shard):
             if len({p.dtype for p in record.parameters}) > 1:

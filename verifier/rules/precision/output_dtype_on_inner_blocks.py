@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from ...analysis.presence import went_through
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow
@@ -33,7 +33,7 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
             fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
         model(batch)
-    Mend: Give the blocks a policy without `output_dtype`, and the root one with it.
+    Fix: Give the blocks a policy without `output_dtype`, and the root one with it.
     Source: goodfire-ai/spd PR#491.
     """
 
@@ -43,10 +43,10 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
         given = not went_through(evidence) or any(r.output_dtype for r in low_groups(evidence.trained))
         return "" if given else "no group that computes in low precision has an output_dtype"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return inner_output(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The call on a block."""
         inner = inner_output(run)
         return inner.at_line if inner is not None else cause.location

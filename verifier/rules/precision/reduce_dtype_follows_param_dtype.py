@@ -23,7 +23,7 @@ class ReduceDtypeFollowsParamDtype(Rule):
     Right:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(Decoder(), mp_policy=policy)
-    Mend: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is what you want, in
+    Fix: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is what you want, in
     writing).
     Source: the docstring of `MixedPrecisionPolicy`; pytorch/torchtitan `config` allows float32 only;
     meta-pytorch/torchtune#2254.

@@ -12,7 +12,7 @@ class UnusedSuppression(SourceRule):
         fully_shard(model)  # fsdp2: ignore[root-only-wrap]
     Right:
         fully_shard(model)  # fsdp2: ignore[root-only-wrap] it has one layer
-    Mend: Give the reason after the bracket, or take the comment, or the skip, away.
+    Fix: Give the reason after the bracket, or take the comment, or the skip, away.
     Source: the like rules of other linters (RUF100 of ruff, `warn_unused_ignores` of mypy).
     Torch: of no account.
     """

@@ -17,7 +17,7 @@ class CustomForwardBypass(MixedRule):
         hidden = model.embedding(batch)  # raises RuntimeError
     Right:
         logits = model(batch)
-    Mend: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go through `model(...)`.
+    Fix: Call `register_fsdp_forward_method(model, "method")` after `fully_shard(model)`, or go through `model(...)`.
     Source: pytorch PR#125394; huggingface/transformers#30228; pytorch#156535; huggingface/trl#4550.
     """
 

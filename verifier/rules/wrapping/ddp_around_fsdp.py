@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import text
@@ -18,14 +18,14 @@ class DdpAroundFsdp(MixedRule):
         model = nn.parallel.DistributedDataParallel(model)  # raises RuntimeError
     Right:
         shard(model)
-    Mend: Delete the wrapping in DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
+    Fix: Delete the wrapping in DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
     Source: the documentation of `fully_shard` (HSDP by a 2-D mesh).
     """
 
     named_by = ("DistributedDataParallel", "DataParallel")
     pattern = rf"{MIXED}|does not have a sharding strategy registered"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return wrapped_in_ddp(run, cause)
 
 

@@ -23,7 +23,7 @@ class DeepcopyOfFsdpModel(RaisedRule):
         average = copy.deepcopy(model)
         shard(model)
         shard(average)
-    Mend: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the same layout.
+    Fix: Copy before `fully_shard` and shard both; the weights of the copy are then DTensors of the same layout.
     Source: pytorch#149138; pytorch#82070.
     """
 

@@ -15,7 +15,7 @@ class Fsdp1Idiom(ShardedRule):
         model.clip_grad_norm_(max_norm)  # raises AttributeError
     Right:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    Mend: `model.module` is `model`; `model.clip_grad_norm_(x)` is `torch.nn.utils.clip_grad_norm_(model.parameters(), x)`;
+    Fix: `model.module` is `model`; `model.clip_grad_norm_(x)` is `torch.nn.utils.clip_grad_norm_(model.parameters(), x)`;
     `summon_full_params` is `get_model_state_dict` with `full_state_dict=True`; a sharding strategy is
     `reshard_after_forward` and the mesh; a wrap policy is one call of `fully_shard` for each block.
     Source: the FSDP1-to-FSDP2 guide in pytorch's `fully_shard` tutorial.

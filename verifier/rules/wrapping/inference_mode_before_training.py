@@ -1,4 +1,4 @@
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...trace import Run
 from ...trace.events import Model, Place
 from ..base import RaisedRule
@@ -20,17 +20,17 @@ class InferenceModeBeforeTraining(RaisedRule):
         with torch.no_grad():
             model(batch)
         model(batch)
-    Mend: Use `torch.no_grad()` in the place of `torch.inference_mode()`.
+    Fix: Use `torch.no_grad()` in the place of `torch.inference_mode()`.
     Source: the message of torch 2.13.0; the documentation of `torch.inference_mode`.
     """
 
     named_by = ("inference_mode",)
     pattern = r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track version counter"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return last_shard(run) is not None
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The first forward, which was the one under inference mode."""
         lines = [r.at_line for r in run.places(Model) if r.at_line]
         return lines[0] if lines else cause.location

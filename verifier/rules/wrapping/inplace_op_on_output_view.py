@@ -1,7 +1,7 @@
 import re
 
 from ...analysis.presence import unsharded
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -21,7 +21,7 @@ class InplaceOpOnOutputView(Rule):
     Right:
         logits = model(batch)
         logits = logits * 0.5
-    Mend: Use the out-of-place operation on the output of a wrapped module (`x = x + y`), or `.clone()` it first.
+    Fix: Use the out-of-place operation on the output of a wrapped module (`x = x + y`), or `.clone()` it first.
     Source: pytorch#181832, PR#181850; the UserWarning of torch 2.13 (`returned a view tensor`).
     """
 
@@ -39,7 +39,7 @@ class InplaceOpOnOutputView(Rule):
                 return self.unknown("no optimizer step was seen")
             return self.passed("no view that a wrapped module returned was changed in place before backward")
         told = f"the output of a wrapped {changed.module} is a view, and it is changed in place before backward"
-        stopped = "" if run.completed else blame(run).error
+        stopped = "" if run.completed else root_cause(run).error
         if self.stops.search(stopped):
             return self.failed(f"{told}: the run stopped: {stopped[:160]}", changed.at_line)
         unsynced = next((r for t in run.traces for r in t.of(Step) if r.unsynced), None)

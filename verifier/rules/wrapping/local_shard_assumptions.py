@@ -19,7 +19,7 @@ class LocalShardAssumptions(Rule):
         for param in model.parameters():
             size = param.detach().abs()  # a DTensor already
             mean = size.sum().full_tensor() / size.numel()
-    Mend: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to `from_local`.
+    Fix: Compute on the DTensor itself, or pass `shape=param.shape, stride=param.stride()` to `from_local`.
     Source: NCAR/miles-credit PR#416; microsoft/dion PR#74; pytorch#136228.
     """
 

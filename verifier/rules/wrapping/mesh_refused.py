@@ -16,7 +16,7 @@ class MeshRefused(RaisedRule):
     Right:
         mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
         shard(model, mesh=mesh)
-    Mend: Give `init_device_mesh` `mesh_dim_names`, and sizes whose product is the number of ranks.
+    Fix: Give `init_device_mesh` `mesh_dim_names`, and sizes whose product is the number of ranks.
     Source: the messages of torch 2.13.0 in `_fsdp_init.py` and `device_mesh.py`.
     """
 

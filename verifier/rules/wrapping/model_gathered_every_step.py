@@ -17,7 +17,7 @@ class ModelGatheredEveryStep(Rule):
     Right:
         squares = torch.stack([p.square().sum().full_tensor() for p in model.parameters()])  # gathers scalars
         total = squares.sum()
-    Mend: Work on the DTensor (or its local shard and one all-reduce) and gather only the result.
+    Fix: Work on the DTensor (or its local shard and one all-reduce) and gather only the result.
     Source: the docstring of `DTensor.full_tensor` (a collective); measured: the traffic of each step is counted.
     """
 

@@ -1,6 +1,6 @@
 import re
 
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...trace import Run
 from ..raised import MESHES, NO_STRATEGY, ShardedRule, stack, wrapped_in_ddp
 
@@ -17,13 +17,13 @@ class OpWithoutShardingStrategy(ShardedRule):
         with torch.no_grad():
             whole = model.head.weight.full_tensor()
             large = whole[whole > 0]
-    Mend: Do it on `.full_tensor()` (on all ranks), or element by element on `.to_local()`.
+    Fix: Do it on `.full_tensor()` (on all ranks), or element by element on `.to_local()`.
     Source: the messages of torch 2.13.0 in `torch/distributed/tensor`.
     """
 
     pattern = rf"{NO_STRATEGY}|\.(numpy|tolist)\(\) is not supported for tensor subclasses|^AssertionError: $"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         frames = stack(run, cause)
         if cause.error == "AssertionError: " and not (frames and "torch/distributed/tensor/" in frames[0].file):
             return False  # the text of `plain += sharded.norm()`; else an assertion of the script

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...finding import Hit
 from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
@@ -22,13 +22,13 @@ class ParameterReplacedAfterShard(ShardedRule):
         model.head.weight = nn.Parameter(torch.randn(16, 8))
         shard(model)
         model(batch)
-    Mend: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load without `assign=True` after it.
+    Fix: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load without `assign=True` after it.
     Source: the message of torch 2.13.0 in `_fsdp_param.py`.
     """
 
     pattern = r"'(Parameter|Tensor)' object has no attribute '_local_tensor'"
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return last_shard(run) is not None
 
 

@@ -2,7 +2,7 @@ import re
 from collections.abc import Iterator
 
 from ...analysis.presence import unsharded
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
@@ -26,7 +26,7 @@ class ParamsAddedAfterShard(Rule):
     Right:
         model.adapter = nn.Linear(8, 8)
         shard(model)
-    Mend: Register every parameter first and call `fully_shard` last.
+    Fix: Register every parameter first and call `fully_shard` last.
     Source: hao-ai-lab/FastVideo PR#1666; huggingface/peft PR#3578.
     """
 
@@ -52,7 +52,7 @@ class ParamsAddedAfterShard(Rule):
                 "are not reduced and differ between ranks",
                 line,
             )
-        stopped = "" if run.completed else blame(run).error
+        stopped = "" if run.completed else root_cause(run).error
         if re.search(r"mixed torch.Tensor and DTensor|The size of tensor a|shapes cannot be multiplied", stopped):
             return self.failed(
                 f"registered after fully_shard took the model: {some(late)}, and the run stopped: {stopped[:160]}",

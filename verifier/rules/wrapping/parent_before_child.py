@@ -2,7 +2,7 @@ import re
 from collections.abc import Iterator
 
 from ...analysis.presence import sharded_once, unsharded
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import text
@@ -26,7 +26,7 @@ class ParentBeforeChild(RaisedRule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-    Mend: Move the call on the root below the calls on its blocks.
+    Fix: Move the call on the root below the calls on its blocks.
     Source: the docstring of `fully_shard` ("should be called bottom-up").
     """
 
@@ -35,18 +35,18 @@ class ParentBeforeChild(RaisedRule):
     def absent(self, train: Run) -> str:
         return unsharded(train) or sharded_once(train)
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         lines = [f.line for f in cause.frames]
         return any(r.at_line and r.at_line.line in lines for r in run.places(Shard)) and not _parallel(cause)
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The call before the one that failed: the parent's."""
         lines: list[Place] = [r.at_line for r in run.places(Shard) if r.at_line]
         failed = lines[-1]
         return next((line for line in reversed(lines) if line.line != failed.line), failed)
 
 
-def _parallel(cause: Blame) -> bool:
+def _parallel(cause: RootCause) -> bool:
     """Whether the two meshes of the message differ: tensor parallelism is at work."""
     meshes = re.findall(r"DeviceMesh\((\([^)]*\))", cause.error)
     return len(set(meshes)) > 1

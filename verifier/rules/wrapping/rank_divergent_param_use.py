@@ -20,7 +20,7 @@ class RankDivergentParamUse(Rule):
     Right:
         model.set_reduce_scatter_unused_params(True)  # who did not use a parameter brings zeros
         loss_of(model, batch).backward()
-    Mend: Call `set_reduce_scatter_unused_params(True)` on the module, or use every parameter on every rank, if only
+    Fix: Call `set_reduce_scatter_unused_params(True)` on the module, or use every parameter on every rank, if only
     times zero.
     Source: pytorch#158719, PR#170667, PR#174862; pytorch/torchtitan#2747; THUDM/slime PR#1010.
     """

@@ -26,7 +26,7 @@ class RootNotWrapped(Rule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)  # takes every parameter that no block took
-    Mend: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor`
+    Fix: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor`
     with `foreach=False`.
     Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up,
     then the root).

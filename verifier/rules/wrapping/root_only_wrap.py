@@ -23,7 +23,7 @@ class RootOnlyWrap(Rule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-    Mend: Call `fully_shard` on each block before the root.
+    Fix: Call `fully_shard` on each block before the root.
     Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module");
     huggingface/lerobot PR#4010.
     """

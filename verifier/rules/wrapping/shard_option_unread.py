@@ -22,7 +22,7 @@ class ShardOptionUnread(Rule):
     Right:
         model = Decoder()
         fully_shard(model, ignored_params=set(model.head.parameters()))
-    Mend: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves: `set(module.parameters())`.
+    Fix: Give `offload_policy=CPUOffloadPolicy()`; give the parameters themselves: `set(module.parameters())`.
     Source: the docstring of `fully_shard`; FSDP1's options are in pytorch/torchtitan docs/fsdp.md.
     """
 

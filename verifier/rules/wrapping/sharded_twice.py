@@ -18,7 +18,7 @@ class ShardedTwice(ShardedRule):
         fully_shard(model)  # raises AssertionError
     Right:
         shard(model)
-    Mend: Delete the second call, or leave the module out of the loop.
+    Fix: Delete the second call, or leave the module out of the loop.
     Source: the message of torch 2.13.0 in `torch/distributed/_composable/contract.py`.
     """
 

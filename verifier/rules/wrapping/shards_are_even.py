@@ -28,7 +28,7 @@ class ShardsAreEven(Rule):
         for block in model.blocks:
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
-    Mend: Give `fully_shard` a `shard_placement_fn` that picks a dim of at least as many rows as there are ranks, and
+    Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim of at least as many rows as there are ranks, and
     that their number divides.
     Source: the docstring of `fully_shard` (`shard_placement_fn`); pytorch/torchtitan shards experts on dim 1 where
     there are more ranks than experts.

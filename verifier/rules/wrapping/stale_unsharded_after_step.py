@@ -25,7 +25,7 @@ class StaleUnshardedAfterStep(Rule):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-    Mend: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after it.
+    Fix: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after it.
     Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice.
     """
 

@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from ...analysis.presence import sharded_once, unsharded
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...finding import Hit
 from ...source.events import CALL, Flow, covers
 from ...source.looks import is_known, text
@@ -25,7 +25,7 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
         model.blocks[0](torch.randn(2, 3, 8))  # a probe, before sharding
         shard(model)
         model(batch)
-    Mend: Move the call on the block above the sharding, or call the root first.
+    Fix: Move the call on the block above the sharding, or call the root first.
     Source: torch 2.13.0 `_fsdp_state.py`.
     """
 
@@ -34,7 +34,7 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
     def absent(self, train: Run) -> str:
         return unsharded(train) or sharded_once(train)
 
-    def place(self, run: Run, cause: Blame) -> Place | None:
+    def place(self, run: Run, cause: RootCause) -> Place | None:
         """The first call of any root: the probe."""
         lines = [r.at_line for r in run.places(Model) if r.at_line]
         return lines[0] if lines else cause.location

@@ -1,5 +1,5 @@
 from ...analysis.presence import meshes
-from ...analysis.root_cause import Blame
+from ...analysis.root_cause import RootCause
 from ...trace import Run
 from ..base import RaisedRule
 from ..raised import by_norm
@@ -23,7 +23,7 @@ class TensorsOnTwoMeshes(RaisedRule):
         shard(average, mesh=mesh)
         with torch.no_grad():
             average.scale.lerp_(model.scale, 0.1)
-    Mend: Make one mesh and give it to every `fully_shard`.
+    Fix: Make one mesh and give it to every `fully_shard`.
     Source: the message of torch 2.13.0 in `torch/distributed/tensor`.
     """
 
@@ -32,5 +32,5 @@ class TensorsOnTwoMeshes(RaisedRule):
     def absent(self, train: Run) -> str:
         return "all that is sharded lies on one mesh" if meshes(train) < 2 else ""
 
-    def fits(self, run: Run, cause: Blame) -> bool:
+    def fits(self, run: Run, cause: RootCause) -> bool:
         return "different meshes" in cause.error or not by_norm(run, cause)

@@ -1,7 +1,7 @@
 import re
 from collections.abc import Iterator
 
-from ...analysis.root_cause import blame
+from ...analysis.root_cause import root_cause
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import STORE, Flow
@@ -27,7 +27,7 @@ class TiedWeightsSplitGroups(Rule):
         model.blocks[1].up.weight = model.blocks[0].up.weight
         fully_shard([model.blocks[0], model.blocks[1]])  # one group holds both ends of the tie
         fully_shard(model)
-    Mend: Tie before sharding, and leave both modules to the root's group, or give them to one call:
+    Fix: Tie before sharding, and leave both modules to the root's group, or give them to one call:
     `fully_shard([embedding, head])`.
     Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
     Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out) and 2.7.1 (silent).
@@ -45,7 +45,7 @@ class TiedWeightsSplitGroups(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         ties = [tie for record in run.places(Ties) for tie in record.ties]
-        stopped = None if run.completed else blame(run)
+        stopped = None if run.completed else root_cause(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
         for tie in ties:
             if tie.parameters > 1:

@@ -18,7 +18,7 @@ class UnsupportedModuleOrParam(ShardedRule):
     Right:
         for block in model.blocks:
             fully_shard(block)
-    Mend: Shard each element of the container; make a scalar parameter 1-d (`torch.ones(1)`), a transposed one
+    Fix: Shard each element of the container; make a scalar parameter 1-d (`torch.ones(1)`), a transposed one
     `.contiguous()`; shard on dimension 0 where the size is no multiple of the ranks.
     Source: pytorch#167856; pytorch PR#168905.
     """

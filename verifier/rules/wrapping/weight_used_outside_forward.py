@@ -18,7 +18,7 @@ class WeightUsedOutsideForward(MixedRule):
         logits = F.linear(hidden, model.head.weight)  # raises RuntimeError
     Right:
         logits = model(batch)  # the forward uses the head
-    Mend: Compute it inside the forward of the FSDP module that owns the weight. Where the other tensor is a copy of the
+    Fix: Compute it inside the forward of the FSDP module that owns the weight. Where the other tensor is a copy of the
     weights (a moving average), make that copy from the sharded model.
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
     """

@@ -108,7 +108,7 @@ class Lenient(Located):
 
 
 @record
-class Opened(Event):
+class InspectedCheckpoint(Event):
     """A checkpoint as it lies on the disk (opener.py)."""
 
     path: str

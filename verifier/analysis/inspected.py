@@ -7,13 +7,17 @@ from typing import Any
 
 from ..evidence import Evidence
 from ..trace import Sketch, difference
-from ..trace.events import Opened, SavedEntry
+from ..trace.events import InspectedCheckpoint, SavedEntry
 from .saves import Save
 
 
-def opened(evidence: Evidence) -> list[Opened]:
+def opened(evidence: Evidence) -> list[InspectedCheckpoint]:
     """What the opening process found, one record for each path."""
-    return evidence.inspect.traces[0].of(Opened) if evidence.inspect is not None and evidence.inspect.traces else []
+    return (
+        evidence.inspect.traces[0].of(InspectedCheckpoint)
+        if evidence.inspect is not None and evidence.inspect.traces
+        else []
+    )
 
 
 def in_background(save: Save) -> bool:
@@ -21,7 +25,7 @@ def in_background(save: Save) -> bool:
     return save.op == "async_save" or not save.main
 
 
-def differing(record: Opened, values: dict[str, list[Sketch]]) -> list[str]:
+def differing(record: InspectedCheckpoint, values: dict[str, list[Sketch]]) -> list[str]:
     """The keys of what was given to a save whose tensors are not in its opened files as they were given."""
     return [key for key, options in values.items() if not _holds(record.entries.get(key), options)]
 
