@@ -95,7 +95,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     assert [run["role"] for run in one["runs"]].count("reshard") >= 2
     (checkpoint,) = facts["checkpoints"]
     assert checkpoint["path"].startswith("{checkpoint}") and checkpoint["after_step"] == 3
-    assert (checkpoint["state"], checkpoint["wrong"], checkpoint["ranks"]) == ("inspected_checkpoint", 0, 2)
+    assert (checkpoint["state"], checkpoint["wrong"], checkpoint["ranks"]) == ("opened", 0, 2)
     assert checkpoint["tensors"] > facts["parameters"]
     back = {one["runs"][entry["run"]]["role"]: entry for entry in facts["returns"]}
     assert back["resume"]["loads"] and back["resume"]["steps"] == 2
