@@ -245,7 +245,7 @@ def test_the_shard_table(elements: list[list[int | None]], columns: list[str], c
 def test_what_was_found_in_a_checkpoint() -> None:
     one = {"path": "p", "after_step": 3, "op": "save", "ranks": 2, "tensors": 9, "wrong": 0, "error": None}
     states: list[dict[str, Any]] = [
-        {"state": "inspected_checkpoint"},
+        {"state": "opened"},
         {"state": "opened", "wrong": 2},
         {"state": "gone"},
     ]
