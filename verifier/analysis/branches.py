@@ -1,11 +1,10 @@
-"""What stands around a line of a source: guards on the rank, branches that skip it, the loop that it is in. Reads and runs nothing."""
-
-from __future__ import annotations
+"""What surrounds a line of a source: rank guards, branches that skip it, its loop. Only syntax trees are read."""
 
 import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..evidence import Sources
 
@@ -15,8 +14,8 @@ _LOCAL = re.compile(
     r"(?i)rank|loss|norm|grad|nan|inf\b|finite|overflow|best|patience|numel|len\(|empty|size|shape|skip|valid|time|exists|"
     r"\bany|\ball"
 )
-_JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
-_LEAVES = (ast.Continue, ast.Break, ast.Return)  # in silence
+_LEAVES = (ast.Continue, ast.Break, ast.Return)  # without an error
+_JUMPS = (*_LEAVES, ast.Raise)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -44,17 +43,14 @@ def rank_guard(sources: Sources, file: str, line: int) -> Branch | None:
             return Branch(node.lineno, f"@{ast.unparse(node.decorator_list[0])}")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node is tree:
             break
-    for node in _leaving_before(path, line):
-        if _on_rank(tree, node.test):
-            return _branch(node)
-    return None
+    return next((_branch(node) for node in _leaving_before(path, line) if _on_rank(tree, node.test)), None)
 
 
 def skipping_branch(sources: Sources, file: str, before: int | None, missed: int) -> Branch | None:
-    """A branch through which a rank that has passed line `before` does not come to line `missed`, both in one function.
+    """A branch through which a rank that has passed line `before` misses line `missed`, both in one function.
 
-    That is an `if`, not on the rank, around `missed` alone; a handler of errors that goes on; a jump between the two.
-    `before` is None where the function was entered in between.
+    That is an `if`, not on the rank, around `missed` alone; an exception handler that does not re-raise; a jump between
+    the two. `before` is None where the function was entered in between.
     """
     tree = sources.tree(file)
     path = _path(tree, missed)
@@ -64,45 +60,39 @@ def skipping_branch(sources: Sources, file: str, before: int | None, missed: int
         new = before is None or not _spans(node, before)
         if isinstance(node, ast.If) and new and _in_branch(node, missed) and _is_local(node.test):
             return _branch(node)
-        if isinstance(node, ast.ExceptHandler) and new:
-            return Branch(node.lineno, sources.line(file, node.lineno).rstrip(":"))
-        if isinstance(node, ast.Try) and _in_body(node, missed) and (handler := _going_on(node)) is not None:
+        handler = node if isinstance(node, ast.ExceptHandler) and new else None
+        if isinstance(node, ast.Try) and any(_spans(n, missed) for n in node.body):
+            handler = _swallowing(node)
+        if handler is not None:
             return Branch(handler.lineno, sources.line(file, handler.lineno).rstrip(":"))
         if isinstance(node, _LOOPS) and before is not None and _spans(node, before):
             break
-    for node in ast.walk(_function(path, tree)):
-        if not isinstance(node, ast.If) or _spans(node, missed) or not _jumps(node) or not _is_local(node.test):
-            continue
-        if _between(node.lineno, before, missed, path):
+    function = next((n for n in reversed(path) if isinstance(n, _FUNCTIONS)), tree)
+    for node in _ifs(function, _JUMPS):
+        if not _spans(node, missed) and _is_local(node.test) and _between(node.lineno, before, missed, path):
             return _branch(node)
     return None
 
 
 def _between(line: int, before: int | None, missed: int, path: list[ast.AST]) -> bool:
-    """Whether a line is passed on the way from `before` to `missed`, which may be of the next turn of a loop."""
+    """Whether a line is passed on the way from `before` to `missed`, which may be in the next iteration of a loop."""
     if before is None or before < missed:
         return (before or 0) < line <= missed
     loop = next((n for n in reversed(path) if isinstance(n, _LOOPS) and _spans(n, before)), None)
     return loop is not None and _spans(loop, line) and (line > before or line <= missed)
 
 
-def _going_on(node: ast.Try) -> ast.ExceptHandler | None:
+def _swallowing(node: ast.Try) -> ast.ExceptHandler | None:
     """A handler that does not raise again."""
-    for handler in node.handlers:
-        told = ast.unparse(handler.type) if handler.type is not None else ""
-        if not isinstance(handler.body[-1], ast.Raise) and "KeyboardInterrupt" not in told:
-            return handler
-    return None
+    quiet = (h for h in node.handlers if not isinstance(h.body[-1], ast.Raise))
+    return next((h for h in quiet if not (h.type and "KeyboardInterrupt" in ast.unparse(h.type))), None)
 
 
 def leaving_branch(sources: Sources, file: str, line: int) -> Branch | None:
     """An `if` in the loop around `line` that leaves the loop."""
     loop = _loop(_path(sources.tree(file), line))
-    for node in ast.walk(loop) if loop is not None else ():
-        leaves = isinstance(node, ast.If) and any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(node))
-        if leaves and isinstance(node, ast.If) and _is_local(node.test):
-            return _branch(node)
-    return None
+    ifs = _ifs(loop, (ast.Break, ast.Return)) if loop is not None else ()
+    return next((_branch(node) for node in ifs if _is_local(node.test)), None)
 
 
 def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
@@ -112,17 +102,17 @@ def loop_of(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
 
 
 def loop_is_plain(sources: Sources, file: str, line: int) -> tuple[int, int] | None:
-    """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise in it, nothing cut off."""
+    """The lines of the loop whose head is at `line`, if it takes every item: no break, return or raise, no slice of it."""
     for node in ast.walk(sources.tree(file)):
         if isinstance(node, ast.For) and node.lineno <= line <= node.iter.end_lineno:  # type: ignore[operator]
-            leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in ast.walk(node))
-            cut = any(word in ast.unparse(node.iter) for word in ("islice", "zip", "range"))
+            cut = any(name in ast.unparse(node.iter) for name in ("islice", "zip", "range"))
+            leaves = _holds(node, (ast.Break, ast.Return, ast.Raise))
             return None if leaves or cut else (node.lineno, node.end_lineno or node.lineno)
     return None
 
 
 def _path(tree: ast.Module, line: int) -> list[ast.AST]:
-    """The nodes that span `line`, outermost first, the module itself first of all."""
+    """The nodes that span `line`, outermost first, beginning with the module."""
     found: list[ast.AST] = [tree]
     queue: list[ast.AST] = [tree]
     while queue:
@@ -145,23 +135,27 @@ def _in_branch(node: ast.If | ast.While, line: int) -> bool:
     return any(_spans(n, line) for n in (*node.body, *node.orelse))
 
 
-def _in_body(node: ast.Try, line: int) -> bool:
-    return any(_spans(n, line) for n in node.body)
+def _holds(node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
+    return any(isinstance(n, kinds) for n in ast.walk(node))
+
+
+def _ifs(node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.If]:
+    """The `if` statements in a node that hold a statement of these kinds."""
+    return (n for n in ast.walk(node) if isinstance(n, ast.If) and _holds(n, kinds))
 
 
 def _on_rank(tree: ast.Module, test: ast.AST) -> bool:
-    """Whether a condition speaks of the rank, itself or through a name that was set from it."""
+    """Whether a condition depends on the rank, directly or through a name that was set from it."""
     if _RANK.search(ast.unparse(test)):
         return True
-    names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)} | {
-        n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare | ast.BoolOp | ast.UnaryOp):
-            targets = {getattr(t, "id", getattr(t, "attr", "")) for t in node.targets}
-            if targets & names and _RANK.search(ast.unparse(node.value)):
-                return True
-    return False
+    names = {_name(n) for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)}
+    conditions = ast.Compare | ast.BoolOp | ast.UnaryOp
+    sets = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names & set(map(_name, n.targets)))
+    return any(isinstance(n.value, conditions) and _RANK.search(ast.unparse(n.value)) is not None for n in sets)
+
+
+def _name(node: ast.AST) -> str:
+    return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def _is_local(test: ast.AST) -> bool:
@@ -172,10 +166,6 @@ def _is_local(test: ast.AST) -> bool:
 
 def _branch(node: ast.If | ast.IfExp | ast.While) -> Branch:
     return Branch(node.lineno, f"if {ast.unparse(node.test)}")
-
-
-def _jumps(node: ast.If) -> bool:
-    return any(isinstance(n, _JUMPS) for n in ast.walk(node))
 
 
 def _leaving_before(path: list[ast.AST], line: int) -> Iterator[ast.If]:
@@ -189,14 +179,7 @@ def _leaving_before(path: list[ast.AST], line: int) -> Iterator[ast.If]:
             return
 
 
-def _function(path: list[ast.AST], tree: ast.Module) -> ast.AST:
-    return next((n for n in reversed(path) if isinstance(n, _FUNCTIONS)), tree)
-
-
 def _loop(path: list[ast.AST]) -> ast.For | ast.While | ast.AsyncFor | None:
-    for node in reversed(path):
-        if isinstance(node, _LOOPS):
-            return node
-        if isinstance(node, _FUNCTIONS):
-            return None
-    return None
+    """The innermost loop of a path, within its function."""
+    inside = takewhile(lambda node: not isinstance(node, _FUNCTIONS), reversed(path))
+    return next((node for node in inside if isinstance(node, _LOOPS)), None)

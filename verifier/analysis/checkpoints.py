@@ -1,6 +1,4 @@
-"""What the runs show of a script's checkpoints: which saves can be resumed from, and where they lie."""
-
-from __future__ import annotations
+"""What the runs show of a script's checkpoints: which saves can be resumed from, and where they are."""
 
 import os
 import re
@@ -35,12 +33,15 @@ def saved_paths(run: Run, after: int | None = None) -> list[str]:
 
 def outside(run: Run, folder: str, known: Collection[str] = ()) -> str:
     """The first save that is neither in `folder` nor in a `known` path; "" if all are."""
-    inside = [path + os.sep for path in (folder, *known)]
-    return next((p for p in saved_paths(run) if not any((p + os.sep).startswith(f) for f in inside)), "")
+    return next((p for p in saved_paths(run) if not _within(p, (folder, *known))), "")
+
+
+def _within(path: str, folders: Collection[str]) -> bool:
+    return (path + os.sep).startswith(tuple(folder + os.sep for folder in folders))
 
 
 def loaded_before(run: Run, own: Collection[str]) -> str:
-    """What is said of a run that should start anew, and loaded a checkpoint that was there before; "" if it did not.
+    """The message on a run that should start from scratch and loaded an earlier checkpoint; "" if it did not.
 
     `own` are the paths that this run has written. A file that is loaded, such as pretrained weights, is no checkpoint unless the run
     saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere.
@@ -48,16 +49,12 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
     homes = {str(Path(path).parent) for path in saved_paths(run)}
     for record in (r for trace in run.traces for r in trace.of(Checkpoint)):
         path = record.to
-        if (
-            record.op not in ("load", "torch.load")
-            or not path
-            or any((path + os.sep).startswith(p + os.sep) for p in own)
-        ):
+        if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
         if str(Path(path).parent) in homes or (record.op == "load" and not homes):
             return (
-                f"the {run.role} run loaded {path}, which was there before this verification: a script that resumes by itself goes on "
-                "from an earlier run. Move it away, or give arguments that name an empty folder, such as {checkpoint}"
+                f"the {run.role} run loaded {path}, which existed before this verification: the script resumes automatically "
+                "from an earlier run. Move it away, or pass arguments that name an empty folder, such as {checkpoint}"
             )
     return ""
 
@@ -68,15 +65,14 @@ def no_checkpoint(evidence: Evidence) -> str:
     if train is None or train.steps() == 0 or evidence.saving is not None:
         return ""
     for trace in train.traces:
-        seen = [r.op for r in trace.of(Checkpoint)]
-        lenient = trace.first(Lenient) is not None
-        if any(op in SAVES or op in LOADS for op in seen) or trace.first(Saving) is not None or lenient:
+        used = any(r.op in (*SAVES, *LOADS) for r in trace.of(Checkpoint))
+        if used or trace.first(Saving) is not None or trace.first(Lenient) is not None:
             return ""
     return "the script saves no checkpoint"
 
 
 def unseen_save(evidence: Evidence) -> str:
-    """Why rules on checkpoints are open although nothing failed: the sources can save, and the train run did not."""
+    """Why rules on checkpoints are inconclusive although nothing failed: the sources can save, the train run did not."""
     train, saving = evidence.train, evidence.saving
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
@@ -85,8 +81,8 @@ def unseen_save(evidence: Evidence) -> str:
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"
     return (
-        f"the sources can save ({place} `{saving.code[:60]}`), and the train run of {steps} steps did not: give --save-args that "
-        f"save after one of the steps 1 to {steps - 1} (or more --steps), and --resume-args"
+        f"the sources can save ({place} `{saving.code[:60]}`), but the train run of {steps} steps did not: give --save-args "
+        f"that save after one of the steps 1 to {steps - 1} (or more --steps), and --resume-args"
     )
 
 
@@ -103,9 +99,9 @@ def number_in(path: str) -> int | None:
 
 
 def unwritten(words: Sequence[str], left: Collection[str]) -> str:
-    """The numbered path below `{checkpoint}` that arguments name and nobody wrote; "" if there is none.
+    """The numbered path below `{checkpoint}` that arguments name and no rank wrote; "" if there is none.
 
-    `left`: what lies there, relative to it. A path may be the beginning of a name (`ckpt` of `ckpt.rank0.pt`). A path
+    `left`: what is there, relative to it. A path may be the beginning of a name (`ckpt` of `ckpt.rank0.pt`). A path
     without a number may be one that the run is to write.
     """
     lost = [path for path in named_paths(words) if not any(item.startswith(path) for item in left)]

@@ -1,13 +1,11 @@
 """How far two runs of the same script are apart, and how far they may be.
 
-The limit is derived: the perturbed run is the reference run once more from weights one unit in the last place away. What that moves
-is the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
-noise was not measured, only what no script's noise explains is a fault, and what is between the two limits is undecided.
+The limit is derived: the perturbed run repeats the reference run from weights one unit in the last place away. What that changes is
+the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
+noise was not measured, only a difference that no script's noise explains is a fault; one between the two limits is inconclusive.
 
 Differences are relative to what a quantity can resolve: a loss to the largest loss of the run, a gradient to the whole gradient.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
@@ -62,7 +60,7 @@ class Comparison:
 class Limits:
     """By measure, the difference up to which two runs agree (`allowed`) and above which they differ (`gross`).
 
-    The two are equal where the noise of the script was measured; `underived` says why it was not. `noise` is that of the loss.
+    The two are equal where the noise of the script was measured; `underived` is why it was not. `noise` is that of the loss.
     """
 
     allowed: dict[str, float]
@@ -96,16 +94,16 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     if not oracle.completed:
         cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
-        who = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run could not be made"
-        return f"{who}: {cause.text}{code}; the other oracles decide alone"
+        what = "fully_shard cannot be replaced by DDP here" if label == "DDP" else f"the {role} run did not complete"
+        return f"{what}: {cause.text}{code}; only the other oracles are compared"
     steps = min(run.steps(), oracle.steps())
     if steps == 0:
         return "no optimizer step was seen"
     if any(model.starting_point != "loaded" for model in oracle.models):
         return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
-    apart = [step for step in range(1, steps + 1) if run.global_batch(step) != oracle.global_batch(step)]
-    if apart:
-        return f"the {role} run trained on other samples at step {apart[0]}: the order of the data is not reproducible"
+    for step in range(1, steps + 1):
+        if run.global_batch(step) != oracle.global_batch(step):
+            return f"the {role} run trained on other samples at step {step}: the order of the data is not reproducible"
     return None
 
 
@@ -143,10 +141,7 @@ def gradient_apart(run: Run, oracle: Run) -> tuple[float, list[str]]:
     parts = {n: difference(a, b) for n, b in theirs.items() if b is not None and (a := mine.get(n)) is not None}
     size = math.fsum(b[0] for b in theirs.values() if b is not None)
     apart = math.fsum(value**2 for value in parts.values())
-    worst = sorted(parts, key=lambda name: -parts[name])
-    if size == 0.0:
-        return (0.0 if apart == 0.0 else math.inf), worst
-    return math.sqrt(apart / size), worst
+    return _relative(apart, size), sorted(parts, key=lambda name: -parts[name])
 
 
 def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradients, Gradients]:
@@ -160,15 +155,10 @@ def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradi
 def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
     mine, theirs = changes(run, step), changes(oracle, step)
-    apart = size = 0.0
-    for name, b in theirs.items():
-        a = mine.get(name, [0.0] * len(b))
-        apart += difference(a, b) ** 2
-        size += difference(b, [0.0] * len(b)) ** 2
-    own = math.fsum(difference(a, [0.0] * len(a)) ** 2 for a in mine.values())
-    if size == 0.0:
-        return (0.0 if own == 0.0 else math.inf), 0.0
-    return math.sqrt(apart / size), math.sqrt(size)
+    size = sum(length(change) ** 2 for change in theirs.values())
+    apart = sum(difference(mine.get(name, [0.0] * len(b)), b) ** 2 for name, b in theirs.items())
+    own = sum(length(change) ** 2 for change in mine.values())
+    return _relative(own if size == 0.0 else apart, size), math.sqrt(size)
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
@@ -200,10 +190,10 @@ def _unmeasured(evidence: Evidence) -> str:
 
 
 def undecided(name: str, value: float, found: Limits) -> str:
-    """Why a difference between the two limits decides nothing."""
+    """Why a difference between the two limits is inconclusive."""
     return (
-        f"{name} differs by {value:.2g}, which noise may explain, and the noise of this script is not known: "
-        f"{found.underived} (below {GROSS:.0%} nothing is decided without it)"
+        f"{name} differs by {value:.2g}; without a measured noise of the script a difference below {GROSS:.0%} is not judged: "
+        f"{found.underived}"
     )
 
 
@@ -243,14 +233,19 @@ def _norm(gradients: Gradients) -> float | None:
 
 
 def _worst(apart: dict[str, float]) -> tuple[float, str]:
-    """(largest value, its key); a value that is not a number is the largest."""
-    worst, name = 0.0, "none"
-    for key in sorted(apart):
-        if math.isnan(apart[key]):
-            return apart[key], key
-        if apart[key] > worst:
-            worst, name = apart[key], key
-    return worst, name
+    """(largest value, its key); NaN counts as the largest."""
+    worst = max(sorted(apart), key=lambda name: (math.isnan(apart[name]), apart[name]), default="none")
+    return (apart[worst], worst) if apart.get(worst) else (0.0, "none")
+
+
+def _relative(apart: float, size: float) -> float:
+    """The ratio of two lengths given by their squares; infinite if only `size` is 0."""
+    return math.sqrt(apart / size) if size != 0.0 else (0.0 if apart == 0.0 else math.inf)
+
+
+def length(change: Sketch) -> float:
+    """The length of a change of weights."""
+    return difference(change, [0.0] * len(change))
 
 
 def changes(run: Run, step: int) -> dict[str, Sketch]:

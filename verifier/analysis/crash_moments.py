@@ -1,6 +1,4 @@
-"""Where a rank can be killed in the middle of a save, worked out from the saves that the train run made."""
-
-from __future__ import annotations
+"""Where a rank can be killed in the middle of a save, derived from the saves of the train run."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,10 +6,16 @@ from typing import Any
 from ..trace import Run
 from .saves import events, saves_of
 
+_MOMENTS = {
+    "before-data": "before it wrote its data file",
+    "before-metadata": "after all data was written, before .metadata",
+    "half-file": "after half of the file was written",
+}
+
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a rank is killed: in its `call`-th save. `steps`: what the run needs to come there."""
+    """Where a rank is killed: in its `call`-th save. `steps`: how many the run needs to reach it."""
 
     rank: int
     call: int
@@ -20,40 +24,35 @@ class Moment:
 
     @property
     def request(self) -> dict[str, Any]:
-        """As the probe is asked for it."""
+        """The options of the probe."""
         return {key: value for key, value in asdict(self).items() if key != "steps"}
 
     @property
     def note(self) -> str:
-        """In words."""
-        where = {
-            "before-data": "before it wrote its data file",
-            "before-metadata": "when all data was written, before .metadata",
-            "half-file": "when half of the file was written",
-        }
-        return f"rank {self.rank} killed in its save number {self.call}, {where[self.moment]}"
+        """The text of a report."""
+        return f"rank {self.rank} killed in its save number {self.call}, {_MOMENTS[self.moment]}"
 
 
 def moments(train: Run, thorough: bool) -> list[Moment]:
-    """Where to kill, the strongest first: in the second save, where there is a complete one and perhaps one to overwrite."""
+    """Where to kill, strongest first: in the second save, where a complete one exists that it may overwrite."""
     steps = events(train)
     if not steps:
         return []
     first = steps[0]
     second = steps[1] if len(steps) > 1 else 2 * first
-    found = []
+    saves = {trace.rank: [save for save in saves_of(trace) if save.after == first] for trace in train.traces}
+    found: list[Moment] = []
+
+    def kill(rank: int, call: int, moment: str) -> None:
+        if second > first:
+            found.append(Moment(rank, len(saves[rank]) + call, moment, second + 1))
+        found.append(Moment(rank, call, moment, first + 1))
+
     for rank, moment in ((train.world_size - 1, "before-data"), (0, "before-metadata")):
-        own = [save for save in saves_of(train.traces[rank]) if save.after == first]
-        sharded = [n for n, save in enumerate(own) if save.op != "torch.save" and not save.alone]
-        if sharded:
-            found += [Moment(rank, len(own) + sharded[-1] + 1, moment, second + 1)] if second > first else []
-            found += [Moment(rank, sharded[-1] + 1, moment, first + 1)]
+        if together := [call for call, save in enumerate(saves[rank], 1) if save.together]:
+            kill(rank, together[-1], moment)
     if not found:
-        for trace in reversed(train.traces):
-            own = [save for save in saves_of(trace) if save.after == first]
-            if own:
-                found += [Moment(trace.rank, 2 * len(own), "half-file", second + 1)] if second > first else []
-                found += [Moment(trace.rank, len(own), "half-file", first + 1)]
-                break
+        last = max(rank for rank, own in saves.items() if own)
+        kill(last, len(saves[last]), "half-file")
     found.sort(key=lambda moment: moment.call, reverse=True)
     return found if thorough else [m for m in found if m.rank == found[0].rank]

@@ -1,10 +1,8 @@
-"""What a constant factor on the gradients can mean, and which of several readings the records leave.
+"""What a constant factor on the gradients can mean.
 
-With as many ranks as micro-batches one factor has several readings. A reading is ruled out only by evidence: by the weights that the
-losses had in backward, and by what the same script does on another number of ranks.
+With as many ranks as micro-batches one factor has several readings. A reading is ruled out only by evidence: by the weights of the
+losses in backward, and by the same script on another number of ranks.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -31,18 +29,17 @@ def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading
     """
     theirs = micro_batches(oracle) if oracle is not None else 1
     found = [r for r in _known(run.world_size, micro_batches(run), theirs) if near(factor, r.factor)]
-    if len(found) > 1:
-        left = [r for r in found if r.cause not in _ruled_out(run, oracle)]
-        found = left or found
-    return found
+    if len(found) < 2:
+        return found
+    return [r for r in found if r.cause not in _ruled_out(run, oracle)] or found
 
 
 def words(found: list[Reading]) -> str:
-    """The readings in one sentence; several are alternatives that these runs cannot tell apart."""
+    """The readings in one sentence; several are alternatives between which these runs cannot distinguish."""
     texts = list(dict.fromkeys(r.text for r in found))
     if len(texts) < 2:
         return "".join(texts)
-    return f"either {', or '.join(texts)} (at another number of ranks or micro-batches these differ)"
+    return f"either {', or '.join(texts)} (they differ at another number of ranks or micro-batches)"
 
 
 def micro_batches(run: Run) -> int:
@@ -76,33 +73,24 @@ def total_weight(run: Run) -> float | None:
 
 
 def _known(world: int, micros: int, theirs: int) -> list[Reading]:
-    """The factors that a wrong scale gives against an oracle with `theirs` micro-batches. 1 is none of them."""
+    """The factors, other than 1, that a wrong scale gives against an oracle with `theirs` micro-batches."""
     more = f"{micros}" if theirs == 1 else f"{micros} (against {theirs})"
     found = [
-        Reading(float(world), "ranks", f"the world size: the sum over ranks is not divided by {world}"),
-        Reading(1.0 / world, "ranks", f"1 / the world size: it is divided by {world} twice"),
-        Reading(
-            micros / theirs,
-            NOT_DIVIDED,
-            f"the micro-batches of a step: the loss is not divided by their number, {more}",
-        ),
-        Reading(
-            theirs / micros,
-            DIVIDED_TWICE,
-            f"1 / the micro-batches of a step: the loss is divided twice by their number, {more}",
-        ),
+        (float(world), "ranks", f"the world size: the sum over ranks is not divided by {world}"),
+        (1.0 / world, "ranks", f"1 / the world size: the gradient is divided by {world} twice"),
+        (micros / theirs, NOT_DIVIDED, f"the micro-batches of a step: the loss is not divided by their number, {more}"),
+        (theirs / micros, DIVIDED_TWICE, f"1 / the micro-batches of a step: the loss is divided twice by it, {more}"),
     ]
     if min(world, micros) > 1:
-        both = "ranks times micro-batches: a sum where a mean is meant"
-        found.append(Reading(world * micros / theirs, "both", both))
-    return [r for r in found if not near(r.factor, 1.0)]
+        found.append((world * micros / theirs, "both", "ranks times micro-batches: a sum in place of a mean"))
+    return [Reading(*reading) for reading in found if not near(reading[0], 1.0)]
 
 
 def _ruled_out(run: Run, oracle: Run | None) -> set[str]:
     """The causes that the weights of the losses exclude."""
     out: set[str] = set()
     if (total := total_weight(run)) is not None and near(total, 1.0):
-        out |= {NOT_DIVIDED, DIVIDED_TWICE, "both"}  # the losses are right: the factor comes in after them
+        out |= {NOT_DIVIDED, DIVIDED_TWICE, "both"}  # the losses are right: the factor is applied after them
     if oracle is None or (theirs := micro_batches(oracle)) == 1 or (other := total_weight(oracle)) is None:
         return out
     for cause, expected in ((NOT_DIVIDED, float(theirs)), (DIVIDED_TWICE, 1.0 / theirs)):

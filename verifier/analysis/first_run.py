@@ -1,6 +1,4 @@
-"""What the train run shows about which further runs can say something."""
-
-from __future__ import annotations
+"""Which further runs the train run makes useful."""
 
 from ..evidence import Evidence
 from ..trace import Run
@@ -9,7 +7,7 @@ from .scaling import clip_was_reached
 
 
 def clip_is_open(evidence: Evidence) -> bool:
-    """Whether the script may clip gradients in a way that the train run has not shown: huge ones would show it."""
+    """Whether the script may clip gradients that the train run did not make large enough: huge ones would show it."""
     train = evidence.train
     if train is None or train.steps() == 0 or clip_was_reached(train):
         return False
@@ -17,14 +15,13 @@ def clip_is_open(evidence: Evidence) -> bool:
 
 
 def changes_gradients(train: Run) -> bool:
-    """Whether a clip was called, or gradients were others at a step than after backward."""
-    if any(trace.first(Clips) is not None for trace in train.traces):
-        return True
-    return any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
+    """Whether a clip was called, or gradients changed between backward and the optimizer step."""
+    clipped = any(trace.first(Clips) is not None for trace in train.traces)
+    return clipped or any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
 
 
 def keeps_its_batch_on(ranks: int, train: Run) -> bool:
-    """Whether this script keeps its global batch on so many ranks, as far as can be told from what it did."""
+    """Whether this script keeps its global batch on `ranks` ranks, judged by its train run."""
     if any(len(e[0].mesh) > 1 for e in train.parameters.values()):
         return False
     batch, micros = train.global_batch(1).total(), train.micros(1)

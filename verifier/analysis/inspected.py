@@ -1,6 +1,4 @@
-"""Checkpoints that another process opened, compared with what the ranks gave to the saves."""
-
-from __future__ import annotations
+"""Checkpoints as another process reads them, compared with what the ranks passed to the saves."""
 
 import math
 from typing import Any
@@ -12,12 +10,9 @@ from .saves import Save
 
 
 def opened(evidence: Evidence) -> list[InspectedCheckpoint]:
-    """What the opening process found, one record for each path."""
-    return (
-        evidence.inspect.traces[0].of(InspectedCheckpoint)
-        if evidence.inspect is not None and evidence.inspect.traces
-        else []
-    )
+    """The records of the inspecting process, one for each path."""
+    run = evidence.inspect
+    return run.traces[0].of(InspectedCheckpoint) if run is not None and run.traces else []
 
 
 def in_background(save: Save) -> bool:
@@ -26,7 +21,7 @@ def in_background(save: Save) -> bool:
 
 
 def differing(record: InspectedCheckpoint, values: dict[str, list[Sketch]]) -> list[str]:
-    """The keys of what was given to a save whose tensors are not in its opened files as they were given."""
+    """The keys whose tensors are not in the files of a save as they were passed to it."""
     return [key for key, options in values.items() if not _holds(record.entries.get(key), options)]
 
 
@@ -37,6 +32,5 @@ def _holds(entry: SavedEntry | None, options: list[list[float]]) -> bool:
     if not all(map(math.isfinite, value)):  # a mask with infinities has no sketch to compare
         return any(not all(map(math.isfinite, other)) for other in options)
     loose = 2.0**-6 if entry.dtype in ("bfloat16", "float16") else 1e-9
-    return any(
-        difference(value, other) <= loose * math.sqrt(max(other[0], 0.0)) + 1e-30 or value == other for other in options
-    )
+    limits = ((other, loose * math.sqrt(max(other[0], 0.0)) + 1e-30) for other in options)
+    return any(value == other or difference(value, other) <= limit for other, limit in limits)

@@ -1,6 +1,4 @@
-"""Whether a script has anything of a kind: by what its sources name, and by what a run that came to its end has shown."""
-
-from __future__ import annotations
+"""Whether a script has what a rule is about: by the names in its sources, and by the records of completed runs."""
 
 import ast
 import re
@@ -15,26 +13,25 @@ UNSHARDED = "no call of fully_shard was seen"
 
 
 def unnamed(sources: Sources, *words: str) -> str:
-    """Why a script has nothing that goes by one of these names; "" if it may: its sources name one, or are not known."""
+    """Why a script uses none of these names; "" if it may: its sources name one, or are not known."""
     if not sources.project or not words or any(_names(sources, file, words) for file in sources.project):
         return ""
-    return f"the sources name no {' or '.join(words)}"
+    return f"the sources do not use {' or '.join(words)}"
 
 
 def unsharded(run: Run) -> str:
-    """Why a completed run has no sharded model; "" if it has one, or stopped before it may have come to it."""
-    if not run.completed or not run.models or any(run.places(Shard)):
-        return ""
-    return "" if any(entries[0].sharded for entries in run.parameters.values()) else "no parameter is sharded"
+    """Why a completed run has no sharded model; "" if it has one, or may have stopped before it."""
+    sharded = any(run.places(Shard)) or any(entries[0].sharded for entries in run.parameters.values())
+    return "" if sharded or not run.completed or not run.models else "no parameter is sharded"
 
 
 def sharded_once(run: Run) -> str:
-    """Why a completed run has no sharded module in another; "" if it may have."""
+    """Why a completed run has no sharded module inside another; "" if it may have."""
     return "fully_shard is called once" if len(list(run.places(Shard))) == 1 else ""
 
 
 def meshes(run: Run) -> int:
-    """How many meshes, by their shape, names and ranks, hold what rank 0 has of a run's parameters, or are given to `fully_shard`."""
+    """How many meshes (by shape, names and ranks) hold rank 0's parameters or are given to `fully_shard`."""
     entries = [e[0] for e in run.parameters.values() if e[0].sharded and e[0].rank == 0]
     given = [wrap.mesh for wrap in run.places(Wrap) if wrap.mesh is not None]
     held = {(tuple(e.mesh), tuple(e.mesh_names), tuple(e.ranks)) for e in entries}
@@ -42,46 +39,44 @@ def meshes(run: Run) -> int:
 
 
 def absent(run: Run | None, seen: object, reason: str) -> str:
-    """The reason why a rule does not apply, if a run that came to its end has shown nothing of the kind; "" otherwise."""
+    """The reason why a rule does not apply, if a completed run has shown nothing of the kind; "" otherwise."""
     return "" if seen or run is None or unfinished(run) else reason
 
 
 def unfinished(run: Run) -> str:
-    """Why a run might still have come to what it has not shown; "" if it came to its end."""
+    """Why a run has not shown all that the script does; "" if it completed."""
     if not run.completed:
-        return f"the {run.role} run stopped before it came to anything of the kind (see run-completes)"
+        return f"the {run.role} run stopped before it reached what this rule checks (see run-completes)"
     return "" if run.steps() else f"the {run.role} run made no optimizer step"
 
 
 def trainings(evidence: Evidence) -> Iterator[Run]:
-    """The runs of the script as it is that may stop with an error of torch: train, resume, reshard."""
+    """The runs of the unchanged script that may stop with an error of torch: train, resume, reshard."""
     yield from (run for run in (evidence.train, evidence.resume, *evidence.reshards) if run is not None)
 
 
 def went_through(evidence: Evidence) -> bool:
-    """Whether the train run made steps and none of these runs was stopped: what it has not come to, the script has not."""
+    """Whether the train run made steps and all these runs completed: what they have not shown, the script does not do."""
     train = evidence.train
     return train is not None and train.steps() > 0 and all(run.completed for run in trainings(evidence))
 
 
 def never_sharded(evidence: Evidence) -> str:
-    """UNSHARDED if the train run went through without a call of fully_shard, else ""."""
-    if not went_through(evidence):
-        return ""
-    return "" if any(trace.first(Shard) for trace in evidence.trained.traces) else UNSHARDED
+    """UNSHARDED if the runs completed without a call of fully_shard, else ""."""
+    sharded = not went_through(evidence) or any(trace.first(Shard) for trace in evidence.trained.traces)
+    return "" if sharded else UNSHARDED
 
 
 def unseen_load(evidence: Evidence, *setters: str) -> str:
-    """Why a rule on how state is loaded is open: the sources can resume and name a setter, and no run loaded anything."""
+    """Why a rule on loading is inconclusive: the sources can resume and name a setter, and no run loaded anything."""
     if evidence.saving is None or not went_through(evidence) or unnamed(evidence.sources, *setters):
         return ""
-    if evidence.trained.role == "simulate":  # which never resumes; the tier names its limits
+    if evidence.trained.role == "simulate":  # it never resumes; the tier names its limits
         return ""
-    for run in trainings(evidence):
-        for trace in run.traces:
-            if trace.first(SetState) is not None or any(r.op in LOADS for r in trace.of(Checkpoint)):
-                return ""
-    return f"the sources can load state ({', '.join(setters)}), and no run did: give --save-args and --resume-args"
+    traces = [trace for run in trainings(evidence) for trace in run.traces]
+    if any(t.first(SetState) is not None or any(r.op in LOADS for r in t.of(Checkpoint)) for t in traces):
+        return ""
+    return f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and --resume-args"
 
 
 def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
@@ -92,7 +87,7 @@ def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _words(tree: ast.Module) -> frozenset[str]:
-    """Every name, attribute, keyword, import and word of a string, but for docstrings."""
+    """Every name, attribute, keyword, import and word of a string, except docstrings."""
     return frozenset(word for node in ast.walk(tree) for word in _words_of(node))
 
 

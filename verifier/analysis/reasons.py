@@ -1,6 +1,4 @@
-"""Why a script cannot be resumed, or its checkpoints cannot be damaged, in the words of a report."""
-
-from __future__ import annotations
+"""Why a script cannot be resumed, or its checkpoints cannot be damaged, as reports state it."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,23 +12,18 @@ def no_resume(resume_args: Sequence[str], steps: int, evidence: Evidence) -> str
     train, after = evidence.train, evidence.saved_after(shlex.join(resume_args))
     if evidence.course.stale:
         return evidence.course.stale
-    if told := unseen_save(evidence):
-        return told
+    if reason := unseen_save(evidence):
+        return reason
     if not resume_args:
-        return "how this script resumes is not known: give --resume-args"
+        return "the arguments with which this script resumes are not known: give --resume-args"
     if after is None:
         last = steps - 1
         return f"no save was seen before step {steps}: give --save-args that save after one of the steps 1 to {last}"
-    if (
-        evidence.course.repeat is not None
-        and train is not None
-        and not same_weights_after(evidence.course.repeat, train, after)
-    ):
-        return f"it saves after step {train.steps()} too, and does not repeat itself: save less often"
+    repeat = evidence.course.repeat
+    if repeat is not None and train is not None and not same_weights_after(repeat, train, after):
+        return f"the script also saves after step {train.steps()}, and is not reproducible: save less often"
     if "saved" in evidence.missing:
-        return (
-            f"what the train run has left in the folder of {{checkpoint}} cannot be copied: {evidence.missing['saved']}"
-        )
+        return f"the files of the train run in {{checkpoint}} cannot be copied: {evidence.missing['saved']}"
     return ""
 
 
@@ -39,17 +32,16 @@ def no_damage(evidence: Evidence) -> str:
     if evidence.train is None or evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
     if not evidence.resume.completed:
-        return "the script does not resume even from a whole checkpoint"
-    if path := outside(evidence.train, evidence.course.checkpoint, evidence.course.created):
-        return f"it saves to {path}, outside the folder of {{checkpoint}}"
-    return ""
+        return "the script does not resume from an intact checkpoint"
+    path = outside(evidence.train, evidence.course.checkpoint, evidence.course.created)
+    return f"the script saves to {path}, outside {{checkpoint}}" if path else ""
 
 
 def never_written(path: str, steps: int, evidence: Evidence) -> str:
-    """What is said of a checkpoint that `--resume-args` names and the train run did not write."""
+    """The message on a checkpoint that `--resume-args` names and the train run did not write."""
     tops = sorted({item.partition("/")[0] for item in evidence.course.left})
     there = ", ".join(f"{{checkpoint}}/{name}" for name in tops[:5]) or "nothing"
     return (
-        f"--resume-args names {{checkpoint}}/{path}, which the train run of {steps} steps did not write; it left {there}. "
+        f"--resume-args names {{checkpoint}}/{path}, which the train run of {steps} steps did not write; it wrote {there}. "
         "Name one of these, save earlier (--save-args), or compare more steps (--steps)"
     )

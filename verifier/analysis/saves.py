@@ -1,6 +1,4 @@
-"""What the ranks of a run gave to their saves, read from the traces."""
-
-from __future__ import annotations
+"""What the ranks of a run passed to their saves, read from the traces."""
 
 from dataclasses import dataclass
 
@@ -49,12 +47,12 @@ def events(run: Run) -> list[int]:
 
 
 def final_path(run: Run, save: Save) -> str:
-    """Where what was saved is at the end of the run, after the renames that any rank made."""
+    """The path of what was saved at the end of the run, after the renames of all ranks."""
     return run.path_at_end(save.to, save.record.at)
 
 
 def kept(run: Run) -> dict[str, list[Save]]:
-    """{path: the saves of all ranks that wrote what is there at the end of the run}."""
+    """{path: the saves of all ranks that wrote what it holds at the end of the run}."""
     last: dict[str, list[Save]] = {}
     for save in sorted((s for s in all_saves(run) if s.to), key=lambda s: s.after):
         path = final_path(run, save)
@@ -63,7 +61,7 @@ def kept(run: Run) -> dict[str, list[Save]]:
 
 
 def given(saves: list[Save]) -> dict[str, list[Sketch]]:
-    """{key: the values that it may have in the file}: the sum over shards, or one value for each rank that gave it whole."""
+    """{key: its possible values in the file}: the sum over shards, or one for each rank that passed the whole tensor."""
     found: dict[str, list[Sketch]] = {}
     parts: dict[str, dict[tuple[int, ...], Sketch]] = {}
     for save in saves:

@@ -1,6 +1,4 @@
-"""By which factor gradients are scaled between backward and the optimizer's step, as a clip by norm does it."""
-
-from __future__ import annotations
+"""The factor by which gradients are scaled between backward and the optimizer step, as a clip by norm does."""
 
 import math
 from collections.abc import Iterator
@@ -8,18 +6,17 @@ from collections.abc import Iterator
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stress
 
-SAME = 1e-3  # two factors that differ by less are one
-_STRAIGHT = 1e-4  # of the norm: what is off a multiple of the gradient by more is not scaled as a whole
+SAME = 1e-3  # two factors that differ by less are equal
+_STRAIGHT = 1e-4  # of the norm: a change that is off a multiple of the gradient by more is no scaling
 
 
 def scales(run: Run) -> dict[str, list[float]]:
-    """{parameter: its factor on each rank}, of the step in which they differ most between ranks, else of the smallest factors."""
+    """{parameter: its factor on each rank}, of the first step where they differ between ranks, else of the smallest factors."""
     found: dict[str, list[float]] = {}
-    for records in _steps(run):
+    for step in range(1, run.steps() + 1):
         now: dict[str, list[float]] = {}
-        for record in records:
-            for name, factor in _factors(record):
-                now.setdefault(name, []).append(factor)
+        for name, factor in (pair for record in run.at_step(Step, step) for pair in _factors(record)):
+            now.setdefault(name, []).append(factor)
         for name, factors in now.items():
             old = found.get(name)
             if old is None or (not uneven(old) and (uneven(factors) or max(factors) < max(old))):
@@ -28,7 +25,7 @@ def scales(run: Run) -> dict[str, list[float]]:
 
 
 def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
-    """The same, from what each rank made of huge gradients."""
+    """The same, from how each rank scaled huge gradients."""
     found: dict[str, list[float]] = {}
     for record in records:
         for name, (bb, bs, ss) in record.products.items():
@@ -43,18 +40,13 @@ def uneven(factors: list[float]) -> bool:
 
 
 def clip_was_reached(run: Run) -> bool:
-    """Whether some gradient was scaled by a factor that depends on the step: not what a loss scale or a fixed division does."""
+    """Whether a gradient was scaled by a factor that depends on the step, unlike a loss scale or a fixed division."""
     seen: dict[tuple[int, str], list[float]] = {}
-    for records in _steps(run):
-        for rank, record in enumerate(records):
+    for step in range(1, run.steps() + 1):
+        for rank, record in enumerate(run.at_step(Step, step)):
             for name, factor in _factors(record):
                 seen.setdefault((rank, name), []).append(factor)
     return any(uneven(factors) for factors in seen.values())
-
-
-def _steps(run: Run) -> Iterator[list[Step]]:
-    for step in range(1, run.steps() + 1):
-        yield run.at_step(Step, step)
 
 
 def _factors(record: Step) -> Iterator[tuple[str, float]]:

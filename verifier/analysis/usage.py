@@ -1,6 +1,4 @@
-"""Whether a script refused its arguments: what argparse, click and their like say before anything is run."""
-
-from __future__ import annotations
+"""Whether a script rejected its arguments, as argparse and click do before they run anything."""
 
 import re
 
@@ -13,14 +11,11 @@ _LONGEST = 300
 
 
 def usage_error(run: Run) -> str:
-    """The script's own words where every rank exits with status 2 and a usage line before any step; else ""."""
-    if run.timed_out or not run.traces or run.steps():
+    """The script's own message where every rank exits with status 2 and a usage line before any step; else ""."""
+    text = run.stderr.get(run.traces[0].rank, "") if run.traces else ""
+    if run.timed_out or run.steps() or not _USAGE.search(text):
         return ""
-    ends = [trace.end for trace in run.traces]
-    if any(end is None or end.how != "sys.exit" or end.code != USAGE_EXIT for end in ends):
-        return ""
-    text = run.stderr.get(run.traces[0].rank, "")
-    if not _USAGE.search(text):
+    if any(t.end is None or t.end.how != "sys.exit" or t.end.code != USAGE_EXIT for t in run.traces):
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)] or lines[-1:]
