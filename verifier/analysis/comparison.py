@@ -94,7 +94,7 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     if not oracle.completed:
         cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
-        what = "fully_shard cannot be replaced by DDP here" if label == "DDP" else f"the {role} run did not complete"
+        what = "DDP cannot take the place of fully_shard here" if label == "DDP" else f"the {role} run did not complete"
         return f"{what}: {cause.text}{code}; only the other oracles are compared"
     steps = min(run.steps(), oracle.steps())
     if steps == 0:

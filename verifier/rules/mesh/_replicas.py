@@ -1,10 +1,9 @@
 """Replicas of a parameter that should be equal."""
 
-from __future__ import annotations
-
 import math
 
 from ...trace import Run, Sketch, difference
+from ...trace.sketches import add
 
 NO_REPLICAS = "no parameter is both sharded and replicated"
 
@@ -15,7 +14,7 @@ def replicas_at_start(run: Run) -> dict[str, list[Sketch]]:
 
 
 def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[Sketch]]:
-    """{parameter: sketch of each of its replicas} for those that one mesh shards or keeps in several copies.
+    """{parameter: sketch of each of its replicas} for parameters that one mesh shards and keeps in several copies.
 
     `sketches` are in the order of `run.parameters[name]`.
     """
@@ -24,17 +23,15 @@ def replicas_of(run: Run, sketches: dict[str, list[Sketch]]) -> dict[str, list[S
         copies: dict[int, Sketch] = {}
         entries = run.parameters[name]
         for entry, value in zip(entries, values, strict=True):
-            if not entry.sharded or entry.ranks != entries[0].ranks:
-                continue
-            so_far = copies.get(entry.copy, [0.0] * len(value))
-            copies[entry.copy] = [a + b for a, b in zip(so_far, value, strict=True)]
+            if entry.sharded and entry.ranks == entries[0].ranks:
+                copies[entry.copy] = add(copies.get(entry.copy), value)
         if len(copies) > 1:
             out[name] = list(copies.values())
     return out
 
 
 def replicas_apart(replicas: dict[str, list[Sketch]]) -> list[str]:
-    """The parameters of which two replicas are not the same."""
+    """The parameters with replicas that differ."""
     return sorted(
         name
         for name, (first, *others) in replicas.items()

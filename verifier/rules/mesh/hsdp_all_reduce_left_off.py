@@ -12,11 +12,11 @@ from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_
 
 
 class HsdpAllReduceLeftOff(Rule):
-    """Every optimizer step of a hybrid mesh uses gradients that were all-reduced over the replicas.
+    """Every optimizer step on a hybrid mesh uses gradients that are all-reduced over the replicas.
 
-    Why: with `set_requires_all_reduce(False)` the gradients of the replicas are kept apart. If the last micro-batch
-    does not turn it on again, FSDP holds them back: `.grad` is None and the step changes nothing; if only some are
-    reduced, the replicas drift apart.
+    Why: with `set_requires_all_reduce(False)` gradients are not reduced over the replicas. If it is still off in the last
+    micro-batch, FSDP holds them back: `.grad` is None and the step changes nothing; if only some are reduced, the
+    replicas diverge.
     Wrong:
         model.set_requires_all_reduce(False)
         for micro in micros:
@@ -27,7 +27,7 @@ class HsdpAllReduceLeftOff(Rule):
             model.set_requires_all_reduce(i == len(micros) - 1)
             loss_of(model, micro).backward()
         optimizer.step()
-    Fix: Set the flag before every micro-batch, to whether it is the last one of this step.
+    Fix: Set the flag before every micro-batch: True for the last one of the step, else False.
     Source: NVIDIA-NeMo/Automodel PR#3135; pytorch PR#125484; the docstring of `set_requires_all_reduce`.
     """
 
@@ -42,28 +42,24 @@ class HsdpAllReduceLeftOff(Rule):
         held = next((r for t in run.traces for r in t.of(Partial) if r.step <= run.steps()), None)
         if held is not None:
             return self.failed(
-                f"at step {held.step} FSDP still holds back gradients of {count(len(held.groups), 'group')} that "
-                f"were reduced in their replica and not over the replicas ({count(flags, 'call')} turned it off)",
+                f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are reduced within their replica, "
+                f"but not over the replicas ({count(flags, 'call')} of set_requires_all_reduce(False))",
                 line,
             )
         before = replicas_at_start(run)
         same = set(before) - set(replicas_apart(before))
         if not same:
-            return self.unknown("no replicas of a parameter started alike: see hsdp-replicas-diverge-at-init")
+            return self.unknown("no parameter starts equal in all replicas: see hsdp-replicas-diverge-at-init")
         for step in range(1, run.steps() + 1):
             records = run.at_step(Stepped, step)
             weights = {
                 name: [records[e.rank].weights.get(name, e.sketch) for e in run.parameters[name]] for name in same
             }
             if apart := replicas_apart(replicas_of(run, weights)):
-                return self.failed(
-                    f"after step {step} the replicas of {count(len(apart), 'parameter')} ({some(apart)}) differ, which "
-                    "were the same before it: their gradients were not all-reduced",
-                    line,
-                )
-        return self.passed(
-            f"{count(len(same), 'parameter')} equal in all replicas after each of {count(run.steps(), 'step')}"
-        )
+                what = f"the replicas of {count(len(apart), 'parameter')} ({some(apart)})"
+                return self.failed(f"after step {step} {what} differ: their gradients were not all-reduced", line)
+        what = f"{count(len(same), 'parameter')} equal in all replicas"
+        return self.passed(f"{what} after each of {count(run.steps(), 'step')}")
 
 
 @detector("hsdp-all-reduce-left-off")

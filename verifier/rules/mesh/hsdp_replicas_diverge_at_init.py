@@ -9,16 +9,16 @@ from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start
 class HsdpReplicasDivergeAtInit(Rule):
     """With a hybrid mesh all replicas start from the same weights.
 
-    Why: the replicate dim of the mesh is a label. `fully_shard` neither broadcasts nor compares; replicas that start
-    apart get equal gradients ever after and stay apart. A restart repairs it, as a checkpoint keeps one of them.
+    Why: `fully_shard` neither broadcasts nor compares over the replicate dim. Replicas with different initial weights get
+    equal gradients and stay different. A resume hides it, since a checkpoint keeps one replica.
     Wrong:
         replica = mesh["dp_replicate"].get_local_rank()
-        torch.manual_seed(seed + replica)  # another model in every replica
+        torch.manual_seed(seed + replica)  # different weights in every replica
         model = shard(Decoder(), mesh=mesh)
     Right:
         torch.manual_seed(seed)
         model = shard(Decoder(), mesh=mesh)
-    Fix: Seed alike on every rank before the model is built, or broadcast rank 0's weights
+    Fix: Use one seed on all ranks before the model is built, or broadcast rank 0's weights
     (`set_model_state_dict` with `broadcast_from_rank0=True`).
     Source: allenai/OLMo-core PR#319; mosaicml/llm-foundry PR#830.
     """
@@ -33,7 +33,7 @@ class HsdpReplicasDivergeAtInit(Rule):
         replicas = replicas_at_start(run)
         if apart := replicas_apart(replicas):
             return self.failed(
-                f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) are not the same in all "
+                f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) differ between the "
                 f"{max(len(r) for r in replicas.values())} replicas at the first forward",
                 evidence.line_of(run, Shard),
             )

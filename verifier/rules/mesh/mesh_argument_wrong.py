@@ -3,28 +3,27 @@ from collections.abc import Iterator
 
 from ...evidence import Evidence
 from ...finding import Finding, Hit
-from ...source.events import Flow, covers
+from ...source.events import Flow
 from ...source.looks import made_by, text
 from ...source.registry import detector
-from ...source.values import holders
 from ...trace import Run
 from ...trace.events import Mesh, Wrap
 from ..base import Rule
 
 
 class MeshArgumentWrong(Rule):
-    """A mesh with two dims for `fully_shard` is (replicate, shard), and holds no dim of another parallelism.
+    """A 2-D mesh for `fully_shard` is (replicate, shard) and has no dim of another parallelism.
 
-    Why: `fully_shard` goes by position, not by name: dim 0 replicates, dim 1 shards. A mesh named the other way round
-    replicates over what is called shard. A whole ("dp", "tp") mesh makes hybrid sharding over the tp dim: there is no
-    tensor parallelism, and ranks of one tp group average gradients of samples that are the same.
+    Why: `fully_shard` reads dims by position, not by name: dim 0 replicates, dim 1 shards. With reversed names it
+    replicates over the dim named shard. A whole ("dp", "tp") mesh gives hybrid sharding over the tp dim: no tensor
+    parallelism, and the ranks of a tp group average gradients of the same samples.
     Wrong:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "dp_replicate"))
         model = shard(Decoder(), mesh=mesh)
     Right:
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
         model = shard(Decoder(), mesh=mesh)
-    Fix: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and give `fully_shard` its data-parallel part only.
+    Fix: Name and order the mesh ("dp_replicate", "dp_shard"[, "tp"]) and pass only its data-parallel part.
     Source: the docstring of `fully_shard` against pytorch/torchtitan docs/fsdp.md; pytorch#124019.
     """
 
@@ -36,23 +35,21 @@ class MeshArgumentWrong(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         judged = not evidence.trained.models or any(True for _ in _by_position(evidence.trained))
-        return "" if judged else "fully_shard is given no mesh of two named dims that it takes by position"
+        return "" if judged else "fully_shard is given no mesh of two named dims that it reads by position"
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         large = [(record, mesh) for record, mesh in _by_position(run) if max(mesh.shape) > 1]
         for record, mesh in large:
             first, second = mesh.names
-            told = f"fully_shard is given a mesh of {first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
-            if strange := next((name for name in (first, second) if self.foreign.search(name)), None):
-                return self.failed(
-                    f"{told}: it replicates over '{first}' and shards over '{second}', and '{strange}' is no data-parallel dim",
-                    record.at_line,
-                )
+            strange = next((name for name in (first, second) if self.foreign.search(name)), None)
             reversed_names = self.shards.search(first) and not self.replicates.search(first)
-            if reversed_names and self.replicates.search(second):
+            if strange is not None or (reversed_names and self.replicates.search(second)):
+                sizes = f"{first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
+                why = f"; '{strange}' is not a data-parallel dim" if strange is not None else ""
                 return self.failed(
-                    f"{told}: it replicates over the first dim, '{first}', and shards over the second, '{second}'",
+                    f"fully_shard gets the mesh {sizes}: it replicates over dim 0, '{first}', and shards over dim 1, "
+                    f"'{second}'{why}",
                     record.at_line,
                 )
         if not run.models:
@@ -63,7 +60,7 @@ class MeshArgumentWrong(Rule):
 
 
 def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
-    """The calls of fully_shard with a mesh of two named dims, which it takes by position."""
+    """The calls of fully_shard with a mesh of two named dims, which it reads by position."""
     for record in run.places(Wrap):
         if record.mesh is not None and len(record.mesh.names) == 2 and not record.explicit_dims:
             yield record, record.mesh
@@ -83,27 +80,21 @@ def mesh_argument_wrong(flow: Flow) -> Iterator[Hit]:
             continue
         words = [part.const for part in names.parts if isinstance(part.const, str)]
         if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
-            said = text(names.node or made.node)
-            told = (
-                f"fully_shard takes the first dimension as replicas and the second as shards; {said} says the reverse"
-            )
+            order = "replicates over the first dimension and shards over the second"
+            what, at = f"fully_shard {order}; {text(names.node or made.node)} says the reverse", made
         elif len(words) == 2 and words[1] in _MODEL:
-            told = f"fully_shard is given the whole mesh: it shards over {words[1]!r} too"
+            what, at = f"fully_shard is given the whole mesh: it also shards over {words[1]!r}", event
         else:
             continue
         seen.add(id(made))
-        yield flow.hit("mesh-argument-wrong", told, made if "reverse" in told else event)
+        yield flow.hit("mesh-argument-wrong", what, at)
 
 
 @detector("mesh-argument-wrong")
 def parallel_after_shard(flow: Flow) -> Iterator[Hit]:
     for event in flow.ops("tp.parallelize_module"):
         model = event.arg(0, "module")
-        shard = (
-            next((flow.sharded_by(h, event) for h in holders(model) if flow.sharded_by(h, event)), None)
-            if model
-            else None
-        )
-        if shard is not None and covers(shard, event):
-            told = f"parallelize_module after fully_shard (line {shard.line}): tensor parallelism comes first"
-            yield flow.hit("mesh-argument-wrong", told, event)
+        shard = flow.managed_by(model, event) if model is not None else None
+        if shard is not None:
+            what = f"parallelize_module is called after fully_shard (line {shard.line}): apply tensor parallelism first"
+            yield flow.hit("mesh-argument-wrong", what, event)

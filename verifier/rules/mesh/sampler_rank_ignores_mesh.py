@@ -15,12 +15,11 @@ from ..base import Rule
 class SamplerRankIgnoresMesh(Rule):
     """The ranks of one tensor-parallel group train on the same samples.
 
-    Why: with tensor parallelism the ranks of a group hold parts of one model and must be given one batch. A sampler
-    that goes by the global rank gives each its own: the parts of activations of different samples are added up, and
-    nothing is raised.
+    Why: with tensor parallelism the ranks of a group hold parts of one model and need the same batch. A sampler that uses
+    the global rank gives each rank its own: partial activations of different samples are summed, and nothing is raised.
     Wrong:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        tokens = dataset[rank::ranks]  # another slice on every rank of a tp group
+        tokens = dataset[rank::ranks]  # a different slice on every rank of a tp group
     Right:
         mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
         tokens = dataset[mesh["dp"].get_local_rank() :: mesh["dp"].size()]
@@ -30,13 +29,17 @@ class SamplerRankIgnoresMesh(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         groups = _tensor_parallel_groups(evidence.trained)
-        return "" if groups else "no parameter is sharded over a tensor-parallel dim beside the mesh of fully_shard"
+        return (
+            ""
+            if groups
+            else "no parameter is sharded over a tensor-parallel dim in addition to the mesh of fully_shard"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         groups = _tensor_parallel_groups(run)
         if any(t.first(ShardedInput) for t in run.traces):
-            return self.unknown("the model is given DTensors, whose samples cannot be compared")
+            return self.unknown("the inputs of the model are DTensors, whose samples cannot be compared")
         for step in range(1, run.steps() + 1):
             rows = run.rows(step)
             for group in groups:
@@ -44,17 +47,17 @@ class SamplerRankIgnoresMesh(Rule):
                 if other is not None:
                     shared = (rows[other] & rows[group[0]]).total()
                     return self.failed(
-                        f"ranks {group[0]} and {other} hold parts of the same layers, and at step {step} they are given "
-                        f"different samples ({shared} of {rows[group[0]].total()} are the same)",
+                        f"ranks {group[0]} and {other} hold parts of the same layers, but get different samples at step "
+                        f"{step} ({shared} of {rows[group[0]].total()} are the same)",
                         evidence.line_of(run, Micro),
                     )
         if not any(rows.total() for rows in run.rows(1)):
-            return self.unknown("the model was given no tensor whose rows could be told apart")
+            return self.unknown("the model got no tensor whose rows can be compared")
         return self.passed(f"the same samples on the ranks of each of {count(len(groups), 'tensor-parallel group')}")
 
 
 def _tensor_parallel_groups(run: Run) -> list[list[int]]:
-    """Ranks that stand at the same place of parallel data meshes, if parameters are sharded over more than those."""
+    """Ranks at the same position of parallel data meshes, if parameters are sharded over more than those."""
     meshes: dict[int, list[int]] = {}
     for trace in run.traces:
         given = [r.mesh.ranks for r in trace.of(Wrap) if r.mesh is not None]
@@ -72,7 +75,7 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
 
 
 def _beyond(entry: Parameter, meshes: dict[int, list[int]]) -> bool:
-    """Whether a parameter is cut over ranks outside of this rank's data mesh."""
+    """Whether a parameter is sharded over ranks outside of this rank's data mesh."""
     own = set(meshes.get(entry.rank, ()))
     return bool(own) and own < set(entry.ranks) and sum("S" in p for p in entry.placements) > 1
 
@@ -87,12 +90,11 @@ def sampler_rank_ignores_mesh(flow: Flow) -> Iterator[Hit]:
         return
     for event in flow.ops(SAMPLER):
         rank = event.arg(2, "rank")
-        by_world = (
-            rank is None or is_const(rank, None) or (made_by(rank, "dist.get_rank") is not None and rank.rank == 2)
-        )
+        given = rank is not None and not is_const(rank, None)
+        by_world = not given or (made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2)
         if by_world and not event.open:
-            told = f"{text(event.node)} splits the data over all ranks, and the mesh has a dimension whose ranks need the same samples"
-            yield flow.hit("sampler-rank-ignores-mesh", told, event)
+            what = "splits the data over all ranks, but the mesh has a dimension whose ranks need the same samples"
+            yield flow.hit("sampler-rank-ignores-mesh", f"{text(event.node)} {what}", event)
 
 
 def _splits_model(event: Event) -> bool:
@@ -100,7 +102,6 @@ def _splits_model(event: Event) -> bool:
     names, shape = event.arg(2, "mesh_dim_names"), event.arg(1, "mesh_shape")
     if names is None or names.kind not in ("tuple", "list"):
         return False
-    sizes = shape.parts if shape is not None and len(shape.parts) == len(names.parts) else [None] * len(names.parts)
-    return any(
-        n.const in _OTHER and not (s is not None and s.const == 1) for n, s in zip(names.parts, sizes, strict=True)
-    )
+    known = shape is not None and len(shape.parts) == len(names.parts)
+    sizes = [size.const for size in shape.parts] if shape is not None and known else [None] * len(names.parts)
+    return any(name.const in _OTHER and size != 1 for name, size in zip(names.parts, sizes, strict=True))

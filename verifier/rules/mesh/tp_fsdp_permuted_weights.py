@@ -9,20 +9,20 @@ from ..base import Rule
 
 
 class TpFsdpPermutedWeights(Rule):
-    """Weights come back from a checkpoint in the order in which they were saved.
+    """A resume restores the values of a weight in the order in which they were saved.
 
-    Why: under tensor parallelism and FSDP the shards of a weight do not lie in the order of the ranks (FSDP cuts what
-    tensor parallelism has cut before). Code that gathers local shards and joins them by rank, or cuts a fused weight
-    anew, permutes rows: every value is there, the shape fits, nothing is raised, and the model has forgotten all.
+    Why: under tensor parallelism and FSDP the shards of a weight are not in the order of the ranks (FSDP shards what
+    tensor parallelism has sharded). Code that concatenates local shards by rank, or splits a fused weight again, permutes
+    rows: all values are there, the shape fits, nothing is raised, and the trained model is lost.
     Wrong:
         weight = model.head.weight
         parts = [None] * dist.get_world_size()
         dist.all_gather_object(parts, weight.to_local())
-        full = torch.cat(parts)  # by rank, whatever the mesh
+        full = torch.cat(parts)  # by rank, ignoring the mesh
     Right:
         full = model.head.weight.full_tensor()
-    Fix: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and cut with `distribute_tensor`
-    or `set_model_state_dict`; do not join local shards by hand.
+    Fix: Gather with `full_tensor()` or `get_model_state_dict(full_state_dict=True)`, and shard with `distribute_tensor`
+    or `set_model_state_dict`; do not concatenate local shards.
     Source: pytorch#129206, PR#130760; pytorch/torchtitan PR#1483.
     """
 
@@ -36,28 +36,24 @@ class TpFsdpPermutedWeights(Rule):
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
         saved = train.whole_state("weights", after + 1)
-        looked = 0
-        for run in (evidence.resume, *evidence.reshards):
-            if run is None or not run.at_step(Step, 1):
-                continue
+        runs = [run for run in (evidence.resume, *evidence.reshards) if run is not None and run.at_step(Step, 1)]
+        for run in runs:
             mine = run.whole_state("weights", 1)
-            looked += 1
             wrong = [name for name, a in saved.items() if (b := mine.get(name)) is not None and _permuted(a, b)]
             if wrong:
                 return self.failed(
                     f"after the resume on {count(run.world_size, 'rank')} {count(len(wrong), 'parameter')} of {len(saved)} "
-                    f"({some(wrong)}) hold the values that were saved, in another order",
+                    f"({some(wrong)}) hold the saved values in another order",
                     evidence.line_of(train, Checkpoint) or evidence.line_of(run, Checkpoint),
                 )
-        if not looked or not saved:
-            return self.unknown("no resumed run came to an optimizer step")
-        return self.passed(
-            f"no parameter of {len(saved)} holds its saved values in another order, in {count(looked, 'resumed run')}"
-        )
+        if not runs or not saved:
+            return self.unknown("no resumed run reached an optimizer step")
+        order = f"all {count(len(saved), 'parameter')} keep the order of their saved values"
+        return self.passed(f"{order} in {count(len(runs), 'resumed run')}")
 
 
 def _permuted(saved: Sketch, found: Sketch) -> bool:
-    """Whether two tensors have the same sum of squares and are far apart."""
+    """Whether two tensors have the same sum of squares and differ."""
     size = math.sqrt(saved[0])
     same_values = abs(saved[0] - found[0]) <= 1e-9 * saved[0]
     return size > 0.0 and same_values and difference(saved, found) > 1e-3 * size

@@ -6,13 +6,14 @@ from ...source.looks import has_parameters, is_known, text
 from ...source.registry import detector
 from ...source.values import Value, choices
 from ..raised import MixedRule
+from ._base import called_on_sharded
 
 
 class CustomForwardBypass(MixedRule):
-    """A sharded module is run through its `forward`, or through a method registered for FSDP.
+    """A sharded module runs only as `module(...)` or through a method registered for FSDP.
 
-    Why: FSDP gathers weights in hooks around `module(...)`. A method of your own (`generate`, `encode`,
-    `compute_loss`), or a submodule that is no FSDP module itself, runs without them and meets the shards.
+    Why: FSDP gathers weights in hooks around `module(...)`. A custom method (`generate`, `encode`, `compute_loss`), or a
+    submodule that is not an FSDP module itself, runs without these hooks on the shards.
     Wrong:
         hidden = model.embedding(batch)  # raises RuntimeError
     Right:
@@ -28,24 +29,17 @@ def custom_forward_bypass(flow: Flow) -> Iterator[Hit]:
     if any(one.kind != "const" for one in names):
         return
     registered = {one.const for one in names}
-    for event in flow.methods("forward"):
-        around = {event.function.rpartition(".")[2], "forward"} & registered
-        if event.on is not None and flow.sharded_by(event.on, event) is not None and not around:
-            yield flow.hit(
-                "custom-forward-bypass", f"{text(event.node)} goes past the hooks that gather the parameters", event
-            )
-    seen: set[int] = set()
+    for event in called_on_sharded(flow, "forward"):
+        if not {event.function.rpartition(".")[2], "forward"} & registered:
+            what = f"{text(event.node)} bypasses the hooks that gather the parameters"
+            yield flow.hit("custom-forward-bypass", what, event)
     for event in flow.events:
         owner = _own_module_call(flow, event)
-        if owner is None or id(event.node) in seen or event.function.rpartition(".")[2] in registered:
+        if owner is None or flow.sharded_by(owner, event) is None or event.function.rpartition(".")[2] in registered:
             continue
-        if flow.sharded_by(owner, event) is None or any(
-            one.on is owner and _around(one, event) for one in flow.forwards(owner)
-        ):
-            continue
-        seen.add(id(event.node))
-        told = f"{event.function} runs {text(event.node)} outside of forward: nothing gathers the parameters for it"
-        yield flow.hit("custom-forward-bypass", told, event)
+        if not any(one.on is owner and _around(one, event) for one in flow.forwards(owner)):
+            what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
+            yield flow.hit("custom-forward-bypass", what, event)
 
 
 def _around(forward: Event, event: Event) -> bool:

@@ -7,18 +7,19 @@ from ...source.looks import text
 from ...source.registry import detector
 from ...trace import Run
 from ..raised import MIXED, MixedRule, wrapped_in_ddp
+from ._base import given_sharded
 
 
 class DdpAroundFsdp(MixedRule):
     """A model is sharded by `fully_shard` or wrapped in DDP, never both.
 
-    Why: DDP copies and averages whole plain tensors; a model of DTensors is not its business, and FSDP already averages.
+    Why: DDP broadcasts and averages plain tensors and cannot handle DTensors, and FSDP already averages gradients.
     Wrong:
         shard(model)
         model = nn.parallel.DistributedDataParallel(model)  # raises RuntimeError
     Right:
         shard(model)
-    Fix: Delete the wrapping in DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
+    Fix: Remove DistributedDataParallel; for replicas of shards give `fully_shard` a 2-D mesh.
     Source: the documentation of `fully_shard` (HSDP by a 2-D mesh).
     """
 
@@ -29,12 +30,7 @@ class DdpAroundFsdp(MixedRule):
         return wrapped_in_ddp(run, cause)
 
 
-_WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel")
-
-
 @detector("ddp-around-fsdp")
 def ddp_around_fsdp(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops(*_WRAPPERS):
-        model = event.arg(0, "module")
-        if model is not None and flow.sharded_by(model, event) is not None:
-            yield flow.hit("ddp-around-fsdp", f"{text(event.node)} wraps a model that is sharded already", event)
+    for event in given_sharded(flow, "torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"):
+        yield flow.hit("ddp-around-fsdp", f"{text(event.node)} wraps a model that is already sharded", event)

@@ -5,13 +5,14 @@ from ...source.events import Flow
 from ...source.looks import text
 from ...source.registry import detector
 from ..base import RaisedRule
+from ._base import given_sharded
 
 
 class DeepcopyOfFsdpModel(RaisedRule):
     """A model is copied before it is sharded.
 
-    Why: an FSDP module holds groups and hooks that no copy can share, so `copy.deepcopy`, and `AveragedModel` which
-    uses it, refuse a sharded model.
+    Why: an FSDP module holds groups and hooks that a copy cannot share, so `copy.deepcopy`, and `AveragedModel` which
+    calls it, raise on a sharded model.
     Wrong:
         import copy
 
@@ -33,10 +34,5 @@ class DeepcopyOfFsdpModel(RaisedRule):
 
 @detector("deepcopy-of-fsdp-model")
 def deepcopy_of_model(flow: Flow) -> Iterator[Hit]:
-    copies = ("copy.deepcopy", "torch.optim.swa_utils.AveragedModel")
-    for event in flow.ops(*copies):
-        model = event.args[0] if event.args else None
-        if model is not None and flow.sharded_by(model, event) is not None:
-            yield flow.hit(
-                "deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is sharded already", event
-            )
+    for event in given_sharded(flow, "copy.deepcopy", "torch.optim.swa_utils.AveragedModel"):
+        yield flow.hit("deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is already sharded", event)

@@ -4,13 +4,14 @@ from ...finding import Hit
 from ...source.events import Flow
 from ...source.registry import detector
 from ..raised import ShardedRule
+from ._base import called_on_sharded
 
 
 class Fsdp1Idiom(ShardedRule):
-    """What FSDP1 and DDP offered as methods and arguments is written as FSDP2 has it.
+    """Methods and arguments of FSDP1 and DDP are replaced by their FSDP2 equivalents.
 
-    Why: FSDP2 keeps your class: there is no wrapper with `.module`, `clip_grad_norm_`, `summon_full_params`, and
-    `fully_shard` knows neither `sharding_strategy` nor `auto_wrap_policy`.
+    Why: FSDP2 does not wrap the model: there is no `.module`, `clip_grad_norm_` or `summon_full_params`, and
+    `fully_shard` accepts neither `sharding_strategy` nor `auto_wrap_policy`.
     Wrong:
         model.clip_grad_norm_(max_norm)  # raises AttributeError
     Right:
@@ -30,6 +31,5 @@ class Fsdp1Idiom(ShardedRule):
 
 @detector("fsdp1-idiom")
 def fsdp1_idiom(flow: Flow) -> Iterator[Hit]:
-    for event in flow.methods("clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
-        if event.on is not None and flow.sharded_by(event.on, event) is not None:
-            yield flow.hit("fsdp1-idiom", f"a module sharded by fully_shard has no `{event.method}`", event)
+    for event in called_on_sharded(flow, "clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
+        yield flow.hit("fsdp1-idiom", f"a module sharded by fully_shard has no `{event.method}`", event)

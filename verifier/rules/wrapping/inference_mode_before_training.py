@@ -1,15 +1,16 @@
 from ...analysis.root_cause import RootCause
 from ...trace import Run
-from ...trace.events import Model, Place
+from ...trace.events import Place
 from ..base import RaisedRule
 from ..raised import last_shard
+from ._base import first_call
 
 
 class InferenceModeBeforeTraining(RaisedRule):
-    """Evaluation of a model that goes on to train runs under `torch.no_grad`, not under `torch.inference_mode`.
+    """Evaluation before training runs under `torch.no_grad`, not under `torch.inference_mode`.
 
     Why: the first forward allocates the buffers of the gathered weights. Under inference mode they become inference
-    tensors, which no later training forward may write.
+    tensors, which a later training forward cannot write to.
     Wrong:
         shard(model)
         with torch.inference_mode():
@@ -20,7 +21,7 @@ class InferenceModeBeforeTraining(RaisedRule):
         with torch.no_grad():
             model(batch)
         model(batch)
-    Fix: Use `torch.no_grad()` in the place of `torch.inference_mode()`.
+    Fix: Replace `torch.inference_mode()` by `torch.no_grad()`.
     Source: the message of torch 2.13.0; the documentation of `torch.inference_mode`.
     """
 
@@ -31,6 +32,4 @@ class InferenceModeBeforeTraining(RaisedRule):
         return last_shard(run) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """The first forward, which was the one under inference mode."""
-        lines = [r.at_line for r in run.places(Model) if r.at_line]
-        return lines[0] if lines else cause.location
+        return first_call(run) or cause.location  # the one under inference mode

@@ -6,11 +6,11 @@ from ..base import Rule
 
 
 class LocalShardAssumptions(Rule):
-    """Code that makes a DTensor of shards tells it the size of the whole.
+    """`DTensor.from_local` on uneven shards gets the global `shape`.
 
-    Why: a dim that does not divide by the ranks gives the last ranks smaller shards, or empty ones.
-    `DTensor.from_local` without `shape` multiplies the local size by the ranks, so every rank believes in another
-    tensor: statistics are divided by different numbers, a gather waits or mixes rows, and no error says so.
+    Why: if the ranks do not divide a dim evenly, the last ranks hold smaller or empty shards. `DTensor.from_local`
+    without `shape` multiplies the local size by the number of ranks, so ranks assume different global shapes: statistics
+    are divided by different numbers, a gather hangs or mixes rows, and no error is raised.
     Wrong:
         for param in model.parameters():
             size = DTensor.from_local(param.detach().to_local().abs(), param.device_mesh, param.placements)
@@ -28,22 +28,22 @@ class LocalShardAssumptions(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         made = any(trace.first(FromLocal) for trace in run.traces)
-        return "" if made or not run.completed or not run.models else "the script makes no DTensor of local shards"
+        return "" if made or not run.completed or not run.models else "the script does not call DTensor.from_local"
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         per_rank = [t.of(FromLocal) for t in run.traces]
         if not any(per_rank):
-            return self.unknown("no DTensor of local shards was seen before the run stopped")
+            return self.unknown("DTensor.from_local was not called before the run stopped")
         if len({len(records) for records in per_rank}) > 1 and run.completed:
-            return self.unknown("ranks make a different number of DTensors of local shards")
+            return self.unknown("ranks call DTensor.from_local a different number of times")
         for records in zip(*per_rank, strict=False):
             first = records[0]
             other = next((r for r in records[1:] if r.ranks == first.ranks and r.shape != first.shape), None)
             if other is not None and other.at_line == first.at_line:
                 return self.failed(
-                    f"from_local takes shards of {tuple(first.local)} and {tuple(other.local)} on two ranks for parts of "
-                    f"tensors of {tuple(first.shape)} and {tuple(other.shape)}: it was not told the size of the whole",
+                    f"from_local of shards {tuple(first.local)} and {tuple(other.local)} on two ranks assumes the global "
+                    f"shapes {tuple(first.shape)} and {tuple(other.shape)}: `shape` was not given",
                     first.at_line,
                 )
-        return self.passed(f"{count(len(per_rank[0]), 'DTensor')} made of local shards, of one size on all ranks")
+        return self.passed(f"{count(len(per_rank[0]), 'DTensor')} made by from_local, of one global shape on all ranks")

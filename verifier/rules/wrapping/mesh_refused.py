@@ -6,10 +6,10 @@ from ..base import RaisedRule
 
 
 class MeshRefused(RaisedRule):
-    """The mesh has as many ranks as the run, and one dimension, or two with names.
+    """The mesh fits the world size and has one dim, or two named dims.
 
-    Why: with two dimensions `fully_shard` shards over the second and replicates over the first, and finds them by name.
-    A mesh of more ranks than there are cannot be made.
+    Why: on a 2-D mesh `fully_shard` replicates over the first dim and shards over the second, and requires their names.
+    A mesh of more ranks than the world size raises an error.
     Wrong:
         mesh = torch.distributed.init_device_mesh("cpu", (1, 1))
         shard(model, mesh=mesh)  # raises AssertionError
@@ -32,5 +32,5 @@ class MeshRefused(RaisedRule):
         ranks = re.search(r"but found (\d+) ranks", found.evidence) if found.status == "fail" else None
         if ranks is None:
             return found
-        fix = f"Run it on {ranks[1]} ranks (`--nproc {ranks[1]}`), or make the mesh from the number of ranks."
+        fix = f"Run on {ranks[1]} ranks (`--nproc {ranks[1]}`), or derive the mesh from the world size."
         return self.failed(found.evidence, found.location, fix=fix)

@@ -6,10 +6,9 @@ from ..raised import MESHES, NO_STRATEGY, ShardedRule, stack, wrapped_in_ddp
 
 
 class OpWithoutShardingStrategy(ShardedRule):
-    """On sharded parameters and gradients only operations run that DTensor defines.
+    """Operations on sharded parameters and gradients have a DTensor sharding strategy.
 
-    Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare operations have no rule for
-    shards.
+    Why: masks, `nonzero`, `numpy()`, in-place operations on partial results and some rare operations have none.
     Wrong:
         with torch.no_grad():
             large = model.head.weight[model.head.weight > 0]  # raises RuntimeError
@@ -17,7 +16,7 @@ class OpWithoutShardingStrategy(ShardedRule):
         with torch.no_grad():
             whole = model.head.weight.full_tensor()
             large = whole[whole > 0]
-    Fix: Do it on `.full_tensor()` (on all ranks), or element by element on `.to_local()`.
+    Fix: Run the operation on `.full_tensor()` (on all ranks), or an elementwise one on `.to_local()`.
     Source: the messages of torch 2.13.0 in `torch/distributed/tensor`.
     """
 

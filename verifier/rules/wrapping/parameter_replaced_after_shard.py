@@ -7,13 +7,14 @@ from ...source.looks import is_const, made_by, text
 from ...source.registry import detector
 from ...trace import Run
 from ..raised import ShardedRule, last_shard
+from ._base import called_on_sharded
 
 
 class ParameterReplacedAfterShard(ShardedRule):
-    """No parameter object of a sharded model is replaced by another.
+    """No parameter object of a model is replaced after sharding.
 
-    Why: FSDP keeps the DTensor parameters that it made. A new `nn.Parameter` in their place (a new head, a resized
-    embedding, `load_state_dict(..., assign=True)`) is none of its own, and the first gather fails.
+    Why: FSDP keeps references to the DTensor parameters that it made. After a replacement by a new `nn.Parameter` (a new
+    head, a resized embedding, `load_state_dict(..., assign=True)`) the first gather fails.
     Wrong:
         shard(model)
         model.head.weight = nn.Parameter(torch.randn(16, 8))
@@ -35,20 +36,13 @@ class ParameterReplacedAfterShard(ShardedRule):
 @detector("parameter-replaced-after-shard")
 def parameter_replaced(flow: Flow) -> Iterator[Hit]:
     for event in flow.ops(STORE):
-        value = event.args[0]
-        outside = event.on is not None and ".__init__" not in event.function and event.method in ("weight", "bias")
-        if not outside or event.on is None or made_by(value, "torch.nn.Parameter") is None:
+        outside = ".__init__" not in event.function and event.method in ("weight", "bias")
+        if event.on is None or not outside or made_by(event.args[0], "torch.nn.Parameter") is None:
             continue
         if flow.managed_by(event.on, event) is not None:
-            told = f"{text(event.node)} is replaced after fully_shard has taken the old one"
-            yield flow.hit("parameter-replaced-after-shard", told, event)
-    for event in flow.methods("load_state_dict"):
-        assign = event.kwargs.get("assign")
-        if (
-            event.on is not None
-            and assign is not None
-            and is_const(assign, True)
-            and flow.sharded_by(event.on, event) is not None
-        ):
-            told = f"{text(event.node)} puts other parameters in the place of the sharded ones"
-            yield flow.hit("parameter-replaced-after-shard", told, event)
+            what = f"{text(event.node)} is replaced after fully_shard sharded it"
+            yield flow.hit("parameter-replaced-after-shard", what, event)
+    for event in called_on_sharded(flow, "load_state_dict"):
+        if is_const(event.kwargs.get("assign"), True):
+            what = f"{text(event.node)} replaces the sharded parameters"
+            yield flow.hit("parameter-replaced-after-shard", what, event)

@@ -1,28 +1,26 @@
 import re
 from collections.abc import Iterator
 
-from ...analysis.presence import unsharded
 from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
-from ...source.events import STORE, Event, Flow
+from ...source.events import STORE, Flow
 from ...source.looks import has_parameters, text
 from ...source.registry import detector
 from ...source.values import choices
 from ...trace.events import Late
-from ..base import Rule
-from ._late import gradients_differ, late_parameters
+from ._base import NO_STEP, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
 
 
-class ParamsAddedAfterShard(Rule):
+class ParamsAddedAfterShard(ShardedModelRule):
     """Every parameter is registered before the root is sharded.
 
-    Why: `fully_shard` takes the parameters that are there. Adapters, a resized embedding or a new head that come later
-    are plain tensors: never gathered, never reduced; every rank trains its own copy without an error.
+    Why: `fully_shard` manages the parameters that exist when it is called. Adapters, a resized embedding or a new head
+    that are added later stay plain tensors, neither gathered nor reduced: every rank trains its own copy without an error.
     Wrong:
         shard(model)
-        model.adapter = nn.Linear(8, 8)  # FSDP does not know it
+        model.adapter = nn.Linear(8, 8)  # not managed by FSDP
     Right:
         model.adapter = nn.Linear(8, 8)
         shard(model)
@@ -30,37 +28,24 @@ class ParamsAddedAfterShard(Rule):
     Source: hao-ai-lab/FastVideo PR#1666; huggingface/peft PR#3578.
     """
 
-    wants = "models"
-
-    def applies(self, evidence: Evidence) -> str:
-        return unsharded(evidence.trained)
-
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         late = late_parameters(run)
         if not late:
-            if run.steps() == 0:
-                return self.unknown("no optimizer step was seen")
-            return self.passed("no parameter was registered after its root was sharded")
+            return self.passed_with_steps(run, "no parameter was registered after its root was sharded")
         if run.world_size == 1:
-            return self.unknown("one rank reduces nothing")
+            return self.unknown("one rank reduces no gradients: give a larger --nproc")
         line = evidence.line_of(run, Late)
-        apart = [name for name in late if gradients_differ(run, name)]
-        if apart:
-            return self.failed(
-                f"registered after fully_shard took the model: {some(apart)}: plain tensors, whose gradients "
-                "are not reduced and differ between ranks",
-                line,
-            )
+        if apart := [name for name in late if gradients_differ(run, name)]:
+            what = "plain tensors, whose gradients are not reduced and differ between ranks"
+            return self.failed(f"{some(apart)} were registered after fully_shard and are {what}", line)
         stopped = "" if run.completed else root_cause(run).error
         if re.search(r"mixed torch.Tensor and DTensor|The size of tensor a|shapes cannot be multiplied", stopped):
-            return self.failed(
-                f"registered after fully_shard took the model: {some(late)}, and the run stopped: {stopped[:160]}",
-                line,
-            )
+            what = f"the run stopped with {stopped[:160]}"
+            return self.failed(f"{some(late)} were registered after fully_shard; {what}", line)
         if run.steps() == 0:
-            return self.unknown(f"{some(late)} are plain tensors, and no optimizer step was seen")
-        return self.passed(f"{some(late)} came after sharding, with the same gradient on every rank")
+            return self.unknown(f"{some(late)} are plain tensors, and {NO_STEP}")
+        return self.passed(f"{some(late)} were registered after sharding and have the same gradient on every rank")
 
 
 _ADDS = ("resize_token_embeddings", "add_module", "register_module", "register_parameter", "add_adapter")
@@ -69,22 +54,15 @@ _ADDS = ("resize_token_embeddings", "add_module", "register_module", "register_p
 @detector("params-added-after-shard")
 def params_added_after_shard(flow: Flow) -> Iterator[Hit]:
     late = {id(m): e for e, m in flow.shards}
-    for event in flow.events:
-        if event.op == STORE and event.on is not None and ".__init__" not in event.function:
+    for event in flow.ops(STORE):
+        if event.on is not None and ".__init__" not in event.function:
             added = [v for v in choices(event.args[0]) if has_parameters(flow, v) and id(v) not in late]
-            if added and flow.sharded_by(event.on, event) is not None and not _is_sharded_later(flow, event):
-                yield flow.hit(
-                    "params-added-after-shard", f"{text(event.node)} is set after its module was sharded", event
-                )
-        elif event.method in _ADDS and event.op == "" and event.on is not None:
-            if flow.sharded_by(event.on, event) is not None:
-                told = f"{event.method} adds parameters to a module that is sharded already"
-                yield flow.hit("params-added-after-shard", told, event)
-        elif event.op.endswith("get_peft_model") and event.args and flow.sharded_by(event.args[0], event) is not None:
-            yield flow.hit(
-                "params-added-after-shard", "get_peft_model adds parameters to a model that is sharded already", event
-            )
-
-
-def _is_sharded_later(flow: Flow, event: Event) -> bool:
-    return any(e.index > event.index and m is event.on for e, m in flow.shards)
+            later = any(e.index > event.index and m is event.on for e, m in flow.shards)
+            if added and not later and flow.sharded_by(event.on, event) is not None:
+                what = f"{text(event.node)} is set after its module was sharded"
+                yield flow.hit("params-added-after-shard", what, event)
+    peft = (e for e in flow.matching(lambda name: name.endswith("get_peft_model")) if e.args)
+    added_to = (e for e in peft if flow.sharded_by(e.args[0], e) is not None)
+    for event in (*(e for e in called_on_sharded(flow, *_ADDS) if e.op == ""), *added_to):
+        what = f"{event.method or 'get_peft_model'} adds parameters to a module that is already sharded"
+        yield flow.hit("params-added-after-shard", what, event)

@@ -16,8 +16,8 @@ from ..base import RaisedRule
 class ParentBeforeChild(RaisedRule):
     """`fully_shard` is called bottom-up: on the blocks first, on the root last.
 
-    Why: the call on the root takes every parameter that no group has yet. The blocks then find DTensors, which
-    `fully_shard` takes for tensor parallelism, and fails on their mesh with a text that does not say so.
+    Why: the call on the root groups every parameter that has no group yet. The later call on a block finds DTensors,
+    treats them as tensor parallelism and fails on their mesh with an unrelated message.
     Wrong:
         fully_shard(model)
         for block in model.blocks:
@@ -47,9 +47,8 @@ class ParentBeforeChild(RaisedRule):
 
 
 def _parallel(cause: RootCause) -> bool:
-    """Whether the two meshes of the message differ: tensor parallelism is at work."""
-    meshes = re.findall(r"DeviceMesh\((\([^)]*\))", cause.error)
-    return len(set(meshes)) > 1
+    """Whether the two meshes of the message differ: the model uses tensor parallelism."""
+    return len(set(re.findall(r"DeviceMesh\((\([^)]*\))", cause.error))) > 1
 
 
 @detector("parent-before-child")
@@ -58,6 +57,6 @@ def parent_before_child(flow: Flow) -> Iterator[Hit]:
         for holder in list(holders(module))[1:]:
             parent = flow.first_shard.get(id(holder))
             if parent is not None and parent is not event and covers(parent, event):
-                told = f"{text(event.node)} comes after its parent was sharded in line {parent.line}"
-                yield flow.hit("parent-before-child", told, event)
+                what = f"{text(event.node)} is called after its parent was sharded in line {parent.line}"
+                yield flow.hit("parent-before-child", what, event)
                 break

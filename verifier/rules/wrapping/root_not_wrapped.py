@@ -10,11 +10,11 @@ from ...source.values import Value, holders, root_of
 from ...trace.events import Shard
 from ..base import Rule
 from ..raised import stopped_on_plain_weights
-from ._late import NOT_USED, gradients_differ, late_parameters
+from ._base import NO_STEP, NOT_USED, elements, gradients_differ, late_parameters
 
 
 class RootNotWrapped(Rule):
-    """Every trainable parameter is managed by FSDP, or its gradient is averaged over the ranks by the script.
+    """Every trainable parameter is managed by FSDP, or the script averages its gradient over the ranks.
 
     Why: `fully_shard` on the blocks alone leaves the embedding, the last norm and the head as plain tensors. Their
     gradients are never reduced, every rank trains its own copy, and a checkpoint keeps one of them. With plain SGD,
@@ -25,7 +25,7 @@ class RootNotWrapped(Rule):
     Right:
         for block in model.blocks:
             fully_shard(block)
-        fully_shard(model)  # takes every parameter that no block took
+        fully_shard(model)  # groups the remaining parameters
     Fix: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor`
     with `foreach=False`.
     Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up,
@@ -41,32 +41,29 @@ class RootNotWrapped(Rule):
         if not shards:
             return self.unknown(NOT_USED)
         if run.world_size == 1:
-            return self.unknown("one rank reduces nothing")
-        late = late_parameters(run)  # those have a rule of their own
-        plain = [
-            n
-            for n, e in run.parameters.items()
-            if e[0].trainable and not e[0].managed and not e[0].sharded and n not in late
-        ]
+            return self.unknown("one rank reduces no gradients: give a larger --nproc")
+        first = {name: entries[0] for name, entries in run.parameters.items()}
+        plain = [name for name, e in first.items() if e.trainable and not e.managed and not e.sharded]
+        late = late_parameters(run)  # params-added-after-shard judges these
+        plain = [name for name in plain if name not in late]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
-        apart = [name for name in plain if gradients_differ(run, name)]
-        crashed = stopped_on_plain_weights(run)
-        if apart or crashed:
-            what = "their gradients are not reduced and differ between ranks" if apart else "the run stopped on them"
-            return self.failed(
-                f"{some(apart or plain)} are plain tensors: {what}", evidence.line_of(run, Shard, last=True)
-            )
+        line = evidence.line_of(run, Shard, last=True)
+        if apart := [name for name in plain if gradients_differ(run, name)]:
+            what = "plain tensors whose gradients are not reduced and differ between ranks"
+            return self.failed(f"{some(apart)} are {what}", line)
+        what = f"{some(plain)} are plain tensors"
+        if stopped_on_plain_weights(run):
+            return self.failed(f"{what}: the run stopped on them", line)
         if run.steps() == 0:
-            return self.unknown(f"{some(plain)} are plain tensors, and no optimizer step was seen")
+            return self.unknown(f"{what}, and {NO_STEP}")
         if run.role == "simulate":
-            return self.unknown(
-                f"{some(plain)} are plain tensors; whether the script reduces them only real ranks show"
-            )
-        return self.passed(f"{some(plain)} are plain tensors, with the same gradient on every rank")
+            return self.unknown(f"{what}; only a run on real ranks shows whether the script reduces their gradients")
+        return self.passed(f"{what}, with the same gradient on every rank")
 
 
-_BY_HAND = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
+_REDUCE = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
+_CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
 
 @detector("root-not-wrapped")
@@ -80,18 +77,24 @@ def root_not_wrapped(flow: Flow) -> Iterator[Hit]:
         chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
         if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
             continue
-        if not flow.forwards(root) or id(root) not in flow.trained or flow.escapes(root) or _reduced_by_hand(flow):
+        if (
+            not flow.forwards(root)
+            or id(root) not in flow.trained
+            or flow.escapes(root)
+            or _reduced_by_the_script(flow)
+        ):
             continue
         managed = {id(m) for _, m in events}
-        managed |= {id(part) for _, part in parts_of(root) for one in _elements(part) if one.name in chosen}
+        managed |= {id(part) for _, part in parts_of(root) for one in _modules(part) if one.name in chosen}
         plain = [n for n, part in parts_of(root) if not _inside(part, managed) and has_parameters(flow, part)]
         if plain and not any(e.open for e, _ in events):
-            told = f"only parts of the model are sharded; {', '.join(dict.fromkeys(plain))} of {root.name} stay plain tensors"
-            yield flow.hit("root-not-wrapped", told, events[-1][0])
+            names = ", ".join(dict.fromkeys(plain))
+            what = f"only parts of the model are sharded: {names} of {root.name} stay plain tensors"
+            yield flow.hit("root-not-wrapped", what, events[-1][0])
 
 
 def _classes_of(event: Event, module: Value) -> list[Value]:
-    """The project classes that a module taken from `modules()` is tested for before it is sharded; none if not certain."""
+    """The project classes for which an item of `modules()` is tested before it is sharded; none if not certain."""
     for guard in event.guards:
         test = made_by(guard.test, "builtins.isinstance")
         if test is not None and guard.branch and len(test.args) == 2 and test.args[0] is module:
@@ -100,30 +103,23 @@ def _classes_of(event: Event, module: Value) -> list[Value]:
     return []
 
 
-def _elements(part: Value) -> list[Value]:
+def _modules(part: Value) -> list[Value]:
     """A module, or the modules of a container."""
-    container = part.kind == "made" and part.name in ("torch.nn.ModuleList", "torch.nn.Sequential")
-    return [one for given in part.event.args for one in inner(given)] if container else [part]
+    return elements(part) if part.kind == "made" and part.name in _CONTAINERS else [part]
 
 
 def _inside(part: Value, managed: set[int]) -> bool:
     """Whether a part, or every element of a container, is sharded."""
     if id(part) in managed:
         return True
-    if part.kind == "made" and part.name in ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ModuleDict"):
-        elements = [one for given in part.event.args for one in inner(given)]
-        return bool(elements) and all(id(one) in managed for one in elements)
-    return False
+    container = part.kind == "made" and part.name in (*_CONTAINERS, "torch.nn.ModuleDict")
+    inside = {id(one) for one in elements(part)} if container else set()
+    return bool(inside) and inside <= managed
 
 
-def _reduced_by_hand(flow: Flow) -> bool:
-    """Whether gradients are averaged, or parameters frozen, by the script itself."""
+def _reduced_by_the_script(flow: Flow) -> bool:
+    """Whether the script itself averages gradients or freezes parameters."""
     stored = any(e.method in ("requires_grad", "grad") for e in flow.ops(STORE))
-    frozen = bool(flow.methods("requires_grad_"))
-    on_grads = any(
-        part.name == "grad"
-        for op in flow.matching(lambda n: n.rpartition(".")[2] in _BY_HAND)
-        for a in op.given()
-        for part in holders(a)
-    )
-    return stored or frozen or on_grads
+    calls = flow.matching(lambda name: name.rpartition(".")[2] in _REDUCE)
+    parts = (part for call in calls for given in call.given() for part in holders(given))
+    return stored or bool(flow.methods("requires_grad_")) or any(part.name == "grad" for part in parts)

@@ -4,19 +4,19 @@ from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
-from ...source.looks import has_parameters, inner, is_known, parts_of, trains
+from ...source.looks import has_parameters, is_known, parts_of, trains
 from ...source.registry import detector
 from ...source.values import Value
 from ...trace.events import Shard
 from ..base import Rule
-from ._late import NOT_USED
+from ._base import NOT_USED, elements
 
 
 class RootOnlyWrap(Rule):
-    """Repeated blocks are groups of their own, not one group with the whole model.
+    """Repeated blocks are separate groups, not one group with the whole model.
 
     Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds
-    the whole unsharded model at once and nothing overlaps: the numbers are right and the memory saving is gone.
+    the whole unsharded model and nothing overlaps: results are correct, but no memory is saved.
     Wrong:
         fully_shard(model)
     Right:
@@ -47,8 +47,8 @@ class RootOnlyWrap(Rule):
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
         kind = blocks.cls.rpartition(".")[2]
         return self.failed(
-            f"one group holds all {total:,} elements; the {blocks.count} modules of class {kind} under "
-            f"'{blocks.parent}' hold {blocks.numel / total:.0%} of them and have no group of their own",
+            f"one group holds all {total:,} parameter elements; the {blocks.count} modules of class {kind} under "
+            f"'{blocks.parent}' hold {blocks.numel / total:.0%} of them and are not sharded as separate groups",
             evidence.line_of(run, Shard),
         )
 
@@ -57,19 +57,19 @@ class RootOnlyWrap(Rule):
 def root_only_wrap(flow: Flow) -> Iterator[Hit]:
     if not flow.certain or not trains(flow):
         return
-    modules = {id(m): m for _, m in flow.shards}
+    if len({id(module) for _, module in flow.shards}) != 1:
+        return
     for event, module in flow.shards:
-        if len(modules) != 1 or not is_known(flow, module) or event.loops:
+        if not is_known(flow, module) or event.loops:
             continue
         for name, part in parts_of(module):
-            if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential") or len(part.event.args) == 0:
+            if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential"):
                 continue
-            elements = [one for given in part.event.args for one in inner(given)]
-            many = len(elements) > 1 or any(a.name == "many" for a in part.event.args)
-            heavy = all(one.kind == "object" and _layers(flow, one) > 1 for one in elements)
-            if elements and many and heavy:
-                told = f"fully_shard is called on the root alone: the modules of {module.name}.{name} have no group of their own"
-                yield flow.hit("root-only-wrap", told, event)
+            blocks = elements(part)
+            many = len(blocks) > 1 or any(a.name == "many" for a in part.event.args)
+            if blocks and many and all(one.kind == "object" and _layers(flow, one) > 1 for one in blocks):
+                what = f"the modules of {module.name}.{name} are not sharded as separate groups"
+                yield flow.hit("root-only-wrap", f"fully_shard is called on the root alone: {what}", event)
                 return
 
 

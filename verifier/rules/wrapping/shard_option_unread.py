@@ -1,24 +1,23 @@
 from collections.abc import Iterator
 
-from ...analysis.presence import unnamed, unsharded
+from ...analysis.presence import unnamed
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
 from ...source.looks import made_by, text
 from ...source.registry import detector
 from ...trace.events import Shard
-from ..base import Rule
+from ._base import ShardedModelRule
 
 
-class ShardOptionUnread(Rule):
-    """What `fully_shard` is given for an option is of the kind that it reads.
+class ShardOptionUnread(ShardedModelRule):
+    """Options of `fully_shard` have the types that it reads.
 
-    Why: it looks for a `CPUOffloadPolicy` in `offload_policy` and for parameters in `ignored_params`, and passes over
-    anything else without a word. FSDP1's `CPUOffload` offloads nothing; a module in `ignored_params` is sharded and
-    trained like the rest.
+    Why: it reads a `CPUOffloadPolicy` in `offload_policy` and parameters in `ignored_params`, and silently ignores
+    anything else. FSDP1's `CPUOffload` offloads nothing; a module in `ignored_params` is sharded and trained.
     Wrong:
         model = Decoder()
-        fully_shard(model, ignored_params={model.head})  # a module: its weight is sharded all the same
+        fully_shard(model, ignored_params={model.head})  # a module: its weight is sharded nevertheless
     Right:
         model = Decoder()
         fully_shard(model, ignored_params=set(model.head.parameters()))
@@ -33,21 +32,20 @@ class ShardOptionUnread(Rule):
     named_by = ("offload_policy", "ignored_params")
 
     def applies(self, evidence: Evidence) -> str:
-        return unsharded(evidence.trained) or unnamed(evidence.sources, *self.named_by)
+        return super().applies(evidence) or unnamed(evidence.sources, *self.named_by)
 
     def judge(self, evidence: Evidence) -> Finding:
         shards = list(evidence.trained.places(Shard))
         if not shards:
-            return self.unknown("no fully_shard was seen")
-        for record in shards:
-            if record.unread:
-                return self.failed("; ".join(record.unread), record.at_line)
-        return self.passed("every option that was given to fully_shard is of the kind that it reads")
+            return self.unknown("no call of fully_shard was seen")
+        if (record := next((r for r in shards if r.unread), None)) is not None:
+            return self.failed("; ".join(record.unread), record.at_line)
+        return self.passed("every option of fully_shard has a type that it reads")
 
 
 @detector("shard-option-unread")
 def option_unread(flow: Flow) -> Iterator[Hit]:
     for event, _ in flow.shards:
         if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffload") is not None:
-            told = f"{text(event.node)}: FSDP1's CPUOffload is no CPUOffloadPolicy: nothing is offloaded"
-            yield flow.hit("shard-option-unread", told, event)
+            what = "FSDP1's CPUOffload is not a CPUOffloadPolicy, so nothing is offloaded"
+            yield flow.hit("shard-option-unread", f"{text(event.node)}: {what}", event)

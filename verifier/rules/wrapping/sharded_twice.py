@@ -11,14 +11,14 @@ from ..raised import ShardedRule
 class ShardedTwice(ShardedRule):
     """`fully_shard` is called once on a module.
 
-    Why: the second call would manage the parameters that the first one has; torch refuses it with the whole module
-    as text. It comes from a loop over `model.modules()` that meets the root, or from a helper that shards inside.
+    Why: the first call already manages the parameters; torch raises an error that prints the whole module. Typical
+    causes are a loop over `model.modules()`, which includes the root, and a helper that shards too.
     Wrong:
         shard(model)
         fully_shard(model)  # raises AssertionError
     Right:
         shard(model)
-    Fix: Delete the second call, or leave the module out of the loop.
+    Fix: Remove the second call, or exclude the module from the loop.
     Source: the message of torch 2.13.0 in `torch/distributed/_composable/contract.py`.
     """
 
@@ -30,4 +30,4 @@ def sharded_twice(flow: Flow) -> Iterator[Hit]:
     for event, module in flow.shards:
         first = flow.first_shard[id(module)]
         if first is not event and root_of(module) is module and is_known(flow, module) and covers(first, event):
-            yield flow.hit("sharded-twice", f"{text(event.node)}: it was sharded in line {first.line} already", event)
+            yield flow.hit("sharded-twice", f"{text(event.node)}: already sharded in line {first.line}", event)

@@ -1,24 +1,22 @@
-from ...analysis.presence import unsharded
+import math
+
 from ...analysis.traffic import SIZE, whole_bytes
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Parameter, Shard
-from ..base import Rule
+from ._base import ShardedModelRule
 
-FLOOR = 1 << 20  # bytes: below this, an uneven shard costs nothing
-
-
+FLOOR = 1 << 20  # bytes of imbalance that are ignored
 UNEVEN = 2.0
 
 
-class ShardsAreEven(Rule):
+class ShardsAreEven(ShardedModelRule):
     """Every rank holds about 1/N of the parameters.
 
     Why: `fully_shard` cuts dim 0 into at most as many pieces as it has rows. A stack of 8 experts `[8, ffn, width]` on
-    64 ranks gives 8 ranks one expert each and 56 ranks nothing: memory does not fall any more, and nothing is raised.
-    It shows only at the world size of production, so the simulated tier looks at it there.
+    64 ranks gives 8 ranks one expert each and 56 ranks nothing: more ranks save no memory, and nothing is raised.
+    It shows only at the world size of production, which the simulated tier can judge.
     Wrong:
         for block in model.blocks:
             fully_shard(block)  # the largest dim of a stacked weight is not dim 0
@@ -28,48 +26,34 @@ class ShardsAreEven(Rule):
         for block in model.blocks:
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
-    Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim of at least as many rows as there are ranks, and
-    that their number divides.
+    Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim whose size is a multiple of the number of ranks.
     Source: the docstring of `fully_shard` (`shard_placement_fn`); pytorch/torchtitan shards experts on dim 1 where
     there are more ranks than experts.
     """
 
-    wants = "models"
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:
-        run = evidence.trained
-        return "one rank holds all there is" if run.world_size == 1 else unsharded(run)
+        return "not applicable with one rank" if evidence.trained.world_size == 1 else super().applies(evidence)
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        held = {name: _held(entries) for name, entries in run.parameters.items() if entries[0].sharded}
-        if not held:
-            return self.unknown("no parameter of the model that was seen is sharded")
-        ideal = {name: whole_bytes(run, name) / _ways(run, name) for name in held}
+        sharded = {name: entries for name, entries in run.parameters.items() if entries[0].sharded}
+        if not sharded:
+            return self.unknown("no parameter is sharded")
+        held = {n: max(int(e.local_numel) for e in es) * SIZE.get(es[0].dtype, 4) for n, es in sharded.items()}
+        ideal = {name: whole_bytes(run, name) / _ways(entries[0]) for name, entries in sharded.items()}
         total, even = sum(held.values()), sum(ideal.values())
-        told = f"at most {total / 2**20:.1f} MiB of parameters on a rank, {even / 2**20:.1f} MiB if all were even"
+        limits = {"measured": float(total), "limit": UNEVEN * even}
+        what = f"a rank holds up to {total / 2**20:.1f} MiB of parameters; even shards would be {even / 2**20:.1f} MiB"
         if total <= UNEVEN * even or total - even < FLOOR:
-            return self.passed(told, measured=float(total), limit=UNEVEN * even)
+            return self.passed(what, **limits)
         worst = max(held, key=lambda name: held[name] - ideal[name])
-        entry = run.parameters[worst][0]
-        return self.failed(
-            f"{told}; worst: {worst} of shape {entry.shape}, placed {', '.join(entry.placements)} on "
-            f"{count(run.world_size, 'rank')}",
-            evidence.line_of(run, Shard),
-            measured=float(total),
-            limit=UNEVEN * even,
-        )
+        shape, placements = sharded[worst][0].shape, ", ".join(sharded[worst][0].placements)
+        worst_text = f"{worst} of shape {shape}, placed {placements} on {count(run.world_size, 'rank')}"
+        return self.failed(f"{what}; worst: {worst_text}", evidence.line_of(run, Shard), **limits)
 
 
-def _held(entries: list[Parameter]) -> int:
-    return max(int(e.local_numel) for e in entries) * SIZE.get(entries[0].dtype, 4)
-
-
-def _ways(run: Run, name: str) -> int:
-    """Into how many parts the placements mean to cut a parameter."""
-    entry = run.parameters[name][0]
-    ways = 1
-    for size, placement in zip(entry.mesh, entry.placements, strict=True):
-        ways *= size if "S" in placement else 1
-    return ways
+def _ways(entry: Parameter) -> int:
+    """Into how many parts the placements cut a parameter."""
+    return math.prod(size for size, place in zip(entry.mesh, entry.placements, strict=True) if "S" in place)

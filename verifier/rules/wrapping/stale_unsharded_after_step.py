@@ -1,21 +1,20 @@
-from ...analysis.presence import unsharded
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Stale
-from ..base import Rule
+from ._base import ShardedModelRule
 
 
-class StaleUnshardedAfterStep(Rule):
+class StaleUnshardedAfterStep(ShardedModelRule):
     """No forward runs on weights that were gathered before the last optimizer step.
 
     Why: a group that stays unsharded keeps a gathered copy. The optimizer updates the shards; if nothing frees the copy,
-    the next forward finds it there, gathers nothing, and computes with the old weights. So it is after an evaluation
-    between backward and step (the root stays gathered), and with `reshard_after_forward=False` after any.
+    the next forward gathers nothing and computes with the old weights. This happens after an evaluation between backward
+    and step (the root stays gathered), and with `reshard_after_forward=False` after any evaluation.
     Wrong:
         loss_of(model, batch).backward()
         with torch.no_grad():
-            loss_of(model, batch)  # gathers the root, and leaves it so
+            loss_of(model, batch)  # gathers the root and keeps it gathered
         optimizer.step()
     Right:
         loss_of(model, batch).backward()
@@ -29,22 +28,17 @@ class StaleUnshardedAfterStep(Rule):
     Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice.
     """
 
-    wants = "models"
     simulated = True
-
-    def applies(self, evidence: Evidence) -> str:
-        return unsharded(evidence.trained)
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         stale = next((r for t in run.traces for r in t.of(Stale)), None)
-        if stale is not None:
-            names = some(f"'{name or 'root'}'" for name in stale.groups)
-            return self.failed(
-                f"the forward after step {stale.after_step} uses weights of group {names} that were gathered before "
-                "that step: the group was not resharded",
-                stale.evaluated or stale.at_line,
-            )
-        if run.steps() == 0:
-            return self.unknown("no optimizer step was seen")
-        return self.passed(f"no group was left gathered over any of {count(run.steps(), 'step')}")
+        if stale is None:
+            what = f"no group stayed gathered over any of {count(run.steps(), 'optimizer step')}"
+            return self.passed_with_steps(run, what)
+        names = some(f"'{name or 'root'}'" for name in stale.groups)
+        return self.failed(
+            f"the forward after step {stale.after_step} uses weights of group {names} that were gathered before that "
+            "step: the group was not resharded",
+            stale.evaluated or stale.at_line,
+        )

@@ -8,15 +8,16 @@ from ...source.looks import is_known, text
 from ...source.registry import detector
 from ...source.values import choices, root_of
 from ...trace import Run
-from ...trace.events import Model, Place
+from ...trace.events import Place
 from ..base import RaisedRule
+from ._base import first_call
 
 
 class SubmoduleForwardBeforeRoot(RaisedRule):
     """The first forward after sharding goes through the root, not through a block.
 
-    Why: FSDP settles at the first forward which module is the root. A block that runs alone first (a shape probe, a
-    FLOP count, a warm-up) takes itself for the root, and the real root then refuses to run.
+    Why: FSDP determines the root module at the first forward. A block that runs alone first (a shape probe, a FLOP
+    count, a warm-up) becomes the root, and the forward of the real root raises.
     Wrong:
         shard(model)
         model.blocks[0](torch.randn(2, 3, 8))  # a probe
@@ -35,9 +36,7 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
         return unsharded(train) or sharded_once(train)
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """The first call of any root: the probe."""
-        lines = [r.at_line for r in run.places(Model) if r.at_line]
-        return lines[0] if lines else cause.location
+        return first_call(run) or cause.location
 
 
 @detector("submodule-forward-before-root")
@@ -53,6 +52,8 @@ def submodule_first(flow: Flow) -> Iterator[Hit]:
                 continue
             forwards = flow.forwards(root)
             if forwards and event.index < forwards[0].index and covers(event, forwards[0]):
-                told = f"{text(event.node)} runs a part of the sharded model before the model itself (line {forwards[0].line})"
-                yield flow.hit("submodule-forward-before-root", told, event)
+                what = (
+                    f"runs a part of the sharded model before the first forward of the model (line {forwards[0].line})"
+                )
+                yield flow.hit("submodule-forward-before-root", f"{text(event.node)} {what}", event)
                 return

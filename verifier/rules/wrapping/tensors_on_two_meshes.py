@@ -6,10 +6,10 @@ from ..raised import by_norm
 
 
 class TensorsOnTwoMeshes(RaisedRule):
-    """DTensors that are combined lie on one mesh.
+    """DTensors in one operation are on the same mesh.
 
-    Why: a mesh is compared by its shape and names. Two models that were sharded over meshes made apart (one with names,
-    one without; one 1-D, one 2-D) hold the same numbers on the same ranks, and no operation takes both.
+    Why: meshes are compared by shape and names. Two models that are sharded over separate meshes (one with names, one
+    without; one 1-D, one 2-D) hold the same values on the same ranks, but no operation accepts both.
     Wrong:
         average = Decoder()
         shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
@@ -30,7 +30,7 @@ class TensorsOnTwoMeshes(RaisedRule):
     pattern = r"Cannot run aten\.\S+ on inputs with different meshes|All operands in aten\.\S+ must have the same mesh"
 
     def absent(self, train: Run) -> str:
-        return "all that is sharded lies on one mesh" if meshes(train) < 2 else ""
+        return "all sharded parameters are on one mesh" if meshes(train) < 2 else ""
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return "different meshes" in cause.error or not by_norm(run, cause)

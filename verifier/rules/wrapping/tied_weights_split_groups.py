@@ -13,13 +13,13 @@ from ..base import Rule
 
 
 class TiedWeightsSplitGroups(Rule):
-    """Parameters that are one tensor are one parameter of one group.
+    """Tied weights are one parameter of one group.
 
-    Why: each group puts its own shards in the place of the parameters it finds. A weight that an embedding and a head
-    share, taken by two groups, becomes two weights that train apart. torch 2.13 stops at the first forward with
-    `is shared with a parameter already managed by another FSDP group`; older versions say nothing.
+    Why: each group replaces its parameters by its own shards. A weight that an embedding and a head share becomes, in
+    two groups, two weights that train separately. torch 2.13 raises at the first forward with
+    `is shared with a parameter already managed by another FSDP group`; older versions raise nothing.
     Wrong:
-        model.blocks[1].up.weight = model.blocks[0].up.weight  # tied, and then taken by two groups
+        model.blocks[1].up.weight = model.blocks[0].up.weight  # tied, but sharded in two groups
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
@@ -27,10 +27,10 @@ class TiedWeightsSplitGroups(Rule):
         model.blocks[1].up.weight = model.blocks[0].up.weight
         fully_shard([model.blocks[0], model.blocks[1]])  # one group holds both ends of the tie
         fully_shard(model)
-    Fix: Tie before sharding, and leave both modules to the root's group, or give them to one call:
+    Fix: Tie before sharding, and leave both modules in the root's group or shard them in one call:
     `fully_shard([embedding, head])`.
     Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
-    Torch: run on 2.13.0 (the error, and the silent form with torch's check taken out) and 2.7.1 (silent).
+    Torch: run on 2.13.0 (the error, and silent with torch's check removed) and 2.7.1 (silent).
     """
 
     wants = "run"
@@ -49,10 +49,10 @@ class TiedWeightsSplitGroups(Rule):
         raised = stopped is not None and self.stops.search(stopped.error) is not None
         for tie in ties:
             if tie.parameters > 1:
-                what = "torch stops on it" if raised else "each trains on its own"
+                what = "torch raised an error" if raised else "each trains separately"
                 return self.failed(
-                    f"{' and '.join(tie.names)} were one tensor when they were sharded, and are "
-                    f"{tie.parameters} parameters of different groups in the model: {what}",
+                    f"{' and '.join(tie.names)} were tied when they were sharded, and are now {tie.parameters} parameters "
+                    f"of different groups: {what}",
                     tie.line or evidence.line_of(run, Ties),
                 )
         if raised and stopped is not None:
@@ -77,6 +77,5 @@ def tied_weights_split_groups(flow: Flow) -> Iterator[Hit]:
         alone = [m for m in (one, other) if id(m) in flow.first_shard]
         joint = any(id(one) in group and id(other) in group for group in together)
         if alone and not joint:
-            told = f"{text(event.node)} is tied to a weight of another module, and only one of the two is in the group"
-            shard = flow.first_shard[id(alone[0])]
-            yield flow.hit("tied-weights-split-groups", told, shard)
+            what = f"{text(event.node)} is tied to a weight of another module, and the two are not in one group"
+            yield flow.hit("tied-weights-split-groups", what, flow.first_shard[id(alone[0])])

@@ -9,17 +9,17 @@ from ..raised import ShardedRule
 
 
 class UnsupportedModuleOrParam(ShardedRule):
-    """`fully_shard` gets modules with a forward, and parameters with a dimension that it can cut.
+    """`fully_shard` gets modules with a forward, and parameters that it can shard.
 
-    Why: hooks sit on forward, which ModuleList and ModuleDict do not have; a 0-d parameter has nothing to cut; another
-    dimension than 0 must be a multiple of the number of ranks; memory must be contiguous.
+    Why: its hooks wrap forward, which ModuleList and ModuleDict do not have; a 0-d parameter has no dim to shard; the
+    size of a dim other than 0 must be a multiple of the number of ranks; memory must be contiguous.
     Wrong:
         fully_shard(model.blocks)  # raises ValueError
     Right:
         for block in model.blocks:
             fully_shard(block)
     Fix: Shard each element of the container; make a scalar parameter 1-d (`torch.ones(1)`), a transposed one
-    `.contiguous()`; shard on dimension 0 where the size is no multiple of the ranks.
+    `.contiguous()`; shard on dim 0 where the size is not a multiple of the number of ranks.
     Source: pytorch#167856; pytorch PR#168905.
     """
 
@@ -34,17 +34,14 @@ class UnsupportedModuleOrParam(ShardedRule):
 def unsupported_module(flow: Flow) -> Iterator[Hit]:
     for event, module in flow.shards:
         if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
-            told = f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward"
-            yield flow.hit("unsupported-module-or-param", told, event)
+            what = f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward"
+            yield flow.hit("unsupported-module-or-param", what, event)
         elif is_known(flow, module) and "ignored_params" not in event.kwargs and not event.open:
             for name, part in parts_of(module):
-                if (
-                    made_by(part, "torch.nn.Parameter") is not None
-                    and part.event.args
-                    and _is_scalar(part.event.args[0])
-                ):
-                    told = f"{module.name}.{name} is a parameter without a dimension, which fully_shard refuses"
-                    yield flow.hit("unsupported-module-or-param", told, part.event)
+                made = made_by(part, "torch.nn.Parameter")
+                if made is not None and made.args and _is_scalar(made.args[0]):
+                    what = f"{module.name}.{name} is a 0-d parameter, which fully_shard does not support"
+                    yield flow.hit("unsupported-module-or-param", what, made)
 
 
 def _is_scalar(value: Value) -> bool:

@@ -11,15 +11,15 @@ from ..raised import MixedRule
 class WeightUsedOutsideForward(MixedRule):
     """A sharded weight is used as a tensor only inside the forward of the FSDP module that owns it.
 
-    Why: outside, `model.head.weight` is a DTensor that holds a shard, and torch refuses to mix it with plain tensors: a
-    fused linear and cross entropy, a tied projection, a penalty on weights, a moving average in plain tensors.
+    Why: outside, `model.head.weight` is a DTensor that holds a shard, and torch does not mix it with plain tensors: in a
+    fused linear and cross entropy, a tied projection, a weight penalty, or a moving average of plain tensors.
     Wrong:
         hidden = torch.randn(4, 8)
         logits = F.linear(hidden, model.head.weight)  # raises RuntimeError
     Right:
         logits = model(batch)  # the forward uses the head
-    Fix: Compute it inside the forward of the FSDP module that owns the weight. Where the other tensor is a copy of the
-    weights (a moving average), make that copy from the sharded model.
+    Fix: Compute inside the forward of the FSDP module that owns the weight. If the other tensor is a copy of the weights
+    (a moving average), copy the sharded model.
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
     """
 
@@ -38,8 +38,8 @@ def weight_used_outside_forward(flow: Flow) -> Iterator[Hit]:
             shard = flow.sharded_by(value.owner, event)
             kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
             if not kept and not _unsharded(flow, value.owner):
-                told = f"{text(event.node)} uses a weight that is a shard outside of its module's forward"
-                yield flow.hit("weight-used-outside-forward", told, event)
+                what = f"{text(event.node)} uses a sharded weight outside of its module's forward"
+                yield flow.hit("weight-used-outside-forward", what, event)
                 break
 
 

@@ -1,0 +1,66 @@
+"""What rules of this family share."""
+
+from collections.abc import Iterator
+
+from ...analysis.presence import unsharded
+from ...evidence import Evidence
+from ...finding import Finding
+from ...source.events import Event, Flow
+from ...source.looks import inner
+from ...source.values import Value
+from ...trace import Run
+from ...trace.events import Late, Model, Place, Step
+from ..base import Rule
+
+NOT_USED = "the script never called fully_shard"
+NO_STEP = "no optimizer step was seen"
+
+
+class ShardedModelRule(Rule):
+    """A rule on sharded models that passes only if the train run made optimizer steps."""
+
+    wants = "models"
+
+    def applies(self, evidence: Evidence) -> str:
+        return unsharded(evidence.trained)
+
+    def passed_with_steps(self, run: Run, evidence: str) -> Finding:
+        """A pass; inconclusive if the run made no optimizer step."""
+        return self.passed(evidence) if run.steps() else self.unknown(NO_STEP)
+
+
+def gradients_differ(run: Run, name: str) -> bool:
+    """Whether at some step the ranks held different gradients of a plain parameter."""
+    for step in range(1, run.steps() + 1):
+        values = [r.grads_at_step.get(name) for r in run.at_step(Step, step)]
+        if any(value != values[0] for value in values):
+            return True
+    return False
+
+
+def late_parameters(run: Run) -> list[str]:
+    """Parameters that were registered after their root was sharded."""
+    return [name for record in run.places(Late) for name in record.names]
+
+
+def first_call(run: Run) -> Place | None:
+    """The user's line of the first forward of any root."""
+    return next((record.at_line for record in run.places(Model) if record.at_line), None)
+
+
+def given_sharded(flow: Flow, *functions: str) -> Iterator[Event]:
+    """The calls of functions whose first argument was sharded before."""
+    for event in flow.ops(*functions):
+        model = event.arg(0, "module")
+        if model is not None and flow.sharded_by(model, event) is not None:
+            yield event
+
+
+def called_on_sharded(flow: Flow, *methods: str) -> Iterator[Event]:
+    """The calls of methods on a module that was sharded before."""
+    return (e for e in flow.methods(*methods) if e.on is not None and flow.sharded_by(e.on, e) is not None)
+
+
+def elements(container: Value) -> list[Value]:
+    """The modules that a container was made of."""
+    return [one for given in container.event.args for one in inner(given)]
