@@ -14,9 +14,8 @@ from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_
 class HsdpAllReduceLeftOff(Rule):
     """Every optimizer step on a hybrid mesh uses gradients that are all-reduced over the replicas.
 
-    Why: with `set_requires_all_reduce(False)` gradients are not reduced over the replicas. If it is still off in the last
-    micro-batch, FSDP holds them back: `.grad` is None and the step changes nothing; if only some are reduced, the
-    replicas diverge.
+    Why: with `set_requires_all_reduce(False)` gradients are not reduced over the replicas. If it is off in the last
+    micro-batch too, `.grad` stays None and the step changes nothing; if only some are reduced, the replicas diverge.
     Wrong:
         model.set_requires_all_reduce(False)
         for micro in micros:

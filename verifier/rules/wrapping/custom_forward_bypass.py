@@ -1,12 +1,9 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import CALL, Event, Flow
 from ...source.looks import has_parameters, is_known, text
 from ...source.registry import detector
 from ...source.values import Value, choices
 from ..raised import MixedRule
-from ._base import called_on_sharded
+from ._base import Hits, called_on_sharded
 
 
 class CustomForwardBypass(MixedRule):
@@ -24,7 +21,7 @@ class CustomForwardBypass(MixedRule):
 
 
 @detector("custom-forward-bypass")
-def custom_forward_bypass(flow: Flow) -> Iterator[Hit]:
+def custom_forward_bypass(flow: Flow) -> Hits:
     names = [one for e in flow.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
     if any(one.kind != "const" for one in names):
         return

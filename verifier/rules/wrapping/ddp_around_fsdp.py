@@ -1,13 +1,7 @@
-from collections.abc import Iterator
-
 from ...analysis.root_cause import RootCause
-from ...finding import Hit
-from ...source.events import Flow
-from ...source.looks import text
-from ...source.registry import detector
 from ...trace import Run
 from ..raised import MIXED, MixedRule, wrapped_in_ddp
-from ._base import given_sharded
+from ._base import detect_after_shard
 
 
 class DdpAroundFsdp(MixedRule):
@@ -30,7 +24,8 @@ class DdpAroundFsdp(MixedRule):
         return wrapped_in_ddp(run, cause)
 
 
-@detector("ddp-around-fsdp")
-def ddp_around_fsdp(flow: Flow) -> Iterator[Hit]:
-    for event in given_sharded(flow, "torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"):
-        yield flow.hit("ddp-around-fsdp", f"{text(event.node)} wraps a model that is already sharded", event)
+detect_after_shard(
+    "ddp-around-fsdp",
+    "{call} wraps a model that is already sharded",
+    ["torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"],
+)

@@ -1,18 +1,11 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
-from ...source.events import Flow
-from ...source.looks import text
-from ...source.registry import detector
 from ..base import RaisedRule
-from ._base import given_sharded
+from ._base import detect_after_shard
 
 
 class DeepcopyOfFsdpModel(RaisedRule):
     """A model is copied before it is sharded.
 
-    Why: an FSDP module holds groups and hooks that a copy cannot share, so `copy.deepcopy`, and `AveragedModel` which
-    calls it, raise on a sharded model.
+    Why: a copy cannot share FSDP's groups and hooks: `copy.deepcopy`, which `AveragedModel` calls too, raises an error.
     Wrong:
         import copy
 
@@ -32,7 +25,8 @@ class DeepcopyOfFsdpModel(RaisedRule):
     pattern = r"FSDP does not support deepcopy"
 
 
-@detector("deepcopy-of-fsdp-model")
-def deepcopy_of_model(flow: Flow) -> Iterator[Hit]:
-    for event in given_sharded(flow, "copy.deepcopy", "torch.optim.swa_utils.AveragedModel"):
-        yield flow.hit("deepcopy-of-fsdp-model", f"{text(event.node)} copies a model that is already sharded", event)
+detect_after_shard(
+    "deepcopy-of-fsdp-model",
+    "{call} copies a model that is already sharded",
+    ["copy.deepcopy", "torch.optim.swa_utils.AveragedModel"],
+)

@@ -1,10 +1,5 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
-from ...source.events import Flow
-from ...source.registry import detector
 from ..raised import ShardedRule
-from ._base import called_on_sharded
+from ._base import detect_after_shard
 
 
 class Fsdp1Idiom(ShardedRule):
@@ -29,7 +24,8 @@ class Fsdp1Idiom(ShardedRule):
     )
 
 
-@detector("fsdp1-idiom")
-def fsdp1_idiom(flow: Flow) -> Iterator[Hit]:
-    for event in called_on_sharded(flow, "clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
-        yield flow.hit("fsdp1-idiom", f"a module sharded by fully_shard has no `{event.method}`", event)
+detect_after_shard(
+    "fsdp1-idiom",
+    "a module sharded by fully_shard has no `{method}`",
+    methods=["clip_grad_norm_", "summon_full_params", "full_optim_state_dict"],
+)

@@ -1,13 +1,10 @@
-from collections.abc import Iterator
-
 from ...analysis.root_cause import RootCause
-from ...finding import Hit
 from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
 from ...source.registry import detector
 from ...trace import Run
 from ..raised import ShardedRule, last_shard
-from ._base import called_on_sharded
+from ._base import Hits, called_on_sharded
 
 
 class ParameterReplacedAfterShard(ShardedRule):
@@ -34,7 +31,7 @@ class ParameterReplacedAfterShard(ShardedRule):
 
 
 @detector("parameter-replaced-after-shard")
-def parameter_replaced(flow: Flow) -> Iterator[Hit]:
+def parameter_replaced(flow: Flow) -> Hits:
     for event in flow.ops(STORE):
         outside = ".__init__" not in event.function and event.method in ("weight", "bias")
         if event.on is None or not outside or made_by(event.args[0], "torch.nn.Parameter") is None:

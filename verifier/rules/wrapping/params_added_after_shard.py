@@ -1,16 +1,15 @@
 import re
-from collections.abc import Iterator
 
 from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import STORE, Flow
 from ...source.looks import has_parameters, text
 from ...source.registry import detector
 from ...source.values import choices
 from ...trace.events import Late
-from ._base import NO_STEP, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
+from ._base import NO_STEP, Hits, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
 
 
 class ParamsAddedAfterShard(ShardedModelRule):
@@ -52,7 +51,7 @@ _ADDS = ("resize_token_embeddings", "add_module", "register_module", "register_p
 
 
 @detector("params-added-after-shard")
-def params_added_after_shard(flow: Flow) -> Iterator[Hit]:
+def params_added_after_shard(flow: Flow) -> Hits:
     late = {id(m): e for e, m in flow.shards}
     for event in flow.ops(STORE):
         if event.on is not None and ".__init__" not in event.function:

@@ -1,9 +1,7 @@
 import re
-from collections.abc import Iterator
 
 from ...analysis.presence import sharded_once, unsharded
 from ...analysis.root_cause import RootCause
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import text
 from ...source.registry import detector
@@ -11,6 +9,7 @@ from ...source.values import holders
 from ...trace import Run
 from ...trace.events import Place, Shard
 from ..base import RaisedRule
+from ._base import Hits
 
 
 class ParentBeforeChild(RaisedRule):
@@ -52,7 +51,7 @@ def _parallel(cause: RootCause) -> bool:
 
 
 @detector("parent-before-child")
-def parent_before_child(flow: Flow) -> Iterator[Hit]:
+def parent_before_child(flow: Flow) -> Hits:
     for event, module in flow.shards:
         for holder in list(holders(module))[1:]:
             parent = flow.first_shard.get(id(holder))

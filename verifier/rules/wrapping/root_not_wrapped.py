@@ -1,8 +1,6 @@
-from collections.abc import Iterator
-
 from ...analysis.wording import count, some
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.registry import detector
@@ -10,15 +8,14 @@ from ...source.values import Value, holders, root_of
 from ...trace.events import Shard
 from ..base import Rule
 from ..raised import stopped_on_plain_weights
-from ._base import NO_STEP, NOT_USED, elements, gradients_differ, late_parameters
+from ._base import NO_STEP, NOT_USED, Hits, elements, gradients_differ, late_parameters
 
 
 class RootNotWrapped(Rule):
     """Every trainable parameter is managed by FSDP, or the script averages its gradient over the ranks.
 
-    Why: `fully_shard` on the blocks alone leaves the embedding, the last norm and the head as plain tensors. Their
-    gradients are never reduced, every rank trains its own copy, and a checkpoint keeps one of them. With plain SGD,
-    or `foreach=False`, nothing is raised.
+    Why: `fully_shard` on the blocks alone leaves embedding, last norm and head as plain tensors. Their gradients are never
+    reduced, ranks train copies of which a checkpoint keeps one, and with plain SGD or `foreach=False` nothing is raised.
     Wrong:
         for block in model.blocks:
             fully_shard(block)
@@ -26,10 +23,8 @@ class RootNotWrapped(Rule):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)  # groups the remaining parameters
-    Fix: Call `fully_shard(model)` on the root after the blocks. Do not silence `got mixed torch.Tensor and DTensor`
-    with `foreach=False`.
-    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard` (bottom-up,
-    then the root).
+    Fix: Call `fully_shard(model)` on the root after the blocks. `foreach=False` only hides the mixed-tensor error.
+    Source: Tencent-Hunyuan/UniRL PR#7; huggingface/transformers PR#36132; the docstring of `fully_shard`.
     """
 
     wants = "models"
@@ -67,7 +62,7 @@ _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
 
 @detector("root-not-wrapped")
-def root_not_wrapped(flow: Flow) -> Iterator[Hit]:
+def root_not_wrapped(flow: Flow) -> Hits:
     if not flow.certain or not trains(flow):
         return
     for root in flow.roots.values():

@@ -1,15 +1,13 @@
-from collections.abc import Iterator
-
 from ...analysis.wording import count
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks import has_parameters, is_known, parts_of, trains
 from ...source.registry import detector
 from ...source.values import Value
 from ...trace.events import Shard
 from ..base import Rule
-from ._base import NOT_USED, elements
+from ._base import NOT_USED, Hits, elements
 
 
 class RootOnlyWrap(Rule):
@@ -24,8 +22,7 @@ class RootOnlyWrap(Rule):
             fully_shard(block)
         fully_shard(model)
     Fix: Call `fully_shard` on each block before the root.
-    Source: the docstring of `fully_shard` ("should not call fully_shard only on the topmost root module");
-    huggingface/lerobot PR#4010.
+    Source: the docstring of `fully_shard` ("not ... only on the topmost root module"); huggingface/lerobot PR#4010.
     """
 
     wants = "models"
@@ -54,10 +51,8 @@ class RootOnlyWrap(Rule):
 
 
 @detector("root-only-wrap")
-def root_only_wrap(flow: Flow) -> Iterator[Hit]:
-    if not flow.certain or not trains(flow):
-        return
-    if len({id(module) for _, module in flow.shards}) != 1:
+def root_only_wrap(flow: Flow) -> Hits:
+    if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:
         return
     for event, module in flow.shards:
         if not is_known(flow, module) or event.loops:

@@ -1,13 +1,11 @@
-from collections.abc import Iterator
-
 from ...analysis.presence import unnamed
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks import made_by, text
 from ...source.registry import detector
 from ...trace.events import Shard
-from ._base import ShardedModelRule
+from ._base import Hits, ShardedModelRule
 
 
 class ShardOptionUnread(ShardedModelRule):
@@ -44,7 +42,7 @@ class ShardOptionUnread(ShardedModelRule):
 
 
 @detector("shard-option-unread")
-def option_unread(flow: Flow) -> Iterator[Hit]:
+def option_unread(flow: Flow) -> Hits:
     for event, _ in flow.shards:
         if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffload") is not None:
             what = "FSDP1's CPUOffload is not a CPUOffloadPolicy, so nothing is offloaded"

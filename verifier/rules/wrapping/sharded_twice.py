@@ -1,11 +1,9 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import is_known, text
 from ...source.registry import detector
 from ...source.values import root_of
 from ..raised import ShardedRule
+from ._base import Hits
 
 
 class ShardedTwice(ShardedRule):
@@ -26,7 +24,7 @@ class ShardedTwice(ShardedRule):
 
 
 @detector("sharded-twice")
-def sharded_twice(flow: Flow) -> Iterator[Hit]:
+def sharded_twice(flow: Flow) -> Hits:
     for event, module in flow.shards:
         first = flow.first_shard[id(module)]
         if first is not event and root_of(module) is module and is_known(flow, module) and covers(first, event):

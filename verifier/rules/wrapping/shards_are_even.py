@@ -27,8 +27,7 @@ class ShardsAreEven(ShardedModelRule):
             fully_shard(block, shard_placement_fn=longest)
         fully_shard(model)
     Fix: Give `fully_shard` a `shard_placement_fn` that picks a dim whose size is a multiple of the number of ranks.
-    Source: the docstring of `fully_shard` (`shard_placement_fn`); pytorch/torchtitan shards experts on dim 1 where
-    there are more ranks than experts.
+    Source: the docstring of `fully_shard`; pytorch/torchtitan shards experts on dim 1 if there are fewer than ranks.
     """
 
     simulated = True

@@ -1,8 +1,5 @@
-from collections.abc import Iterator
-
 from ...analysis.presence import sharded_once, unsharded
 from ...analysis.root_cause import RootCause
-from ...finding import Hit
 from ...source.events import CALL, Flow, covers
 from ...source.looks import is_known, text
 from ...source.registry import detector
@@ -10,7 +7,7 @@ from ...source.values import choices, root_of
 from ...trace import Run
 from ...trace.events import Place
 from ..base import RaisedRule
-from ._base import first_call
+from ._base import Hits, first_call
 
 
 class SubmoduleForwardBeforeRoot(RaisedRule):
@@ -40,7 +37,7 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
 
 
 @detector("submodule-forward-before-root")
-def submodule_first(flow: Flow) -> Iterator[Hit]:
+def submodule_first(flow: Flow) -> Hits:
     for event in flow.by_op.get(CALL, []):
         module = event.on
         if module is None or event.function.rpartition(".")[2] == "forward" or flow.partial:

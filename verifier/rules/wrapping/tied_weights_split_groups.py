@@ -1,15 +1,15 @@
 import re
-from collections.abc import Iterator
 
 from ...analysis.root_cause import root_cause
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import STORE, Flow
 from ...source.looks import inner, text
 from ...source.registry import detector
 from ...source.values import root_of
 from ...trace.events import Ties
 from ..base import Rule
+from ._base import Hits
 
 
 class TiedWeightsSplitGroups(Rule):
@@ -27,8 +27,7 @@ class TiedWeightsSplitGroups(Rule):
         model.blocks[1].up.weight = model.blocks[0].up.weight
         fully_shard([model.blocks[0], model.blocks[1]])  # one group holds both ends of the tie
         fully_shard(model)
-    Fix: Tie before sharding, and leave both modules in the root's group or shard them in one call:
-    `fully_shard([embedding, head])`.
+    Fix: Tie before sharding, and leave both modules to the root or call `fully_shard([embedding, head])`.
     Source: huggingface/accelerate PR#4171; pytorch/torchtitan#1524; huggingface/transformers PR#46707; pytorch#77724.
     Torch: run on 2.13.0 (the error, and silent with torch's check removed) and 2.7.1 (silent).
     """
@@ -47,14 +46,12 @@ class TiedWeightsSplitGroups(Rule):
         ties = [tie for record in run.places(Ties) for tie in record.ties]
         stopped = None if run.completed else root_cause(run)
         raised = stopped is not None and self.stops.search(stopped.error) is not None
-        for tie in ties:
-            if tie.parameters > 1:
-                what = "torch raised an error" if raised else "each trains separately"
-                return self.failed(
-                    f"{' and '.join(tie.names)} were tied when they were sharded, and are now {tie.parameters} parameters "
-                    f"of different groups: {what}",
-                    tie.line or evidence.line_of(run, Ties),
-                )
+        if (split := next((tie for tie in ties if tie.parameters > 1), None)) is not None:
+            names, what = " and ".join(split.names), "torch raised an error" if raised else "each trains separately"
+            return self.failed(
+                f"{names} were tied when sharded, and are now {split.parameters} parameters of different groups: {what}",
+                split.line or evidence.line_of(run, Ties),
+            )
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)
         if not ties:
@@ -63,10 +60,9 @@ class TiedWeightsSplitGroups(Rule):
 
 
 @detector("tied-weights-split-groups")
-def tied_weights_split_groups(flow: Flow) -> Iterator[Hit]:
-    together = [
-        {id(x) for x in inner(e.args[0])} for e, _ in flow.shards if e.args and e.args[0].kind in ("list", "tuple")
-    ]
+def tied_weights_split_groups(flow: Flow) -> Hits:
+    lists = [event.args[0] for event, _ in flow.shards if event.args and event.args[0].kind in ("list", "tuple")]
+    together = [{id(module) for module in inner(given)} for given in lists]
     for event in flow.ops(STORE):
         value = event.args[0]
         if event.method != "weight" or value.kind != "attr" or value.name != "weight" or event.on is None:

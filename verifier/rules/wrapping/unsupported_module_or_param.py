@@ -1,11 +1,9 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import is_known, made_by, parts_of
 from ...source.registry import detector
 from ...source.values import Value
 from ..raised import ShardedRule
+from ._base import Hits
 
 
 class UnsupportedModuleOrParam(ShardedRule):
@@ -31,7 +29,7 @@ class UnsupportedModuleOrParam(ShardedRule):
 
 
 @detector("unsupported-module-or-param")
-def unsupported_module(flow: Flow) -> Iterator[Hit]:
+def unsupported_module(flow: Flow) -> Hits:
     for event, module in flow.shards:
         if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
             what = f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward"

@@ -1,11 +1,9 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import CALL, Flow
 from ...source.looks import is_const, text
 from ...source.registry import detector
 from ...source.values import Value
 from ..raised import MixedRule
+from ._base import Hits
 
 
 class WeightUsedOutsideForward(MixedRule):
@@ -18,8 +16,7 @@ class WeightUsedOutsideForward(MixedRule):
         logits = F.linear(hidden, model.head.weight)  # raises RuntimeError
     Right:
         logits = model(batch)  # the forward uses the head
-    Fix: Compute inside the forward of the FSDP module that owns the weight. If the other tensor is a copy of the weights
-    (a moving average), copy the sharded model.
+    Fix: Compute inside the forward of the FSDP module that owns the weight; for a moving average copy the sharded model.
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
     """
 
@@ -28,7 +25,7 @@ _MATRIX = ("F.linear", "F.embedding", "torch.matmul", "torch.mm", "torch.einsum"
 
 
 @detector("weight-used-outside-forward")
-def weight_used_outside_forward(flow: Flow) -> Iterator[Hit]:
+def weight_used_outside_forward(flow: Flow) -> Hits:
     for event in flow.ops(*_MATRIX):
         if event.function.rpartition(".")[2] == "forward":
             continue
