@@ -61,8 +61,7 @@ def part(run: Run, oracle: Run, allowed: Mapping[str, float]) -> Parting:
 
 
 def _in_order(run: Run, names: Mapping[str, float]) -> list[str]:
-    known = [name for name in run.parameters if name in names]
-    return known + [name for name in names if name not in run.parameters]
+    return [name for name in dict.fromkeys([*run.parameters, *names]) if name in names]
 
 
 def _updates_that_differ(run: Run, oracle: Run, step: int, allowed: float) -> dict[str, float]:
@@ -95,14 +94,10 @@ _MEANINGS = {
     "loss": "the losses differ and no gradient does: the reported loss is not the one that is minimised",
     "gradient": "the gradients differ in direction from step 1 on{where}",
 }
-_OTHERS = {
-    ("DDP", "differs"): "; one process differs too: the fault is in the script's own sharded arithmetic",
-    (
-        "",
-        "agrees",
-    ): "; DDP agrees and one process does not: the fault is in how the loss is normalised over ranks or the "
-    "data are split",
-    ("", "differs"): "; DDP differs too, so the data split alone is not the cause",
+_OTHERS = {  # by the compared oracle and the result of the other one
+    "DDP differs": "; one process differs too: the fault is in the script's own sharded arithmetic",
+    "single agrees": "; DDP agrees and one process does not: the loss is normalised or the data are split wrongly over ranks",
+    "single differs": "; DDP differs too, so the data split alone is not the cause",
 }
 
 
@@ -113,7 +108,7 @@ def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: R
     else:
         factor = f" (a factor of {parting.factor:.4g})" if parting.factor is not None else ""
         text = _MEANINGS[parting.stage].format(where=_where(parting), step=parting.step, factor=factor)
-    return text + _OTHERS.get((label if label == "DDP" else "", other or ""), "")
+    return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
 
 
 def _where(parting: Parting) -> str:

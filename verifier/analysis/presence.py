@@ -10,6 +10,7 @@ from ..trace import Run
 from ..trace.events import Checkpoint, SetState, Shard, Wrap
 
 UNSHARDED = "no call of fully_shard was seen"
+_NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
 
 
 def unnamed(sources: Sources, *words: str) -> str:
@@ -95,11 +96,5 @@ def _words_of(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
             yield from re.findall(r"\w+", child.value)
-    if isinstance(node, ast.Name):
-        yield node.id
-    elif isinstance(node, ast.Attribute):
-        yield node.attr
-    elif isinstance(node, ast.keyword | ast.arg) and node.arg:
-        yield node.arg
-    elif isinstance(node, ast.alias):
-        yield from node.name.split(".")
+    name = getattr(node, _NAMES.get(type(node), ""), None)
+    yield from name.split(".") if name else ()

@@ -4,10 +4,8 @@ import re
 
 from ..trace import Run
 
-USAGE_EXIT = 2
 _USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
 _ERROR = re.compile(r"(^|: )error:", re.IGNORECASE)
-_LONGEST = 300
 
 
 def usage_error(run: Run) -> str:
@@ -15,9 +13,9 @@ def usage_error(run: Run) -> str:
     text = run.stderr.get(run.traces[0].rank, "") if run.traces else ""
     if run.timed_out or run.steps() or not _USAGE.search(text):
         return ""
-    if any(t.end is None or t.end.how != "sys.exit" or t.end.code != USAGE_EXIT for t in run.traces):
+    if any(t.end is None or t.end.how != "sys.exit" or t.end.code != 2 for t in run.traces):
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)] or lines[-1:]
     usage = next(line for line in lines if _USAGE.match(line))
-    return f"{errors[-1][:_LONGEST]}\n    {usage[:_LONGEST]}"
+    return f"{errors[-1][:300]}\n    {usage[:300]}"

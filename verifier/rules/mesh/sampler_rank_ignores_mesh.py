@@ -8,7 +8,7 @@ from ...source.looks import is_const, made_by, text
 from ...source.looks_data import SAMPLER
 from ...source.registry import detector
 from ...trace import Run
-from ...trace.events import Micro, Parameter, ShardedInput, Wrap
+from ...trace.events import Micro, ShardedInput, Wrap
 from ..base import Rule
 
 
@@ -66,18 +66,14 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
         meshes[trace.rank] = max(given, key=len)
     if any(rank not in ranks for rank, ranks in meshes.items()) or len(run.data_ranks) == run.world_size:
         return []
-    if not any(_beyond(entry, meshes) for entries in run.parameters.values() for entry in entries):
+    entries = [entry for copies in run.parameters.values() for entry in copies if entry.rank in meshes]
+    sharded = (e for e in entries if sum("S" in placement for placement in e.placements) > 1)
+    if not any(set(meshes[e.rank]) < set(e.ranks) for e in sharded):
         return []
     places: dict[int, list[int]] = {}
     for rank, ranks in meshes.items():
         places.setdefault(ranks.index(rank), []).append(rank)
     return [group for group in places.values() if len(group) > 1]
-
-
-def _beyond(entry: Parameter, meshes: dict[int, list[int]]) -> bool:
-    """Whether a parameter is sharded over ranks outside of this rank's data mesh."""
-    own = set(meshes.get(entry.rank, ()))
-    return bool(own) and own < set(entry.ranks) and sum("S" in p for p in entry.placements) > 1
 
 
 _OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")

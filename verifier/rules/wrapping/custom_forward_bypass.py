@@ -34,13 +34,10 @@ def custom_forward_bypass(flow: Flow) -> Hits:
         owner = _own_module_call(flow, event)
         if owner is None or flow.sharded_by(owner, event) is None or event.function.rpartition(".")[2] in registered:
             continue
-        if not any(one.on is owner and _around(one, event) for one in flow.forwards(owner)):
+        before = (one for one in flow.forwards(owner) if one.on is owner and one.index < event.index)
+        if all(one.function != event.function for one in before):
             what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
             yield flow.hit("custom-forward-bypass", what, event)
-
-
-def _around(forward: Event, event: Event) -> bool:
-    return forward.function == event.function and forward.index < event.index
 
 
 def _own_module_call(flow: Flow, event: Event) -> Value | None:

@@ -36,18 +36,14 @@ class ParentBeforeChild(RaisedRule):
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         lines = [f.line for f in cause.frames]
-        return any(r.at_line and r.at_line.line in lines for r in run.places(Shard)) and not _parallel(cause)
+        meshes = set(re.findall(r"DeviceMesh\((\([^)]*\))", cause.error))  # two of them: tensor parallelism
+        return len(meshes) < 2 and any(r.at_line and r.at_line.line in lines for r in run.places(Shard))
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The call before the one that failed: the parent's."""
         lines: list[Place] = [r.at_line for r in run.places(Shard) if r.at_line]
         failed = lines[-1]
         return next((line for line in reversed(lines) if line.line != failed.line), failed)
-
-
-def _parallel(cause: RootCause) -> bool:
-    """Whether the two meshes of the message differ: the model uses tensor parallelism."""
-    return len(set(re.findall(r"DeviceMesh\((\([^)]*\))", cause.error))) > 1
 
 
 @detector("parent-before-child")

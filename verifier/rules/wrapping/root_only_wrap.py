@@ -4,7 +4,6 @@ from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks import has_parameters, is_known, parts_of, trains
 from ...source.registry import detector
-from ...source.values import Value
 from ...trace.events import Shard
 from ..base import Rule
 from ._base import NOT_USED, Hits, elements
@@ -62,11 +61,8 @@ def root_only_wrap(flow: Flow) -> Hits:
                 continue
             blocks = elements(part)
             many = len(blocks) > 1 or any(a.name == "many" for a in part.event.args)
-            if blocks and many and all(one.kind == "object" and _layers(flow, one) > 1 for one in blocks):
+            layers = [sum(has_parameters(flow, layer) for _, layer in parts_of(block)) for block in blocks]
+            if many and min(layers, default=0) > 1 and all(block.kind == "object" for block in blocks):
                 what = f"the modules of {module.name}.{name} are not sharded as separate groups"
                 yield flow.hit("root-only-wrap", f"fully_shard is called on the root alone: {what}", event)
                 return
-
-
-def _layers(flow: Flow, module: Value) -> int:
-    return sum(has_parameters(flow, part) for _, part in parts_of(module))

@@ -1,7 +1,6 @@
 from ...source.events import CALL, Flow
 from ...source.looks import is_const, text
 from ...source.registry import detector
-from ...source.values import Value
 from ..raised import MixedRule
 from ._base import Hits
 
@@ -34,11 +33,8 @@ def weight_used_outside_forward(flow: Flow) -> Hits:
                 continue
             shard = flow.sharded_by(value.owner, event)
             kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
-            if not kept and not _unsharded(flow, value.owner):
+            called = any(value.owner is call.on for call in flow.ops(CALL))
+            if not kept and not called and not flow.methods("unshard"):
                 what = f"{text(event.node)} uses a sharded weight outside of its module's forward"
                 yield flow.hit("weight-used-outside-forward", what, event)
                 break
-
-
-def _unsharded(flow: Flow, module: Value) -> bool:
-    return bool(flow.methods("unshard")) or any(module is e.on for e in flow.events if e.op == CALL)
