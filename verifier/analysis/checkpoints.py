@@ -64,11 +64,9 @@ def no_checkpoint(evidence: Evidence) -> str:
     train = evidence.train
     if train is None or train.steps() == 0 or evidence.saving is not None:
         return ""
-    for trace in train.traces:
-        used = any(r.op in (*SAVES, *LOADS) for r in trace.of(Checkpoint))
-        if used or trace.first(Saving) is not None or trace.first(Lenient) is not None:
-            return ""
-    return "the script saves no checkpoint"
+    used = any(r.op in (*SAVES, *LOADS) for trace in train.traces for r in trace.of(Checkpoint))
+    used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
+    return "" if used else "the script saves no checkpoint"
 
 
 def unseen_save(evidence: Evidence) -> str:

@@ -1,4 +1,4 @@
-"""How far two runs of the same script are apart, and how far they may be.
+"""How far two runs of the same script differ, and how far they may differ.
 
 The limit is derived: the perturbed run repeats the reference run from weights one unit in the last place away. What that changes is
 the noise of this script; the limit is a small multiple of it, plus the rounding of a few additions in another order. Where the
@@ -20,6 +20,7 @@ MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
+MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")
 SMALL = 1e-3  # gradients far below the whole gradient are compared on this share of it
 
 
@@ -42,13 +43,8 @@ class Comparison:
     @property
     def measures(self) -> dict[str, float]:
         """The measures by the names that reports use."""
-        return {
-            "loss": self.loss,
-            "gradient norm": self.grad_norm,
-            "first gradient": self.gradient,
-            "gradient at the step": self.at_step,
-            "update": self.update,
-        }
+        values = (self.loss, self.grad_norm, self.gradient, self.at_step, self.update)
+        return dict(zip(MEASURES, values, strict=True))
 
     @property
     def finite(self) -> bool:
@@ -155,14 +151,14 @@ def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradi
 def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     """(relative difference of all weight changes up to the end of `step`, size of the oracle's change)."""
     mine, theirs = changes(run, step), changes(oracle, step)
-    size = sum(length(change) ** 2 for change in theirs.values())
+    size = sum(_length(change) ** 2 for change in theirs.values())
     apart = sum(difference(mine.get(name, [0.0] * len(b)), b) ** 2 for name, b in theirs.items())
-    own = sum(length(change) ** 2 for change in mine.values())
+    own = sum(_length(change) ** 2 for change in mine.values())
     return _relative(own if size == 0.0 else apart, size), math.sqrt(size)
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:
-    """How far runs may be apart for a rule, from the noise that the perturbed run has measured."""
+    """How far two runs may differ for a rule, from the noise that the perturbed run has measured."""
     envelope, base = evidence.perturbed, nudged(evidence)
     noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
     if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
@@ -243,7 +239,7 @@ def _relative(apart: float, size: float) -> float:
     return math.sqrt(apart / size) if size != 0.0 else (0.0 if apart == 0.0 else math.inf)
 
 
-def length(change: Sketch) -> float:
+def _length(change: Sketch) -> float:
     """The length of a change of weights."""
     return difference(change, [0.0] * len(change))
 

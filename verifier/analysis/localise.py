@@ -6,16 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..trace import Run, difference
-from .comparison import (
-    Gradients,
-    changes,
-    first_gradients,
-    gradients_apart,
-    length,
-    loss_apart,
-    norm_apart,
-    update_apart,
-)
+from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
 from .factors import readings, words
 
 EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number
@@ -66,8 +57,8 @@ def _in_order(run: Run, names: Mapping[str, float]) -> list[str]:
 
 def _updates_that_differ(run: Run, oracle: Run, step: int, allowed: float) -> dict[str, float]:
     mine, theirs = changes(run, step), changes(oracle, step)
-    differing = ((name, difference(mine.get(name, [0.0] * len(b)), b), length(b)) for name, b in theirs.items())
-    apart = {name: value / max(size, 1e-30) for name, value, size in differing}
+    differing = ((name, mine.get(name, [0.0] * len(b)), b) for name, b in theirs.items())
+    apart = {name: difference(a, b) / max(difference(b, [0.0] * len(b)), 1e-30) for name, a, b in differing}
     return {name: value for name, value in apart.items() if not value <= allowed} or apart
 
 
