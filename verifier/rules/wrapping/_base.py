@@ -17,6 +17,7 @@ from ..base import Rule
 Hits = Iterator[Hit]
 NOT_USED = "the script never called fully_shard"
 NO_STEP = "no optimizer step was seen"
+ONE_RANK = "one rank reduces no gradients: give a larger --nproc"
 
 
 class ShardedModelRule(Rule):

@@ -9,7 +9,7 @@ from ...source.looks import has_parameters, text
 from ...source.registry import detector
 from ...source.values import choices
 from ...trace.events import Late
-from ._base import NO_STEP, Hits, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
+from ._base import NO_STEP, ONE_RANK, Hits, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
 
 
 class ParamsAddedAfterShard(ShardedModelRule):
@@ -33,7 +33,7 @@ class ParamsAddedAfterShard(ShardedModelRule):
         if not late:
             return self.passed_with_steps(run, "no parameter was registered after its root was sharded")
         if run.world_size == 1:
-            return self.unknown("one rank reduces no gradients: give a larger --nproc")
+            return self.unknown(ONE_RANK)
         line = evidence.line_of(run, Late)
         if apart := [name for name in late if gradients_differ(run, name)]:
             what = "plain tensors, whose gradients are not reduced and differ between ranks"

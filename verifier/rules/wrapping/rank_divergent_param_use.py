@@ -3,7 +3,7 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Micro, Reduce
-from ._base import ShardedModelRule
+from ._base import ONE_RANK, ShardedModelRule
 
 
 class RankDivergentParamUse(ShardedModelRule):
@@ -26,7 +26,7 @@ class RankDivergentParamUse(ShardedModelRule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         if run.world_size == 1:
-            return self.unknown("one rank reduces no gradients: give a larger --nproc")
+            return self.unknown(ONE_RANK)
         found = _incomplete(run)
         for record, done, missing in found:
             reached = [r for r in record.ranks if r in missing or _reached(run, r, done)]
@@ -49,8 +49,7 @@ class RankDivergentParamUse(ShardedModelRule):
 
 
 def _incomplete(run: Run) -> list[tuple[Reduce, int, dict[int, frozenset[str]]]]:
-    """(record, backwards that its rank had ended before, {rank: parameters without gradient}) of each reduction that
-    some rank made without all gradients, in the order of steps."""
+    """(record, backwards of its rank before it, {rank: parameters without gradient}) of incomplete reductions, by step."""
     found: dict[tuple[int, int, str, tuple[int, ...]], tuple[Reduce, int, dict[int, frozenset[str]]]] = {}
     for trace in run.traces:
         done = 0

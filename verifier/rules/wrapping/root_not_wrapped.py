@@ -8,7 +8,7 @@ from ...source.values import Value, holders, root_of
 from ...trace.events import Shard
 from ..base import Rule
 from ..raised import stopped_on_plain_weights
-from ._base import NO_STEP, NOT_USED, Hits, elements, gradients_differ, late_parameters
+from ._base import NO_STEP, NOT_USED, ONE_RANK, Hits, elements, gradients_differ, late_parameters
 
 
 class RootNotWrapped(Rule):
@@ -36,11 +36,10 @@ class RootNotWrapped(Rule):
         if not shards:
             return self.unknown(NOT_USED)
         if run.world_size == 1:
-            return self.unknown("one rank reduces no gradients: give a larger --nproc")
+            return self.unknown(ONE_RANK)
         first = {name: entries[0] for name, entries in run.parameters.items()}
-        plain = [name for name, e in first.items() if e.trainable and not e.managed and not e.sharded]
         late = late_parameters(run)  # params-added-after-shard judges these
-        plain = [name for name in plain if name not in late]
+        plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in late]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
         line = evidence.line_of(run, Shard, last=True)
@@ -72,12 +71,7 @@ def root_not_wrapped(flow: Flow) -> Hits:
         chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
         if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
             continue
-        if (
-            not flow.forwards(root)
-            or id(root) not in flow.trained
-            or flow.escapes(root)
-            or _reduced_by_the_script(flow)
-        ):
+        if not flow.forwards(root) or id(root) not in flow.trained or flow.escapes(root) or _script_reduces(flow):
             continue
         managed = {id(m) for _, m in events}
         managed |= {id(part) for _, part in parts_of(root) for one in _modules(part) if one.name in chosen}
@@ -112,7 +106,7 @@ def _inside(part: Value, managed: set[int]) -> bool:
     return bool(inside) and inside <= managed
 
 
-def _reduced_by_the_script(flow: Flow) -> bool:
+def _script_reduces(flow: Flow) -> bool:
     """Whether the script itself averages gradients or freezes parameters."""
     stored = any(e.method in ("requires_grad", "grad") for e in flow.ops(STORE))
     calls = flow.matching(lambda name: name.rpartition(".")[2] in _REDUCE)
