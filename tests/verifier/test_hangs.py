@@ -1,4 +1,4 @@
-"""Why ranks wait for one another, told from hand-made logs of what they called: the right rule, and none where none is known."""
+"""Why ranks wait for one another, from written logs of their collectives: the right rule, or none where none is known."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class TestRules:
         evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
         return judge_one(RULES[rule], evidence)
 
-    def test_the_rule_tells_the_class(self) -> None:
+    def test_the_rule_names_the_factor(self) -> None:
         mine = trained(2, gradients(all=1.1))
         found = self.judge("matches-single-process", mine, trained(2, gradients(all=1.1)), trained(1, losses=(6, 4, 2)))
         assert found.status == "fail"
@@ -144,12 +144,12 @@ class TestRules:
         assert "loss went from 3 to 1" in found.evidence
         assert "all 5 trainable parameters got gradients" in found.evidence
 
-    def test_a_parameter_without_a_gradient_is_told(self) -> None:
+    def test_a_parameter_without_a_gradient_is_named(self) -> None:
         grads = {**gradients(), "head.weight": None}
         found = self.judge("matches-ddp", trained(2, grads), trained(2, grads), None)
         assert (found.status, "head.weight never got a gradient" in found.evidence) == ("pass", True)
 
-    def test_a_reference_that_cannot_be_made_is_open_and_the_other_oracle_decides(self) -> None:
+    def test_a_failed_reference_is_inconclusive_and_the_other_oracle_is_compared(self) -> None:
         broken = run([model()], [model()], role="reference")
         end = {"kind": "end", "how": "exception", "error": "TypeError", "message": "no mesh"}
         frame = {"file": "train.py", "line": 7, "function": "main", "code": "model.weight.device_mesh"}

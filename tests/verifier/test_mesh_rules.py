@@ -1,4 +1,4 @@
-"""The rules of the mesh family, and what runs say of tensor parallelism, on records made by hand."""
+"""The rules of the mesh family, and what runs say of tensor parallelism, on written records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[st
     return [model(entry), *records, micro(), step(), stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]})]
 
 
-def test_replicas_must_start_alike() -> None:
+def test_replicas_must_start_equal() -> None:
     assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1)).status == "pass"
     assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1)).status == "fail"
 
@@ -74,7 +74,7 @@ def test_dims_that_the_script_names_are_not_judged_by_position() -> None:
     assert judge("mesh-argument-wrong", *[[given, model()]] * 4).status == "not_applicable"
 
 
-def test_a_run_that_has_come_to_no_forward_leaves_the_mesh_open() -> None:
+def test_without_a_forward_the_mesh_is_inconclusive() -> None:
     assert judge("mesh-argument-wrong", *[[wrap(GRID)]] * 4).status == "inconclusive"
     assert judge("mesh-argument-wrong", *[[wrap(GRID, ("dp", "tp"), (2, 2))]] * 4).status == "fail"
 
@@ -84,12 +84,12 @@ def test_gradients_held_back_in_a_replica_fail() -> None:
     assert judge("hsdp-all-reduce-left-off", replica(0, 1.0, 1.0, held), replica(1)).status == "fail"
 
 
-def test_replicas_that_a_step_drives_apart_fail() -> None:
+def test_replicas_that_differ_after_a_step_fail() -> None:
     assert judge("hsdp-all-reduce-left-off", replica(0), replica(1)).status == "pass"
     assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, after=1.2)).status == "fail"
 
 
-def test_replicas_that_were_apart_before_are_another_rules() -> None:
+def test_replicas_that_differed_before_belong_to_another_rule() -> None:
     assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2)).status == "inconclusive"
 
 

@@ -1,4 +1,4 @@
-"""The rules of the wrapping and init families on records made by hand."""
+"""The rules of the wrapping and init families on written records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestTiedWeights:
     def test_one_tensor_must_stay_one_parameter(self, parameters: int, status: str) -> None:
         found = judge("tied-weights-split-groups", *[steps(self.ties(parameters))] * 2)
         assert found.status == status
-        assert "embed.weight and head.weight" in found.evidence
+        assert all(name in found.evidence for name in ("embed.weight", "head.weight"))
 
     def test_without_a_tie_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
         assert judge("tied-weights-split-groups", steps(), steps()).status == "not_applicable"
@@ -95,7 +95,7 @@ class TestDivergentUse:
     def test_other_parameters_on_another_rank_fail(self) -> None:
         found = judge("rank-divergent-param-use", steps(self.reduce("a")), steps(self.reduce("b")))
         assert found.status == "fail"
-        assert "rank 0 has none of a; rank 1 has none of b" in found.evidence
+        assert "rank 0" in found.evidence and "rank 1" in found.evidence
 
     def test_a_rank_that_lacks_nothing_writes_nothing(self) -> None:
         assert judge("rank-divergent-param-use", steps(self.reduce("a")), steps()).status == "fail"
@@ -161,7 +161,7 @@ class TestIdenticalShards:
         first, second = self.rank(w="a", v="b", u="c"), self.rank(w="a", v="d", u="e")
         assert judge("dtensor-rng-identical-shards-cpu", first, second).status == "pass"
 
-    def test_shards_that_tell_nothing_leave_it_open(self) -> None:
+    def test_shards_without_digests_are_inconclusive(self) -> None:
         assert judge("dtensor-rng-identical-shards-cpu", self.rank(w=None), self.rank(w=None)).status == "inconclusive"
         assert judge("dtensor-rng-identical-shards-cpu", self.rank(w="a")).status == "not_applicable"
 
@@ -172,7 +172,7 @@ class TestIdenticalShards:
         ]
         assert judge("dtensor-rng-identical-shards-cpu", *ranks).status == "not_applicable"
 
-    def test_what_a_digest_tells(self) -> None:
+    def test_what_a_digest_distinguishes(self) -> None:
         torch.manual_seed(0)
         weight = torch.randn(4, 4)
         assert shard_digest(weight) == shard_digest(weight.clone()) != shard_digest(weight + 1)
@@ -224,7 +224,7 @@ class TestLocalShards:
         ranks = [steps(self.made((6, 4))), steps(self.made((4, 4), line=replace(LINE, line=2)))]
         assert judge("local-shard-assumptions", *ranks).status == "pass"
 
-    def test_another_number_of_calls_is_open(self) -> None:
+    def test_another_number_of_calls_is_inconclusive(self) -> None:
         assert judge("local-shard-assumptions", steps(self.made((6, 4))), steps()).status == "inconclusive"
 
     def test_without_a_call_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
@@ -296,7 +296,7 @@ class TestPresence:
         assert judge_one(RULES[rule], Evidence(train=train)).status != "not_applicable"
 
     @pytest.mark.parametrize("rule", ["root-not-wrapped", "root-only-wrap"])
-    def test_a_script_without_any_fully_shard_stays_open(self, rule: str) -> None:
+    def test_a_script_without_any_fully_shard_is_inconclusive(self, rule: str) -> None:
         plain = [model(parameter(sharded=False), groups=[]), micro(), step(), stepped()]
         assert judge(rule, plain, plain).status == "inconclusive"
 
