@@ -101,12 +101,11 @@ class TestClip:
         open_ = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True)
         assert open_.status == "inconclusive"
         filled = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet))
-        assert filled.status == "not_applicable", "it was made for memory that nobody has written"
+        assert filled.status == "not_applicable", "the run was made for uninitialised memory"
         assert judge("manual-local-norm-clip", *quiet).status == "not_applicable", "nothing touches gradients"
 
     def test_one_factor_passes(self) -> None:
-        found = self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6)))
-        assert (found.status, "in force" in found.evidence) == ("pass", True)
+        assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6))).status == "pass"
 
     def test_two_factors_fail(self) -> None:
         assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"

@@ -86,8 +86,7 @@ def test_a_partial_number_that_is_read() -> None:
     read = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
     found = judge("grad-norm-item-partial", [model(), *BASE], [model(), *BASE, read, read])
     assert (found.status, found.location) == ("fail", LINE)
-    assert "`.item()`" in found.evidence
-    assert "1 such line" in found.evidence
+    assert "`.item()`" in found.evidence and "_NormP(2)" in found.evidence
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
     plain = model(parameter(sharded=False))
     assert judge("grad-norm-item-partial", [plain, *BASE]).status == "not_applicable"
@@ -292,9 +291,8 @@ class TestMatrixOptimizer:
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")
-        assert (found.status, found.location) == ("fail", LINE)
-        assert found.evidence.startswith("Muon works on shards")
-        assert "50% off" in found.evidence
+        assert (found.status, found.location, found.measured) == ("fail", LINE, pytest.approx(0.5))
+        assert "Muon" in found.evidence
 
     def test_the_same_update_passes(self) -> None:
         assert self.judge().status == "pass"

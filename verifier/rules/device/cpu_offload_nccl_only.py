@@ -9,11 +9,11 @@ from ..base import SourceRule
 
 
 class CpuOffloadNcclOnly(SourceRule):
-    """A process group that serves CPU-offloaded parameters has a backend for the CPU.
+    """With CPUOffloadPolicy the process group has a CPU backend.
 
-    Why: `CPUOffloadPolicy` keeps shards and gradients in the memory of the host. NCCL has no way to them, so the first
-    collective on them (the norm for clipping, a checkpoint) stops with "No backend type associated with device type
-    cpu", after the model was loaded and the first step was computed.
+    Why: `CPUOffloadPolicy` keeps shards and gradients in host memory, which NCCL does not support. The first collective
+    on them (the gradient norm, a checkpoint) raises "No backend type associated with device type cpu", after the model
+    was loaded and the first step was computed.
     Wrong:
         def build():
             dist.init_process_group("nccl")
@@ -37,6 +37,6 @@ def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:
         return
     for event, _ in flow.shards:
         if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy") is not None:
-            told = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
-            yield flow.hit("cpu-offload-nccl-only", told, groups[0])
+            what = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
+            yield flow.hit("cpu-offload-nccl-only", what, groups[0])
             return
