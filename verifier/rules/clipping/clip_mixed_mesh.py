@@ -32,16 +32,10 @@ class ClipMixedMesh(RaisedRule):
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence):
             return ""
-        if not _several_meshes(evidence.trained):
+        sharded = [e for es in evidence.trained.parameters.values() for e in es if e.trainable and e.sharded]
+        if len({(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}) == len({e.rank for e in sharded}):
             return "all parameters of a rank are on one mesh"
         return "" if evidence.gradients or changes_gradients(evidence.trained) else "the script clips no gradient"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return by_norm(run, cause)
-
-
-def _several_meshes(run: Run) -> bool:
-    """Whether the trainable sharded parameters of some rank are on more than one mesh."""
-    sharded = [e for entries in run.parameters.values() for e in entries if e.trainable and e.sharded]
-    meshes = {(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}
-    return len(meshes) > len({e.rank for e in sharded})

@@ -8,7 +8,6 @@ from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
 from ...source.values import Value, reach
-from ...trace import Run
 from ...trace.events import PartialRead
 from ..base import Rule
 
@@ -21,10 +20,8 @@ class GradNormItemPartial(Rule):
     rank. Logs are wrong, and the ranks decide differently at a threshold.
     Wrong:
         norms = [p.grad.norm().item() for p in model.parameters()]
-        total = sum(norm**2 for norm in norms) ** 0.5
     Right:
         norms = [p.grad.norm().full_tensor().item() for p in model.parameters()]
-        total = sum(norm**2 for norm in norms) ** 0.5
     Fix: Call `.full_tensor()` (on all ranks) before `.item()` or `float()`; for the norm of all gradients use the
     result of `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.get_total_norm`.
     Source: radixark/miles_diffusion PR#35; pytorch#170862; baidu-baige/LoongForge PR#152; hiyouga/LlamaFactory
@@ -34,20 +31,17 @@ class GradNormItemPartial(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         sharded = any(e.sharded for entries in evidence.trained.parameters.values() for e in entries)
-        return "" if sharded or _reads(evidence.trained) else "no parameter is a DTensor"
+        read = any(trace.first(PartialRead) for trace in evidence.trained.traces)
+        return "" if sharded or read else "no parameter is a DTensor"
 
     def judge(self, evidence: Evidence) -> Finding:
-        reads = _reads(evidence.trained)
+        reads = [record for trace in evidence.trained.traces for record in trace.of(PartialRead)]
         if not reads:
             return self.passed("no scalar was read from a Partial DTensor")
         first, ranks = reads[0], evidence.trained.world_size
         lines = count(len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}), "such line")
         read = f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor ({', '.join(first.placements)})"
         return self.failed(f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line)
-
-
-def _reads(run: Run) -> list[PartialRead]:
-    return [record for trace in run.traces for record in trace.of(PartialRead)]
 
 
 _CALLS = {name: f".{name}()" for name in ("item", "tolist", "numpy")}

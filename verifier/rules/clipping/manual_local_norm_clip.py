@@ -29,10 +29,8 @@ class ManualLocalNormClip(Rule):
     Right:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    Fix: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`; on DTensor gradients its norm is over
-    all ranks.
-    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. In a separate run (provoked) the probe makes the
-    gradients 1e6 times as large, so that every clip is reached.
+    Fix: Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, whose norm of DTensors is over all ranks.
+    Source: NVIDIA-NeMo/RL PR#3788; areal-project/AReaL PR#335. A separate run makes the gradients 1e6 times as large.
     """
 
     needs = frozenset({"train", "provoked"})
@@ -66,7 +64,8 @@ class ManualLocalNormClip(Rule):
             ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
             name = max(ratios, key=lambda name: ratios[name])
             factors = ", ".join(f"{v:.4g}" for v in scales[name])
-            text = f"the shards of {name} are scaled by {factors} on the ranks (uneven in {len(apart)} of {len(scales)} parameters)"
+            of_all = f"{len(apart)} of {len(scales)} parameters differ"
+            text = f"the ranks scale the shards of {name} by {factors} ({of_all})"
             line = find_local_norm(evidence.sources) or evidence.line_of(run, Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)
         if not (clipped := _clipped(scales)):
@@ -89,15 +88,13 @@ def _clipped(scales: dict[str, list[float]]) -> list[str]:
     return [name for name, factors in scales.items() if uneven(factors) or max(factors) < 1.0 - SAME]
 
 
-_SCALES = ("mul_", "div_", "copy_")
-
-
 @detector("manual-local-norm-clip")
 def manual_local_norm_clip(flow: Flow) -> Iterator[Hit]:
     """Gradients scaled by a factor computed from local shards without a collective."""
-    seen: set[ast.AST] = set()
+    found: dict[ast.AST, Hit] = {}
     for event in flow.events:
-        scales = event.method in _SCALES or (event.op == "(augmented)" and event.method in ("Mult", "Div"))
+        augmented = event.op == "(augmented)" and event.method in ("Mult", "Div")
+        scales = event.method in ("mul_", "div_", "copy_") or augmented
         if not scales or event.on is None or not event.args or not gradient(flow, event.on, event):
             continue
         factor = event.args[0]
@@ -105,8 +102,7 @@ def manual_local_norm_clip(flow: Flow) -> Iterator[Hit]:
             taken = part.name in LOCAL and gradient(flow, part, event)
             if taken and names(factor) & {"norm", "vector_norm", "square", "pow", "Pow"} and not shared(factor):
                 node = part.node if part.node is not None else event.node
-                if node not in seen:
-                    what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
-                    yield flow.hit("manual-local-norm-clip", what, part.event or event)
-                seen.add(node)
+                what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
+                found.setdefault(node, flow.hit("manual-local-norm-clip", what, part.event or event))
                 break
+    yield from found.values()

@@ -11,8 +11,7 @@ class AcCompileOrder(SourceRule):
     """Each block is wrapped for activation checkpointing, then compiled, then sharded.
 
     Why: checkpointing a compiled block leaves `_orig_mod` in its parameter names, also in saved state dicts, and may
-    recompute other tensors than the forward kept. Checkpointing a sharded block recomputes through FSDP's hooks, which
-    all-gather its parameters once more.
+    recompute other tensors than the forward kept. Checkpointing a sharded block runs FSDP's all-gathers once more.
     Wrong:
         for number, block in enumerate(model.blocks):
             fully_shard(block)

@@ -25,13 +25,10 @@ class SameDataOnEveryRank(Rule):
     Wrong:
         torch.manual_seed(0)
         tokens = torch.randint(0, vocabulary, (batch_size, sequence_length))  # the same on every rank
-        loss_of(model, tokens).backward()
     Right:
         start = step * batch_size * dist.get_world_size() + dist.get_rank() * batch_size
         tokens = dataset[start : start + batch_size]  # each rank its own slice of the global batch
-        loss_of(model, tokens).backward()
-    Fix: Give each rank its own slice of the global batch, e.g. `DistributedSampler(dataset)`, or seed the data
-    generator with seed + rank.
+    Fix: Give each rank its own slice of the global batch (`DistributedSampler`), or seed its data with seed + rank.
     Source: the official pytorch/examples FSDP2 script (all ranks seeded alike); mehta-lab/VisCy PR#408.
     """
 
@@ -66,19 +63,11 @@ class SameDataOnEveryRank(Rule):
 
 
 _BY_RANK = ("split_dataset_by_node", "node_rank", "dp_rank", "data_parallel_rank", "get_worker_info")
-_OWN_ORDER = ("sampler", "batch_sampler", "collate_fn")
 _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatDataset")
 
 
-def _loaded_in_training(flow: Flow, loader: Event) -> bool:
-    """Whether a loader is iterated over around a backward."""
-    loops = {loop for backward in flow.methods("backward") for loop in backward.loops}
-    turns = [event for event in flow.ops(ITERATE) if event.node in loops]
-    return any(part is loader.result for event in turns for part in reach(event.args[0]))
-
-
 def _trained_on(run: Run, step: int) -> list[Counter[int]]:
-    """For each rank its samples of a step, without those of a loss of exactly zero (dummy batches for equal step counts)."""
+    """For each rank its samples of a step, without those of a loss of exactly zero (dummy batches)."""
     micros = run.micros(step)
     return [Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros]
 
@@ -93,13 +82,15 @@ def _by_chance(batch: Counter[int], samples: int, trials: int) -> float:
 def same_data_on_every_rank(flow: Flow) -> Iterator[Hit]:
     if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses or names_in(flow, *_BY_RANK):
         return
+    loops = {loop for backward in flow.methods("backward") for loop in backward.loops}
+    loaded = [part for e in flow.ops(ITERATE) if e.node in loops for part in reach(e.args[0])]
     for event in flow.ops("data.DataLoader"):
         dataset = event.arg(0, "dataset")
-        given = [value for name in _OWN_ORDER if (value := event.kwargs.get(name)) is not None]
+        given = [v for name in ("sampler", "batch_sampler", "collate_fn") if (v := event.kwargs.get(name)) is not None]
         own_order = event.open or len(event.args) > 3 or not all(is_const(value, None) for value in given)
-        if dataset is None or own_order or not _is_map(flow, dataset) or not _same_order(flow, event):
+        if dataset is None or own_order or not _same_order(flow, event) or flow.escapes(event.result):
             continue
-        if _loaded_in_training(flow, event) and not flow.escapes(event.result):
+        if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
             what = f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank"
             yield flow.hit("same-data-on-every-rank", what, event)
 
@@ -115,9 +106,7 @@ def _same_order(flow: Flow, event: Event) -> bool:
     return any(e.args and not e.args[0].rank for e in flow.ops("torch.manual_seed") if e.index < event.index)
 
 
-def _is_map(flow: Flow, dataset: Value) -> bool:
-    for one in choices(dataset):
-        own = one.kind == "object" and one.cls is not None and "Iterable" not in "".join(flow.external_bases(one.cls))
-        if not own and not (one.kind == "made" and one.name in _MAPS):
-            return False
-    return True
+def _is_map(flow: Flow, one: Value) -> bool:
+    """Whether a dataset is indexed, and so is the same on all ranks."""
+    own = one.kind == "object" and one.cls is not None and "Iterable" not in "".join(flow.external_bases(one.cls))
+    return own or (one.kind == "made" and one.name in _MAPS)

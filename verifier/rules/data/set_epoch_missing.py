@@ -9,7 +9,7 @@ from ...source.looks import is_const, names_in, text
 from ...source.looks_data import SAMPLER
 from ...source.registry import detector
 from ...source.values import reach
-from ...trace import Run, Trace
+from ...trace import Trace
 from ...trace.events import Micro, Sampler, SetEpoch
 from ..base import Rule
 
@@ -22,14 +22,12 @@ class SetEpochMissing(Rule):
     Wrong:
         sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
         for epoch in range(2):
-            for index in sampler:
-                pass
+            batches = list(sampler)
     Right:
         sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
         for epoch in range(2):
             sampler.set_epoch(epoch)
-            for index in sampler:
-                pass
+            batches = list(sampler)
     Fix: Call `sampler.set_epoch(epoch)` before every epoch (also after a resume), on the sampler that the loader uses.
     Source: huggingface/nanoVLM PR#124; mehta-lab/VisCy PR#408; the documentation of `DistributedSampler`.
     """
@@ -38,7 +36,7 @@ class SetEpochMissing(Rule):
         run = evidence.trained
         begun = max(len(_begun(trace)) for trace in run.traces)
         if begun == 1 and all(t.end is not None and t.end.how != "stopped" for t in run.traces):
-            return absent(run, _sets_epoch(run), "the script makes a single epoch")
+            return absent(run, any(t.first(SetEpoch) for t in run.traces), "the script makes a single epoch")
         return absent(run, begun, "no DistributedSampler shuffles")
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -52,10 +50,8 @@ class SetEpochMissing(Rule):
                 order = f"(seed {again.seed}, {count(again.samples, 'sample')} on this rank)"
                 text = f"the sampler repeats the order of epoch {again.epoch} {order}: set_epoch was {called}"
                 return self.failed(text, again.at_line)
-        if max(map(len, begun)) == 1 and not _sets_epoch(run):
-            return self.unknown(
-                "the run ended in the first epoch, before which set_epoch was not called: give more --steps"
-            )
+        if max(map(len, begun)) == 1 and not any(trace.first(SetEpoch) for trace in run.traces):
+            return self.unknown("the run ended in the first epoch, without a call of set_epoch: give more --steps")
         if evidence.hits.get(self.name):
             return self.unknown("the run ended in the first epoch")
         epochs = len({r.epoch for records in begun for r in records})
@@ -63,18 +59,14 @@ class SetEpochMissing(Rule):
 
 
 def _begun(trace: Trace) -> list[Sampler]:
-    """The orders that a rank's shuffling samplers have begun."""
+    """The epochs that a rank's shuffling samplers have begun."""
     return [record for record in trace.of(Sampler) if record.shuffle]
-
-
-def _sets_epoch(run: Run) -> bool:
-    return any(trace.first(SetEpoch) is not None for trace in run.traces)
 
 
 def _repeated(trace: Trace) -> Sampler | None:
     """The sampler record that begins an order on which this rank has trained before.
 
-    An order of which only a first batch is read (for its shape), or that is iterated over without training, does not count.
+    An order of which only a first batch is read (for its shape), or on which nothing is trained, does not count.
     """
     begun: dict[tuple[int, int, int], int] = {}  # (dataset, seed, epoch): micro-batches since its order was begun
     last: tuple[int, int, int] | None = None

@@ -24,8 +24,7 @@ class SetDeviceMissing(SourceRule):
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device)
             return shard(Decoder().to(device))
-    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and give `init_process_group` the
-    `device_id`.
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first; pass `device_id` to `init_process_group`.
     Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531. `init_device_mesh("cuda", ...)`
     sets the device itself, if nothing was moved to a GPU before.
     Torch: read from the sources alone; not run, it needs two GPUs.
@@ -34,16 +33,13 @@ class SetDeviceMissing(SourceRule):
     named_by = ("cuda", "nccl")
 
 
-_SETS_DEVICE = ["set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device"]
-_SETS_DEVICE += ["set_default_device", "device_index"]
-
-
 @detector("set-device-missing")
 def set_device_missing(flow: Flow) -> Iterator[Hit]:
     """A module is moved to the current GPU before a device is set."""
     groups = process_groups(flow)
     nccl = bool(groups) and all(is_nccl(event) for event in groups)
-    if not flow.certain or not flow.roots or not nccl or names_in(flow, *_SETS_DEVICE):
+    words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device")
+    if not flow.certain or not flow.roots or not nccl or names_in(flow, *words, "set_default_device", "device_index"):
         return
     meshes = flow.ops("dist.init_device_mesh")
     for event in flow.methods("cuda", "to"):

@@ -12,8 +12,7 @@ class GlooAvgIsSum(Rule):
     """`ReduceOp.AVG` averages in gloo's `reduce_scatter_tensor`.
 
     Why: with older torch versions gloo silently computes the sum. FSDP2 averages gradients with it, so on CPU every
-    gradient is too large by a factor of the world size. NCCL is right. It is a fault of the environment, which every
-    comparison of numbers shows, whatever the script does.
+    gradient is too large by a factor of the world size, whatever the script does. NCCL is right.
     Wrong:
         whole, part = torch.ones(dist.get_world_size()), torch.empty(1)
         dist.reduce_scatter_tensor(part, whole, op=dist.ReduceOp.AVG)  # torch 2.7.1, gloo: the sum

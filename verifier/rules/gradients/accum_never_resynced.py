@@ -13,9 +13,8 @@ from ._base import UnreducedRule
 class AccumNeverResynced(UnreducedRule):
     """All gradients are reduced before the optimizer steps.
 
-    Why: with `set_requires_gradient_sync(False)` FSDP accumulates unreduced gradients. If the last micro-batch does not
-    turn sync on again, every sharded `.grad` is None and the step changes nothing; if only some backwards are synced,
-    the rest goes into the next step.
+    Why: with `set_requires_gradient_sync(False)` FSDP accumulates unreduced gradients. Unless the last micro-batch is
+    synced, `.grad` is None and the step changes nothing, or what is not reduced yet is added to the next step.
     Wrong:
         for i, micro in enumerate(micros):
             model.set_requires_gradient_sync(i == len(micros))  # never true: the last index is len - 1
@@ -26,7 +25,7 @@ class AccumNeverResynced(UnreducedRule):
             model.set_requires_gradient_sync(i == len(micros) - 1)
             loss_of(model, micro).backward()
         optimizer.step()
-    Fix: Set the flag before every micro-batch, True for the last one of the step, and step only after a synced backward.
+    Fix: Set the flag before every micro-batch, True for the last one of the step; step only after a synced backward.
     Source: pytorch PR#118298 (review); FSDP2 has no `no_sync`, see `FSDPModule.set_requires_gradient_sync`.
     """
 

@@ -5,7 +5,7 @@ from ...analysis.factors import NEAR, Reading, near, readings, total_weight, wor
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run, difference
-from ...trace.events import Divide, Micro, Place, Step
+from ...trace.events import Divide, Micro, Step
 from ._base import ScaleRule
 
 
@@ -17,10 +17,8 @@ class DoubleOrMissingWorldScale(ScaleRule):
     clip, the loss curve hides a constant factor; weight decay, SGD and the clip threshold do not.
     Wrong:
         loss = loss_of(model, batch) / dist.get_world_size()  # FSDP averages over ranks already
-        loss.backward()
     Right:
         loss = loss_of(model, batch) / accumulation_steps
-        loss.backward()
     Fix: Divide the mean loss of the micro-batch by the number of micro-batches of the step; FSDP averages over ranks.
     Source: pytorch/torchtitan#2318; meta-pytorch/torchtune PR#2172; the docstring of `set_gradient_divide_factor`.
     """
@@ -51,27 +49,21 @@ class DoubleOrMissingWorldScale(ScaleRule):
     def _scaled(
         self, evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading], text: str
     ) -> Finding:
-        line, where = _scaled_at(evidence, run, field, ratio, found)
+        """The finding at the line that scales the gradients, as far as the records show it."""
+        line, where = evidence.line_of(run, Micro), "the factor is applied in this backward or before it"
+        if field == "grads_at_step":
+            line, where = evidence.line_of(run, Step), "the gradients are scaled between backward and this line"
+        for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
+            factor = len(run.data_ranks) / float(record.factor)
+            if near(ratio, factor):
+                line, where = record.at_line, "`set_gradient_divide_factor` is called here"
+            elif near(ratio, 1.0 / factor):
+                line, where = record.at_line, "this `set_gradient_divide_factor` does not reach this parameter's group"
         return self.failed(f"{text}, {words(found)}; {where}", line, measured=ratio, limit=1.0)
 
 
-def _scaled_at(
-    evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading]
-) -> tuple[Place | None, str]:
-    """(line, what it does) of what scales the gradients, as far as the records show it."""
-    for record in reversed(list(run.places(Divide)) if all(r.cause == "ranks" for r in found) else []):
-        factor = len(run.data_ranks) / float(record.factor)
-        if near(ratio, factor):
-            return record.at_line, "`set_gradient_divide_factor` is called here"
-        if near(ratio, 1.0 / factor):
-            return record.at_line, "`set_gradient_divide_factor`, called here, does not reach this parameter's group"
-    if field == "grads_at_step":
-        return evidence.line_of(run, Step), "the gradients are scaled between backward and this line"
-    return evidence.line_of(run, Micro), "the factor is applied in this backward or before it"
-
-
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:
-    """(field, parameter, factor) wherever the first gradient is a multiple of the oracle's, at backward or at the step."""
+    """(field, parameter, factor) where the first gradient is a multiple of the oracle's, after backward or at the step."""
     for field in ("grads", "grads_at_step"):
         mine, theirs = run.whole(Step, field, 1), oracle.whole(Step, field, 1)
         for name, a in mine.items():

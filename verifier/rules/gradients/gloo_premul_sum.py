@@ -34,5 +34,4 @@ class GlooPremulSum(RaisedRule):
         return "not checked with one rank, which reduces nothing: give --nproc 2" if alone else ""
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        lines = [r.at_line for r in run.places(Divide) if r.at_line]
-        return lines[-1] if lines else cause.location
+        return next((r.at_line for r in reversed([*run.places(Divide)]) if r.at_line), cause.location)

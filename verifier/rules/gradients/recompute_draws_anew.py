@@ -19,8 +19,7 @@ class RecomputeDrawsAnew(Rule):
             x = checkpoint(block, x, use_reentrant=False)
     Fix: Leave `preserve_rng_state` at True (the default) wherever the checkpointed part has dropout. If a library sets
     it, turn off its activation checkpointing and checkpoint the blocks yourself, or set the dropout to 0.
-    Source: allenai/OLMo-core PR#828; allenai/OLMo PR#702; pytorch/torchtitan#1323; measured on accelerate 1.15.0
-    (`fsdp2_apply_ac`).
+    Source: allenai/OLMo-core PR#828; allenai/OLMo PR#702; torchtitan#1323; `fsdp2_apply_ac` of accelerate 1.15.0.
     """
 
     def applies(self, evidence: Evidence) -> str:

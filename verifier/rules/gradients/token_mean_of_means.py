@@ -12,8 +12,7 @@ class TokenMeanOfMeans(ScaleRule):
     """The loss of a step is the mean over all its targets, not the mean of per-rank means.
 
     Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If
-    each divides by its own, a target in a short micro-batch weighs more than one in a long one. DDP does the same, so
-    the comparison with DDP cannot show it.
+    each divides by its own, a target in a short one weighs more. DDP does the same, so comparing with DDP hides it.
     Wrong:
         loss = F.cross_entropy(logits, targets, ignore_index=-100) / accumulation_steps
         loss.backward()
@@ -34,9 +33,7 @@ class TokenMeanOfMeans(ScaleRule):
             equal = all(len({valid for _, valid in weights}) == 1 for weights in steps.values())
             return "all micro-batches of a step have the same number of targets" if equal else ""
         compared = run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
-        return (
-            "no cross entropy was seen; the comparison with one process on the global batch decides" if compared else ""
-        )
+        return "no cross entropy was seen; matches-single-process covers other losses" if compared else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         steps = _weights(evidence)
@@ -47,11 +44,10 @@ class TokenMeanOfMeans(ScaleRule):
             per_target = [weight / valid for weight, valid in weights]
             worst = max(per_target) / min(per_target) - 1.0 if min(per_target) > 0 else math.inf
             if max(counts) > min(counts) and worst > NEAR:
-                text = f"at step {step}, in micro-batches of {min(counts)} to {max(counts)} targets, some targets weigh"
+                text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others"
+                text += f" (micro-batches of {min(counts)} to {max(counts)} targets)"
                 line = evidence.line_of(evidence.full_precision, Micro)
-                return self.failed(
-                    f"{text} {1.0 + worst:.3g} times as much as others", line, measured=worst, limit=NEAR
-                )
+                return self.failed(text, line, measured=worst, limit=NEAR)
         return self.passed(f"every target has the same weight in each of {count(len(steps), 'step')}")
 
 

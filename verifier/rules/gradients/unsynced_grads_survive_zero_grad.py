@@ -9,9 +9,8 @@ from ._base import UnreducedRule
 class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
     """`zero_grad` does not clear gradients that FSDP has not reduced yet.
 
-    Why: backwards without sync accumulate in FSDP's unsharded parameters, which `zero_grad` does not reach. If an
-    accumulation window is abandoned (the epoch ends in it, a step is skipped, an error is caught), those gradients
-    stay and are added to the next window's.
+    Why: backwards without sync accumulate in FSDP's unsharded parameters, which `zero_grad` does not reach. Those of an
+    abandoned window (the epoch ends in it, a step is skipped, an error is caught) are added to the next window's.
     Wrong:
         for i, micro in enumerate(micros):
             last = (i + 1) % accumulation_steps == 0  # never true in a short last window

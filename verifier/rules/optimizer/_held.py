@@ -7,7 +7,6 @@ from typing import ClassVar
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Optimizer, Step, Stepped
 from ..base import Rule
 
@@ -32,12 +31,8 @@ class HeldRule(Rule):
             return self.unknown("the optimizer holds no parameter of a model that was seen")
         if not missing or (built is not None and built.after_forward) is not self.after_forward:
             return self.passed(f"the optimizer holds {count(len(record.held), 'parameter')} of the model")
-        still = sum(not _moves(run, name) for name in missing)
+        changes = [r.moved for step in range(1, run.steps() + 1) for r in run.at_step(Stepped, step)]
+        still = sum(all(moved.get(name, [0.0])[0] == 0.0 for moved in changes) for name in missing)
         what = f"it does not hold {len(missing)} of {len(run.parameters)} parameters of the model ({some(missing)})"
         text = f"the optimizer was built {self.built}: {what}; {still} did not change in {count(run.steps(), 'step')}"
         return self.failed(text, built.at_line if built is not None else None)
-
-
-def _moves(run: Run, name: str) -> bool:
-    records = (r for step in range(1, run.steps() + 1) for r in run.at_step(Stepped, step))
-    return any(r.moved.get(name, [0.0])[0] != 0.0 for r in records)

@@ -41,14 +41,13 @@ class UnsupportedOptimizer(RaisedRule):
         return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        lines = [r.at_line for r in run.places(Optimizer) if r.at_line]
-        return lines[-1] if lines else cause.location
+        return next((r.at_line for r in reversed([*run.places(Optimizer)]) if r.at_line), cause.location)
 
 
 @detector("lowbit-or-unsupported-optimizer")
 def unsupported_optimizer(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("torch.optim.Adafactor"):
-        models = next((models for made, models in flow.optimizers if made is event), [])
-        if any(flow.sharded_by(model, event) is not None for model in models):
+    for event, models in flow.optimizers:
+        sharded = any(flow.sharded_by(model, event) is not None for model in models)
+        if sharded and event.op == "torch.optim.Adafactor":
             what = f"{text(event.node)} cannot update sharded matrices"
             yield flow.hit("lowbit-or-unsupported-optimizer", what, event)

@@ -5,7 +5,7 @@ from ...finding import Hit
 from ...source.events import ITERATE, Event, Flow, covers, exclusive
 from ...source.looks import inner, names_in
 from ...source.registry import detector
-from ...source.values import Value, holders, reach
+from ...source.values import holders, reach
 from ._held import HeldRule
 
 
@@ -42,26 +42,21 @@ def optim_before_shard(flow: Flow) -> Iterator[Hit]:
 @detector("optim-before-shard")
 def groups_before_shard(flow: Flow) -> Iterator[Hit]:
     """Parameters listed before the sharding and passed to an optimizer after it."""
+    eager = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
+    made = [e for e in eager if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)]
+    iterations = [e for e in made if e.args[0].name in ("parameters", "named_parameters")]
     for event, models in flow.optimizers:
         for model in models:
             shard = flow.sharded_by(model, event)
             if shard is None or _regrouped(flow, event):
                 continue
             given = [part for one in event.given() for part in reach(one)]
-            taken = [e for e in _taken(flow, model) if e.args[0].attrs.get("*") is not None]
+            taken = [e for e in iterations if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None]
             held = [e for e in taken if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))]
             if held and all(covers(e, shard) for e in held) and not any(e.index > shard.index for e in taken):
                 what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
                 yield flow.hit("optim-before-shard", f"{what} replaced them", event)
                 break
-
-
-def _taken(flow: Flow, model: Value) -> list[Event]:
-    """Where the parameters of a model are iterated over; a generator expression is not run at once."""
-    found = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
-    eager = [(e, e.args[0]) for e in found if e.args and not isinstance(e.node, ast.GeneratorExp)]
-    made = [(e, v) for e, v in eager if v.kind == "made" and v.name in ("parameters", "named_parameters")]
-    return [event for event, value in made if value.event.on is model]
 
 
 def _regrouped(flow: Flow, event: Event) -> bool:

@@ -12,8 +12,7 @@ class OptimBuiltAfterForward(HeldRule):
     """The optimizer is built before any forward, or after `reshard()`.
 
     Why: a forward leaves the root group unsharded (without gradients, or with `reshard_after_forward=False`, others
-    too). `model.parameters()` then returns temporary plain tensors: the optimizer holds those, and embedding, norm
-    and head do not train while the blocks do.
+    too). `model.parameters()` then returns temporary tensors: embedding, norm and head do not train, the blocks do.
     Wrong:
         shard(model)
         with torch.no_grad():
@@ -45,8 +44,6 @@ def optim_built_after_forward(flow: Flow) -> Iterator[Hit]:
                 continue
             between = flow.events[ran[0].index : event.index]
             if not any(e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between):
-                what = (
-                    f"{text(ran[0].node)} in line {ran[0].line} left the root unsharded: this optimizer holds temporary"
-                )
-                yield flow.hit("optim-built-after-forward", f"{what} tensors", event)
+                what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
+                yield flow.hit("optim-built-after-forward", f"{what} left the root unsharded", event)
                 break

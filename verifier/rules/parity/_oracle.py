@@ -13,16 +13,20 @@ from ...trace.events import Micro, Step, Stepped, Stress
 from ..base import Rule
 
 UNREPRODUCIBLE = 0.05
-ORACLES = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
-_SECOND = {
-    "DDP": ("single", "one process"),
-    "one process": ("reference", "DDP"),
-}  # only the original shows what was lost
+_SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
+
+
+class OracleRule(Rule):
+    """A rule that compares the full-precision run with an oracle, and so sees a difference and not its cause."""
+
+    names_a_cause = False
+    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
 
 
 def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_batch: str = "") -> Finding:
-    """Compare the full-precision run with the oracle `role`. `same_batch`: the advice where their global batches differ."""
-    run, oracle = evidence.full_precision, _run(evidence, role)
+    """Compare the full-precision run with an oracle. `same_batch`: the advice where their global batches differ."""
+    run: Run | None = evidence.full_precision
+    oracle: Run | None = getattr(evidence, role)
     if run and oracle and run.steps() and oracle.steps() and same_batch:
         mine, theirs = run.global_batch(1).total(), oracle.global_batch(1).total()
         if mine != theirs:
@@ -65,15 +69,10 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     return rule.failed(f"differs from {label}: {text}", line, measured=over[name], limit=allowed[name])
 
 
-def _run(evidence: Evidence, role: str) -> Run | None:
-    found: Run | None = getattr(evidence, role)
-    return found
-
-
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
     """Whether the other oracle "agrees" or "differs"; None if it cannot decide."""
     role, name = _SECOND.get(label, ("", ""))
-    other = _run(evidence, role) if role else None
+    other: Run | None = getattr(evidence, role) if role else None
     if other is None or incomparable(run, other, role, name) is not None:
         return None
     measures = compare(run, other).measures

@@ -4,12 +4,11 @@ from dataclasses import replace
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Local
-from ..base import Rule
-from ._oracle import ORACLES, judge_against
+from ._oracle import OracleRule, judge_against
 from .matches_single_process import MatchesSingleProcess
 
 
-class MatchesDdp(Rule):
+class MatchesDdp(OracleRule):
     """The result equals that of the same script with DDP in place of `fully_shard`.
 
     Why: FSDP2 changes where tensors are stored, not what is computed. Losses, gradient norms, the gradients of step 1
@@ -27,24 +26,20 @@ class MatchesDdp(Rule):
     Source: the same script under `torch.nn.parallel.DistributedDataParallel`, which the probe substitutes.
     """
 
-    names_a_cause = False
-    needs = ORACLES
-
     def judge(self, evidence: Evidence) -> Finding:
         found = judge_against(self, evidence, "reference", "DDP")
         if (prevented := evidence.missing.get("ddp")) is not None:
             used = r"\1 the whole model on each rank with gradients averaged"
             text = re.sub(r"^(agrees with|differs from) DDP", used, found.evidence)
             found = replace(found, evidence=f"{text} (DDP cannot run this script: {prevented})")
-        return self._by_one_process(evidence, found) if found.status == "fail" else found
-
-    def _by_one_process(self, evidence: Evidence, found: Finding) -> Finding:
-        """A difference from DDP is a fault only where one process differs too: code on shards has no DDP equivalent."""
+        if found.status != "fail":
+            return found
+        # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
         other = MatchesSingleProcess().judge(evidence)
         line = evidence.line_of(evidence.reference, Local)
         if other.status == "fail" or (other.status == "inconclusive" and line is None):
             return found
-        where = f"{line.file.rpartition('/')[2]}:{line.line} uses local shards, which" if line else "this script"
+        where = f"code on local shards at {line.file.rpartition('/')[2]}:{line.line}" if line else "code of this script"
         if other.status == "inconclusive":
             return self.unknown(f"{where} has no DDP equivalent, and one process is inconclusive: {other.evidence}")
         text = f"{where} has no DDP equivalent; judged by one process: {other.evidence}"

@@ -1,10 +1,9 @@
 from ...evidence import Evidence
 from ...finding import Finding
-from ..base import Rule
-from ._oracle import ORACLES, judge_against
+from ._oracle import OracleRule, judge_against
 
 
-class MatchesOriginal(Rule):
+class MatchesOriginal(OracleRule):
     """The result equals that of the script from which this one was converted.
 
     Why: DDP and one process run the converted script, so they lack whatever the conversion lost: a learning rate, a
@@ -20,8 +19,7 @@ class MatchesOriginal(Rule):
     Source: the original script, run unmodified from the same weights (`--reference "SCRIPT ARGS"`).
     """
 
-    names_a_cause = False
-    needs = ORACLES | {"original"}
+    needs = OracleRule.needs | {"original"}
 
     def applies(self, evidence: Evidence) -> str:
         known = evidence.original is not None or "original" in evidence.missing

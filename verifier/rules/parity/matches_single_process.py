@@ -1,10 +1,9 @@
 from ...evidence import Evidence
 from ...finding import Finding
-from ..base import Rule
-from ._oracle import ORACLES, judge_against
+from ._oracle import OracleRule, judge_against
 
 
-class MatchesSingleProcess(Rule):
+class MatchesSingleProcess(OracleRule):
     """The result equals that of one process on the whole global batch.
 
     Why: DDP shares the faults of the script itself: a mean of per-rank means, a data split that drops samples, a
@@ -20,9 +19,6 @@ class MatchesSingleProcess(Rule):
     Fix: Compute the loss over the global batch: divide by global counts, all-gather what samples need of each other.
     Source: the same script at world size 1 without FSDP. pytorch/torchtitan PR#1803 for the token form.
     """
-
-    names_a_cause = False
-    needs = ORACLES
 
     def judge(self, evidence: Evidence) -> Finding:
         same_batch = "the global batch depends on the number of ranks (--single-args can set that of one process)"

@@ -10,11 +10,9 @@ from ..checkpoint._resumed import load_line, saved_at
 class ResumeIsExact(Rule):
     """At the same world size a resumed run continues bitwise equal.
 
-    Why: whatever a checkpoint lacks (RNG state, an average of the weights, a loss scale) shows in the trajectory, even
-    where no single piece of state shows it.
+    Why: whatever a checkpoint lacks (RNG state, an average of the weights, a loss scale) shows in the trajectory.
     Wrong:
-        state = {"model": model_state, "optimizer": optimizer_state}  # dropout: other masks after the resume
-        dcp.save(state, checkpoint_id=path)
+        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # dropout: other masks
     Right:
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, torch.get_rng_state())

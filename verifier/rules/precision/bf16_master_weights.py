@@ -21,12 +21,10 @@ class Bf16MasterWeights(Rule):
     Wrong:
         model = Decoder().to(torch.bfloat16)
         shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     Right:
         model = Decoder()  # float32 master weights
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(model, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     Fix: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
     Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of `MixedPrecisionPolicy`.
     """
@@ -43,14 +41,13 @@ class Bf16MasterWeights(Rule):
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
         which = f"{some(low)} are {run.parameters[low[0]][0].dtype} in the optimizer"
         if not record.cls.startswith("torch.optim."):
-            kept = (
-                f"whether {record.cls.rpartition('.')[2]} keeps float32 copies, or rounds stochastically, is not known"
-            )
-            return self.unknown(f"{which}; {kept}")
+            cls = record.cls.rpartition(".")[2]
+            return self.unknown(f"{which}; {cls} may keep float32 copies or round stochastically: not known")
         changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
         share = changed / max(sum(e.local_numel for n in low for e in run.parameters[n]), 1)
-        text = f"{which}; the last step changed {share:.1%} of their elements"
-        return self.failed(text, evidence.line_of(run, Shard))
+        return self.failed(
+            f"{which}; the last step changed {share:.1%} of their elements", evidence.line_of(run, Shard)
+        )
 
 
 @detector("bf16-master-weights")

@@ -12,14 +12,12 @@ class CastForwardInputsLossy(LowRule):
     module. bfloat16 represents whole numbers exactly up to 256 (float16 up to 2048): a time step of 257 becomes 256,
     1001 becomes 1000. Nothing is raised; quality is lost at long context or at late time steps.
     Wrong:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fully_shard(denoiser, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         time = torch.randint(0, 1000, (batch_size,)).float()  # 257 becomes 256
-        fully_shard(denoiser, mp_policy=policy)
         denoiser(noisy, time)
     Right:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        time = torch.randint(0, 1000, (batch_size,))  # whole numbers stay whole: only floats are cast
-        fully_shard(denoiser, mp_policy=policy)
+        fully_shard(denoiser, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        time = torch.randint(0, 1000, (batch_size,))  # integers are not cast
         denoiser(noisy, time)
     Fix: Pass such inputs as integers and convert inside the module, or shard with
     `MixedPrecisionPolicy(..., cast_forward_inputs=False)` and cast the activations yourself.

@@ -19,17 +19,14 @@ class Fp16WithoutScaler(LowRule):
     they lose digits, and gradients get that small. bfloat16 has the range of float32 and needs no scaler.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)
-        loss = loss_of(model, batch)
-        loss.backward()
+        loss_of(model, batch).backward()
         optimizer.step()
     Right:
         scaler = torch.amp.GradScaler(device="cpu")  # one for the whole training, on the device of the loss
-        loss = loss_of(model, batch)
-        scaler.scale(loss).backward()
+        scaler.scale(loss_of(model, batch)).backward()
         scaler.step(optimizer)
         scaler.update()
-    Fix: Use `param_dtype=torch.bfloat16`, or `torch.amp.GradScaler` (it supports DTensor gradients; all ranks skip the
-    same steps) with `scaler.unscale_(optimizer)` before clipping.
+    Fix: Use `param_dtype=torch.bfloat16`, or `torch.amp.GradScaler` with `scaler.unscale_(optimizer)` before clipping.
     Source: pytorch/torchtitan#1735, PR#629; pytorch PR#132816; verl-project/verl PR#6150.
     """
 
@@ -50,7 +47,7 @@ class Fp16WithoutScaler(LowRule):
 
 
 def _loss_scale(run: Run) -> float | None:
-    """By what the script divides all gradients between backward and the first step, if it is a power of two from 8 up."""
+    """The divisor of all gradients between backward and the first step, if it is a power of two from 8 up."""
     before, after = run.whole(Step, "grads", 1), run.whole(Step, "grads_at_step", 1)
     pairs = [(a[0], b[0]) for name, a in before.items() if a and (b := after.get(name))]
     factors = [math.sqrt(a / b) for a, b in pairs if a > 0.0 and b > 0.0]
@@ -60,14 +57,11 @@ def _loss_scale(run: Run) -> float | None:
     return power if all(abs(f / power - 1.0) < 1e-4 for f in factors) else None
 
 
-_SCALES = ("loss_scale", "scale_loss", "scale")
-
-
 @detector("fp16-without-scaler")
 def fp16_without_scaler(flow: Flow) -> Iterator[Hit]:
     if not flow.certain or not trains(flow):
         return
     for event in low_policies_of_trained(flow, LOW_DTYPES[1:]):
-        if not any("scaler" in word.lower() or word in _SCALES for word in identifiers(flow)):
+        if not any("scaler" in w.lower() or w in ("loss_scale", "scale_loss", "scale") for w in identifiers(flow)):
             what = f"{text(event.node)} without a GradScaler: small gradients become 0"
             yield flow.hit("fp16-without-scaler", what, event)

@@ -27,8 +27,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     Right:
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         model(batch)
-    Fix: Keep all parameters in float32 and let `mp_policy` cast, or first call `fully_shard` on the modules of another
-    dtype, which then have their own groups.
+    Fix: Keep all parameters in float32 and let `mp_policy` cast, or first shard the modules of another dtype alone.
     Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
     """
 

@@ -17,12 +17,10 @@ from ._low import low_groups
 class OutputDtypeOnInnerBlocks(RaisedRule):
     """`output_dtype` is set on the root, not on its blocks.
 
-    Why: it casts what a module returns. Set on a block, it gives float32 to the next operation of the root, whose
-    parameters were cast to bfloat16.
+    Why: it casts a module's output. That of a block is then float32, and the root's parameters are bfloat16.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
         model.norm = nn.LayerNorm(8)
-        forward = model.forward
         model.forward = lambda tokens: model.norm(model.blocks[1](model.blocks[0](model.embedding(tokens))))
         shard(model, mp_policy=policy)
         model(batch)  # raises RuntimeError

@@ -15,11 +15,9 @@ class ReduceDtypeFollowsParamDtype(LowRule):
     Why: `reduce_dtype=None` means the dtype of the unsharded gradient, so with `param_dtype=bfloat16` gradients are
     reduced in bfloat16. The sharded `.grad` is float32 all the same, and the error grows with the world size.
     Wrong:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        shard(Decoder(), mp_policy=policy)
+        shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     Right:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shard(Decoder(), mp_policy=policy)
+        shard(Decoder(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
     Fix: Pass `reduce_dtype=torch.float32` to MixedPrecisionPolicy (or the low dtype, if that is intended).
     Source: the docstring of `MixedPrecisionPolicy`; torchtitan's `config` (float32 only); meta-pytorch/torchtune#2254.
     """
@@ -31,8 +29,7 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         unset = [record for record in low if record.reduce_dtype is None]
         if unset:
             calls = f"{len(unset)} of {count(len(low), 'call')} of fully_shard set no reduce_dtype"
-            text = f"{calls}: gradients are reduced in param_dtype, {unset[0].param_dtype}"
-            return self.failed(text, unset[0].at_line)
+            return self.failed(f"{calls}: gradients are reduced in {unset[0].param_dtype}", unset[0].at_line)
         if not evidence.trained.models:
             return self.unknown("no forward of a model was seen")
         kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in low}
