@@ -184,10 +184,10 @@ class TestMasterWeights:
     def test_low_ones_fail_with_an_optimizer_of_torch(self) -> None:
         assert (self.judge("float32"), self.judge("bfloat16")) == ("pass", "fail")
 
-    def test_an_optimizer_that_may_keep_its_own_leaves_it_open(self) -> None:
+    def test_an_optimizer_that_may_keep_its_own_is_inconclusive(self) -> None:
         assert self.judge("bfloat16", cls="torchao.optim.AdamW8bit") == "inconclusive"
 
-    def test_an_optimizer_of_no_parameter_that_was_seen_leaves_it_open(self) -> None:
+    def test_an_optimizer_of_no_parameter_that_was_seen_is_inconclusive(self) -> None:
         for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
             rank = [shard(), model(), micro(), step(held=[]), stepped()]
             assert judge(rule, rank).status == "inconclusive"
@@ -244,7 +244,7 @@ class TestErrorsOfTorch:
         assert self.judge(rule) == "pass"
         assert judge(rule, [model(), *BASE]).status == "inconclusive"
 
-    def test_a_run_without_steps_leaves_them_open(self) -> None:
+    def test_a_run_without_steps_is_inconclusive(self) -> None:
         names = ["gloo-premul-sum", "output-dtype-on-inner-blocks", "full-sd-into-dtensor", "no-sync-idiom"]
         names += ["buffers-and-odd-inputs-not-cast", "meta-not-materialized", "clip-mixed-mesh"]
         assert {judge(name, [shard(None), model()], sources=sources()).status for name in names} == {"inconclusive"}
@@ -260,7 +260,7 @@ class TestToEmpty:
         return judge(rule, [*records, *BASE], provoked=provoked).status
 
     @pytest.mark.parametrize("rule", ["meta-buffers-garbage", "meta-params-not-reset"])
-    def test_memory_that_nobody_writes(self, rule: str) -> None:
+    def test_uninitialised_memory(self, rule: str) -> None:
         whole = model(buffers=[self.BUFFER])
         assert self.judge(rule, whole) == "not_applicable"
         assert self.judge(rule, self.EMPTY, whole) == "pass"

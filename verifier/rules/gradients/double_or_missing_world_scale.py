@@ -10,7 +10,7 @@ from ._base import ScaleRule
 
 
 class DoubleOrMissingWorldScale(ScaleRule):
-    """The gradient is scaled once by the world size and once by the number of micro-batches.
+    """The gradient is divided once by the world size and once by the number of micro-batches.
 
     Why: FSDP averages over ranks. Dividing the loss by the world size averages twice; not dividing it by the number
     of micro-batches gives their sum; `set_gradient_divide_factor` does not recurse. With AdamW, and with an active

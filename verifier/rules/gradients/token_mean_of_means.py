@@ -9,7 +9,7 @@ from ._base import ScaleRule
 
 
 class TokenMeanOfMeans(ScaleRule):
-    """The loss of a step is the mean over all its targets, not the mean of per-rank means.
+    """The loss of a step is the mean over all its targets, not a mean of per-micro-batch means.
 
     Why: with ignored targets (`ignore_index`, padding) micro-batches and ranks hold different numbers of targets. If
     each divides by its own, a target in a short one weighs more. DDP does the same, so comparing with DDP hides it.
