@@ -53,7 +53,7 @@ def test_noise_of_the_same_size_is_no_fault() -> None:
     assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
 
 
-def test_other_samples_and_missing_runs_are_open() -> None:
+def test_other_samples_and_missing_runs_are_inconclusive() -> None:
     assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
     missing = Evidence(train=first_step(), plain=first_step(), full_precision=first_step())
     assert judge_one(RULES["matches-full-precision"], missing).status == "inconclusive"

@@ -1,4 +1,4 @@
-"""What is left where DDP cannot take the place of fully_shard: one process decides, by its own noise."""
+"""Where DDP cannot be substituted for fully_shard, one process decides, by its own noise."""
 
 from __future__ import annotations
 
@@ -28,28 +28,21 @@ def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[st
     verdict = verify_script(script, only=ONLY)
     found = {f.rule: f for f in verdict.findings}
     assert found["matches-ddp"].status == "inconclusive"
-    assert "DDP cannot take the place of fully_shard here" in found["matches-ddp"].evidence
-    assert "(`mesh = model.head.weight.device_mesh`)" in found["matches-ddp"].evidence
+    assert "`mesh = model.head.weight.device_mesh`" in found["matches-ddp"].evidence
     assert found["matches-single-process"].status == status, found["matches-single-process"].evidence
     assert [r["role"] for r in verdict.runs] == ["train", "reference", "perturbed", "single"]
     assert [r["world_size"] for r in verdict.runs] == [2, 2, 1, 1]
     if status == "fail":
-        told = found["matches-single-process"].evidence
-        assert "every gradient is 2 x that of one process" in told
-        allowed = re.search(r"first gradient differs by \S+ \(allowed (\S+)\)", told)
+        one = found["matches-single-process"]
+        assert one.measured == pytest.approx(1.0, abs=0.01)  # the loss is twice as large
+        allowed = re.search(r"first gradient by \S+ \(allowed ([^)]+)\)", one.evidence)
         assert allowed is not None
         assert 2.0**-18 < float(allowed[1]) < 1e-2  # its noise was measured, in one process
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "told"),
-    [
-        (("lr=", "lr="), "pass", "5 steps as the original"),
-        (("lr=", "lr=2 * "), "fail", "gradients agree and the update does not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "status"), [(("lr=", "lr="), "pass"), (("lr=", "lr=2 * "), "fail")])
 def test_a_script_for_one_process_is_an_oracle_too(
-    verify_script, tmp_path: Path, change: tuple[str, str], status: str, told: str
+    verify_script, tmp_path: Path, change: tuple[str, str], status: str
 ) -> None:
     """Its model was never distributed: it runs on one rank, with the whole global batch."""
     text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
@@ -66,4 +59,5 @@ def test_a_script_for_one_process_is_an_oracle_too(
     before = str(tmp_path / "before.py")
     (found,) = verify_script(tmp_path / "train.py", only=("matches-original",), reference=before).findings
     assert found.status == status, found.evidence
-    assert told in found.evidence
+    assert ("update by" in found.evidence) == (status == "fail")
+    assert "gradient by" not in found.evidence  # the gradients agree

@@ -1,4 +1,4 @@
-"""The judgement of single rules on records made by hand: the cases near the border, in milliseconds."""
+"""The judgement of single rules on manual records: the borderline cases, in milliseconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def judge(rule: str, *ranks: list[dict[str, Any]], **runs: Any) -> Finding:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_without_evidence_is_open_and_its_page_is_whole(rule: str) -> None:
+def test_a_rule_without_evidence_is_inconclusive_and_its_docs_are_complete(rule: str) -> None:
     found = judge_one(RULES[rule], Evidence())
     status = "not_applicable" if rule == "unused-suppression" else "inconclusive"  # no comment is known
     assert (found.status, found.rule) == (status, rule)
@@ -51,7 +51,7 @@ class TestTokenMeanOfMeans:
         rank = [model(), micro(loss=2.0, criteria=entropy(10, 2.0)), step(), stepped()]
         assert judge("token-mean-of-means", rank, rank).status == "not_applicable"
 
-    def test_another_loss_is_left_to_the_single_process(self) -> None:
+    def test_another_loss_is_judged_by_one_process(self) -> None:
         rank = [model(), micro(rows=(1, 2)), step(), stepped()]
         assert judge("token-mean-of-means", rank, rank).status == "inconclusive"
         single = run([model(), micro(rows=(1, 2, 1, 2)), step(), stepped()])
@@ -96,17 +96,16 @@ class TestClip:
         quiet = [[record for record in rank if record["kind"] != "stress"] for rank in ranks]
         return judge("manual-local-norm-clip", *quiet, provoked=run(*ranks, role="provoked"))
 
-    def test_a_run_that_stops_before_its_step_leaves_it_open(self) -> None:
+    def test_a_run_that_stops_before_its_step_is_inconclusive(self) -> None:
         quiet = [[model(), micro(), step(), stepped()]] * 2
         open_ = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True)
         assert open_.status == "inconclusive"
         filled = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet))
-        assert filled.status == "not_applicable", "it was made for memory that nobody has written"
+        assert filled.status == "not_applicable", "the run was made for uninitialised memory"
         assert judge("manual-local-norm-clip", *quiet).status == "not_applicable", "nothing touches gradients"
 
     def test_one_factor_passes(self) -> None:
-        found = self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6)))
-        assert (found.status, "in force" in found.evidence) == ("pass", True)
+        assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1e-6))).status == "pass"
 
     def test_two_factors_fail(self) -> None:
         assert self.judge(*self.ranks(self.stress(1e-6), self.stress(1.1e-6))).status == "fail"

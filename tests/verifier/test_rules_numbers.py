@@ -86,8 +86,7 @@ def test_a_partial_number_that_is_read() -> None:
     read = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
     found = judge("grad-norm-item-partial", [model(), *BASE], [model(), *BASE, read, read])
     assert (found.status, found.location) == ("fail", LINE)
-    assert "`.item()`" in found.evidence
-    assert "1 such line" in found.evidence
+    assert "`.item()`" in found.evidence and "_NormP(2)" in found.evidence
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
     plain = model(parameter(sharded=False))
     assert judge("grad-norm-item-partial", [plain, *BASE]).status == "not_applicable"
@@ -185,10 +184,10 @@ class TestMasterWeights:
     def test_low_ones_fail_with_an_optimizer_of_torch(self) -> None:
         assert (self.judge("float32"), self.judge("bfloat16")) == ("pass", "fail")
 
-    def test_an_optimizer_that_may_keep_its_own_leaves_it_open(self) -> None:
+    def test_an_optimizer_that_may_keep_its_own_is_inconclusive(self) -> None:
         assert self.judge("bfloat16", cls="torchao.optim.AdamW8bit") == "inconclusive"
 
-    def test_an_optimizer_of_no_parameter_that_was_seen_leaves_it_open(self) -> None:
+    def test_an_optimizer_of_no_parameter_that_was_seen_is_inconclusive(self) -> None:
         for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
             rank = [shard(), model(), micro(), step(held=[]), stepped()]
             assert judge(rule, rank).status == "inconclusive"
@@ -245,7 +244,7 @@ class TestErrorsOfTorch:
         assert self.judge(rule) == "pass"
         assert judge(rule, [model(), *BASE]).status == "inconclusive"
 
-    def test_a_run_without_steps_leaves_them_open(self) -> None:
+    def test_a_run_without_steps_is_inconclusive(self) -> None:
         names = ["gloo-premul-sum", "output-dtype-on-inner-blocks", "full-sd-into-dtensor", "no-sync-idiom"]
         names += ["buffers-and-odd-inputs-not-cast", "meta-not-materialized", "clip-mixed-mesh"]
         assert {judge(name, [shard(None), model()], sources=sources()).status for name in names} == {"inconclusive"}
@@ -261,7 +260,7 @@ class TestToEmpty:
         return judge(rule, [*records, *BASE], provoked=provoked).status
 
     @pytest.mark.parametrize("rule", ["meta-buffers-garbage", "meta-params-not-reset"])
-    def test_memory_that_nobody_writes(self, rule: str) -> None:
+    def test_uninitialised_memory(self, rule: str) -> None:
         whole = model(buffers=[self.BUFFER])
         assert self.judge(rule, whole) == "not_applicable"
         assert self.judge(rule, self.EMPTY, whole) == "pass"
@@ -292,9 +291,8 @@ class TestMatrixOptimizer:
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")
-        assert (found.status, found.location) == ("fail", LINE)
-        assert found.evidence.startswith("Muon works on shards")
-        assert "50% off" in found.evidence
+        assert (found.status, found.location, found.measured) == ("fail", LINE, pytest.approx(0.5))
+        assert "Muon" in found.evidence
 
     def test_the_same_update_passes(self) -> None:
         assert self.judge().status == "pass"

@@ -8,10 +8,10 @@ from ..raised import by_norm
 
 
 class ClipMixedMesh(RaisedRule):
-    """Gradients that are clipped together lie on one mesh.
+    """Gradients are clipped together only if they are on one mesh.
 
     Why: with tensor or expert parallelism some weights are on the (dp, tp) mesh and the rest on dp alone. One norm over
-    both stacks DTensors of different meshes, which torch refuses.
+    both stacks DTensors of different meshes, which raises an error.
     Wrong:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)  # some weights on (dp, tp), some on dp
     Right:
@@ -32,18 +32,10 @@ class ClipMixedMesh(RaisedRule):
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence):
             return ""
-        run = evidence.trained
-        if not any(len(meshes) > 1 for meshes in _meshes(run).values()):
-            return "all parameters of a rank lie on one mesh"
-        return "" if evidence.gradients or changes_gradients(run) else "the script clips no gradient"
+        sharded = [e for es in evidence.trained.parameters.values() for e in es if e.trainable and e.sharded]
+        if len({(e.rank, tuple(e.mesh), tuple(e.ranks)) for e in sharded}) == len({e.rank for e in sharded}):
+            return "all parameters of a rank are on one mesh"
+        return "" if evidence.gradients or changes_gradients(evidence.trained) else "the script clips no gradient"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return by_norm(run, cause)
-
-
-def _meshes(run: Run) -> dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """{rank: the meshes, as shape and ranks, on which its trainable sharded parameters lie}."""
-    found: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-    for entry in (e for entries in run.parameters.values() for e in entries if e.trainable and e.sharded):
-        found.setdefault(entry.rank, set()).add((tuple(entry.mesh), tuple(entry.ranks)))
-    return found

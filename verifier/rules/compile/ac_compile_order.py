@@ -4,16 +4,14 @@ from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import first_text
 from ...source.registry import detector
-from ...source.values import holders
 from ..base import SourceRule
 
 
 class AcCompileOrder(SourceRule):
-    """Of each block: first activation checkpointing, then compilation, then sharding.
+    """Each block is wrapped for activation checkpointing, then compiled, then sharded.
 
-    Why: a checkpoint around a compiled block leaves `_orig_mod` in the names of its parameters, in saved state dicts
-    too, and may recompute other tensors than the forward kept. A checkpoint around a sharded block recomputes through
-    the hooks that gather its parameters, and gathers them once more.
+    Why: checkpointing a compiled block leaves `_orig_mod` in its parameter names, also in saved state dicts, and may
+    recompute other tensors than the forward kept. Checkpointing a sharded block runs FSDP's all-gathers once more.
     Wrong:
         for number, block in enumerate(model.blocks):
             fully_shard(block)
@@ -25,8 +23,7 @@ class AcCompileOrder(SourceRule):
             model.blocks[number].compile(backend="eager")  # in place: the names stay as they are
             fully_shard(model.blocks[number])
         fully_shard(model)
-    Fix: Wrap each block with `checkpoint_wrapper`, then call its method `compile`, then `fully_shard` it, and shard the
-    root last.
+    Fix: For each block call `checkpoint_wrapper`, then its method `compile`, then `fully_shard`; shard the root last.
     Source: Modalities/modalities#361; pytorch/torchtitan#472, #2622.
     Torch: the names were seen on 2.13.0.
     """
@@ -34,27 +31,18 @@ class AcCompileOrder(SourceRule):
     named_by = ("checkpoint_wrapper", "apply_activation_checkpointing")
 
 
-_WRAPPERS = ("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing", "ac.checkpoint")
-
-
 @detector("ac-compile-order")
 def ac_compile_order(flow: Flow) -> Iterator[Hit]:
-    compiled = [e for e in flow.ops("torch.compile") if e.args]
-    in_place = [e for e in flow.methods("compile") if e.on is not None]
-    for event in flow.ops(*_WRAPPERS[:2]):
-        module = event.args[0] if event.args else None
-        if module is None:
+    for event in flow.ops("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing"):
+        if not event.args:
             continue
-        shard = next((s for h in holders(module) if (s := flow.sharded_by(h, event)) is not None), None)
-        if shard is not None:
-            told = (
-                f"{first_text(event)} is wrapped for activation checkpointing after it was sharded in line {shard.line}"
-            )
-            yield flow.hit("ac-compile-order", told, event)
+        module = event.args[0]
+        compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
+        compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
+        if (shard := flow.managed_by(module, event)) is not None:
+            what = f"sharded in line {shard.line} and wrapped for activation checkpointing after that"
+        elif compiled:
+            what = f"compiled in line {compiled[0].line} and wrapped for activation checkpointing after that"
+        else:
             continue
-        inside = [e for e in compiled if e.result is module] or [
-            e for e in in_place if e.on is module and covers(e, event)
-        ]
-        if inside:
-            told = f"{first_text(event)} is compiled in line {inside[0].line}, and checkpointed around that"
-            yield flow.hit("ac-compile-order", told, event)
+        yield flow.hit("ac-compile-order", f"{first_text(event)} is {what}", event)

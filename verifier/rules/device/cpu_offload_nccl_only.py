@@ -9,11 +9,10 @@ from ..base import SourceRule
 
 
 class CpuOffloadNcclOnly(SourceRule):
-    """A process group that serves CPU-offloaded parameters has a backend for the CPU.
+    """With CPUOffloadPolicy the process group has a CPU backend.
 
-    Why: `CPUOffloadPolicy` keeps shards and gradients in the memory of the host. NCCL has no way to them, so the first
-    collective on them (the norm for clipping, a checkpoint) stops with "No backend type associated with device type
-    cpu", after the model was loaded and the first step was computed.
+    Why: `CPUOffloadPolicy` keeps shards and gradients in host memory, which NCCL does not support. The first collective
+    on them (gradient norm, checkpoint), after the first step, raises "No backend type associated with device type cpu".
     Wrong:
         def build():
             dist.init_process_group("nccl")
@@ -32,11 +31,7 @@ class CpuOffloadNcclOnly(SourceRule):
 
 @detector("cpu-offload-nccl-only")
 def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:
-    groups = process_groups(flow)
-    if not groups or not all(is_nccl(e) for e in groups):
-        return
-    for event, _ in flow.shards:
-        if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy") is not None:
-            told = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
-            yield flow.hit("cpu-offload-nccl-only", told, groups[0])
-            return
+    groups, policies = process_groups(flow), [event.kwargs.get("offload_policy") for event, _ in flow.shards]
+    if groups and all(is_nccl(e) for e in groups) and any(made_by(p, "fsdp.CPUOffloadPolicy") for p in policies):
+        what = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
+        yield flow.hit("cpu-offload-nccl-only", what, groups[0])

@@ -10,10 +10,10 @@ from ..base import SourceRule
 
 
 class SetDeviceMissing(SourceRule):
-    """Every rank chooses its own GPU before anything is put on one.
+    """Every rank sets its GPU before it moves anything to CUDA.
 
-    Why: `.cuda()` and `.to("cuda")` mean the current device, and that is GPU 0 in every process until somebody says
-    otherwise. All ranks of a node then fill one GPU, or NCCL stops with "Duplicate GPU detected".
+    Why: `.cuda()` and `.to("cuda")` mean the current device, which is GPU 0 in every process by default. All ranks of a
+    node then use one GPU, or NCCL raises "Duplicate GPU detected".
     Wrong:
         def build():
             dist.init_process_group("nccl")
@@ -24,10 +24,9 @@ class SetDeviceMissing(SourceRule):
             torch.cuda.set_device(device)
             dist.init_process_group("nccl", device_id=device)
             return shard(Decoder().to(device))
-    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, and give `init_process_group` the
-    `device_id`.
+    Fix: Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first; pass `device_id` to `init_process_group`.
     Source: awslabs/awsome-distributed-ai#1041; verl-project/verl#1752; pytorch#175531. `init_device_mesh("cuda", ...)`
-    chooses a device itself, if nothing was put on a GPU before.
+    sets the device itself, if nothing was moved to a GPU before.
     Torch: read from the sources alone; not run, it needs two GPUs.
     """
 
@@ -36,19 +35,11 @@ class SetDeviceMissing(SourceRule):
 
 @detector("set-device-missing")
 def set_device_missing(flow: Flow) -> Iterator[Hit]:
-    """A module goes to the current GPU before anything has said which one that is."""
+    """A module is moved to the current GPU before a device is set."""
     groups = process_groups(flow)
-    if not flow.certain or not flow.roots or not groups or not all(is_nccl(e) for e in groups):
-        return
-    words = (
-        "set_device",
-        "device_id",
-        "CUDA_VISIBLE_DEVICES",
-        "with torch.cuda.device",
-        "set_default_device",
-        "device_index",
-    )
-    if names_in(flow, *words):
+    nccl = bool(groups) and all(is_nccl(event) for event in groups)
+    words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device")
+    if not flow.certain or not flow.roots or not nccl or names_in(flow, *words, "set_default_device", "device_index"):
         return
     meshes = flow.ops("dist.init_device_mesh")
     for event in flow.methods("cuda", "to"):
@@ -56,8 +47,7 @@ def set_device_missing(flow: Flow) -> Iterator[Hit]:
             continue
         bare = event.method == "cuda" and not event.args and not event.kwargs and not event.open
         if bare or (event.method == "to" and _bare_cuda(event.arg(0, "device"))):
-            told = f"{text(event.node)}: no rank has chosen its GPU, so all of them use the first"
-            yield flow.hit("set-device-missing", told, event)
+            yield flow.hit("set-device-missing", f"{text(event.node)}: no device is set, so all ranks use GPU 0", event)
             return
 
 

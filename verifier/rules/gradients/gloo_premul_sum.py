@@ -7,9 +7,9 @@ from ..base import RaisedRule
 
 
 class GlooPremulSum(RaisedRule):
-    """With gloo, a gradient divide factor goes with sum reduction.
+    """With gloo, `set_gradient_divide_factor` needs forced sum reduction.
 
-    Why: FSDP puts a factor of your own into the reduction as NCCL's PREMUL_SUM, which gloo does not have.
+    Why: FSDP passes a custom factor to the reduction as PREMUL_SUM, which NCCL has and gloo does not.
     Wrong:
         model.set_gradient_divide_factor(1.0)
         loss_of(model, batch).backward()  # at two ranks: Cannot use ReduceOp.PREMUL_SUM with Gloo
@@ -26,16 +26,12 @@ class GlooPremulSum(RaisedRule):
     simulated = False
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
 
-    def applies(self, evidence: Evidence) -> str:
-        if not went_through(evidence) or any(trace.first(Divide) for trace in evidence.trained.traces):
-            return ""
-        return "the script sets no gradient divide factor"
+    def absent(self, train: Run) -> str:
+        return "" if any(t.first(Divide) for t in train.traces) else "the script sets no gradient divide factor"
 
     def unseen(self, evidence: Evidence) -> str:
         alone = went_through(evidence) and evidence.trained.world_size == 1
-        return "one rank reduces nothing: give --nproc 2" if alone else ""
+        return "not checked with one rank, which reduces nothing: give --nproc 2" if alone else ""
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """Where the factor was set."""
-        lines = [r.at_line for r in run.places(Divide) if r.at_line]
-        return lines[-1] if lines else cause.location
+        return next((r.at_line for r in reversed([*run.places(Divide)]) if r.at_line), cause.location)

@@ -5,10 +5,10 @@ from ..base import Rule
 
 
 class RecomputeDrawsAnew(Rule):
-    """A forward that activation checkpointing recomputes draws the random numbers of the first forward.
+    """Activation checkpointing recomputes a forward with the same random numbers.
 
-    Why: with `preserve_rng_state=False` every dropout of the recompute has a new mask, so the gradient is that of
-    another function than the one whose loss was computed. Nothing is raised and the loss still falls.
+    Why: with `preserve_rng_state=False` the recomputed forward draws new dropout masks, so the gradient is not that of
+    the loss that was computed. Nothing is raised and the loss still falls.
     Wrong:
         checkpoint, x = torch.utils.checkpoint.checkpoint, torch.randn(4, 8)
         for block in model.blocks:  # which have dropout
@@ -17,10 +17,9 @@ class RecomputeDrawsAnew(Rule):
         checkpoint, x = torch.utils.checkpoint.checkpoint, torch.randn(4, 8)
         for block in model.blocks:
             x = checkpoint(block, x, use_reentrant=False)
-    Fix: Leave `preserve_rng_state` at True (its default) wherever the checkpointed part has dropout. If a library sets
-    it, turn its activation checkpointing off and checkpoint the blocks yourself, or set the dropout to 0.
-    Source: allenai/OLMo-core PR#828; allenai/OLMo PR#702; pytorch/torchtitan#1323; measured on accelerate 1.15.0
-    (`fsdp2_apply_ac`).
+    Fix: Leave `preserve_rng_state` at True (the default) wherever the checkpointed part has dropout. If a library sets
+    it, turn off its activation checkpointing and checkpoint the blocks yourself, or set the dropout to 0.
+    Source: allenai/OLMo-core PR#828; allenai/OLMo PR#702; torchtitan#1323; `fsdp2_apply_ac` of accelerate 1.15.0.
     """
 
     def applies(self, evidence: Evidence) -> str:
@@ -28,13 +27,9 @@ class RecomputeDrawsAnew(Rule):
         return "" if seen else "no dropout was recomputed in a backward"
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        seen = [record for trace in run.traces for record in trace.of(Recompute)]
-        for record in seen:
-            if not record.same:
-                return self.failed(
-                    f"a recomputed forward met other random numbers than the first one (dropout in {record.place}): "
-                    "its gradient is that of other masks than its loss",
-                    record.at_line,
-                )
-        return self.passed(f"dropout in {seen[0].place} is recomputed with the random numbers of the forward")
+        seen = [record for trace in evidence.trained.traces for record in trace.of(Recompute)]
+        other = next((record for record in seen if not record.same), None)
+        if other is None:
+            return self.passed(f"dropout in {seen[0].place} is recomputed with the random numbers of the forward")
+        text = "is recomputed with other random numbers than in the forward: the gradient belongs to other masks"
+        return self.failed(f"dropout in {other.place} {text}", other.at_line)

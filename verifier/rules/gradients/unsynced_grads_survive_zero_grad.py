@@ -3,19 +3,17 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Trace
 from ...trace.events import Discarded, Micro, Step, Zeroed
-from ..base import Rule
-from ._sync import synced_always
+from ._base import UnreducedRule
 
 
-class UnsyncedGradsSurviveZeroGrad(Rule):
-    """When gradients are thrown away, FSDP holds none that are not yet reduced.
+class UnsyncedGradsSurviveZeroGrad(UnreducedRule):
+    """`zero_grad` does not clear gradients that FSDP has not reduced yet.
 
-    Why: gradients of backwards without sync lie in FSDP's unsharded parameters, where `zero_grad` does not look. If an
-    accumulation window is given up (the epoch ends inside it, a step is skipped, an error is caught), they stay and
-    are added to the next window's.
+    Why: backwards without sync accumulate in FSDP's unsharded parameters, which `zero_grad` does not reach. Those of an
+    abandoned window (the epoch ends in it, a step is skipped, an error is caught) are added to the next window's.
     Wrong:
         for i, micro in enumerate(micros):
-            last = (i + 1) % accumulation_steps == 0  # the epoch's last window may be short, and has no last one
+            last = (i + 1) % accumulation_steps == 0  # never true in a short last window
             model.set_requires_gradient_sync(last)
             loss_of(model, micro).backward()
             if last:
@@ -30,29 +28,20 @@ class UnsyncedGradsSurviveZeroGrad(Rule):
             if last:
                 optimizer.step()
                 optimizer.zero_grad()
-    Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To give
-    up a window that has begun, call `model.reset_iter_state()` (torch 2.13) besides `zero_grad()`.
+    Fix: Sync on the last micro-batch of the epoch too, or drop an incomplete window before its first backward. To
+    abandon a window that has begun, also call `model.reset_iter_state()` (torch 2.13), not only `zero_grad()`.
     Source: measured (a relative error of 1.02 in the next gradient); the docstring of `FSDPModule.reset_iter_state`.
     """
 
-    explains = (
-        "double-or-missing-world-scale",
-        "token-mean-of-means",
-    )
-
-    def applies(self, evidence: Evidence) -> str:
-        return synced_always(evidence.trained)
+    explains = ("double-or-missing-world-scale", "token-mean-of-means")
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        for trace in run.traces:
-            if (left := _leaked(trace)) is not None:
-                return self.failed(
-                    f"before step {left.step} `zero_grad` was called while FSDP held unreduced gradients of "
-                    f"{count(len(left.unsynced), 'parameter')} ({some(left.unsynced)}): they stayed and are part of the next step",
-                    left.at_line,
-                )
-        return self.passed("no `zero_grad` left unreduced gradients behind")
+        left = next((left for trace in evidence.trained.traces if (left := _leaked(trace)) is not None), None)
+        if left is None:
+            return self.passed("no `zero_grad` left unreduced gradients behind")
+        names = f"{count(len(left.unsynced), 'parameter')} ({some(left.unsynced)})"
+        text = f"`zero_grad` before step {left.step} did not clear the unreduced gradients of {names}"
+        return self.failed(f"{text}: they are added to the next step's", left.at_line)
 
 
 def _leaked(trace: Trace) -> Zeroed | None:

@@ -7,21 +7,19 @@ from ..base import Rule
 
 
 class ZeroGradWhileUnsharded(Rule):
-    """`model.zero_grad()` clears the gradients that the optimizer uses.
+    """`model.zero_grad()` is not called while parameters are unsharded.
 
     Why: between forward and backward some groups are unsharded (the root always, the others with
-    `reshard_after_forward=False`). `model.parameters()` then returns temporary tensors, and `model.zero_grad()` clears
-    theirs: the gradients of embedding, norm and head pile up from step to step, those of the blocks do not.
+    `reshard_after_forward=False`). `model.zero_grad()` then clears temporary tensors: the gradients of embedding, norm
+    and head accumulate from step to step, those of the blocks do not.
     Wrong:
         loss = loss_of(model, batch)
         model.zero_grad()  # the root group is unsharded here
         loss.backward()
-        optimizer.step()
     Right:
         loss = loss_of(model, batch)
         optimizer.zero_grad()  # the optimizer holds the sharded parameters
         loss.backward()
-        optimizer.step()
     Fix: Call `optimizer.zero_grad()`, or `model.zero_grad()` before the forward.
     Source: measured: the gradient norm of a small model was 3.5 times too large in step 5.
     """
@@ -31,13 +29,10 @@ class ZeroGradWhileUnsharded(Rule):
         return "" if left or not unnamed(evidence.sources, "zero_grad") else "the script calls no `zero_grad`"
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        for trace in run.traces:
+        for trace in evidence.trained.traces:
             left = trace.first(NotCleared)
             if left is not None and any(r.seq > left.seq for r in trace.of(Step)):
-                return self.failed(
-                    f"`zero_grad` of the model left the gradients of {count(len(left.names), 'parameter')} "
-                    f"({some(left.names)}) as they were: their groups were unsharded at that moment",
-                    left.at_line,
-                )
-        return self.passed("no `zero_grad` of a model left a gradient")
+                names = f"{count(len(left.names), 'parameter')} ({some(left.names)})"
+                text = f"`model.zero_grad()` did not clear the gradients of {names}: their groups were unsharded"
+                return self.failed(text, left.at_line)
+        return self.passed("every `zero_grad` of a model cleared its gradients")

@@ -15,12 +15,11 @@ from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
 class UnsupportedOptimizer(RaisedRule):
-    """The optimizer's operations are defined on sharded tensors.
+    """The optimizer supports DTensor parameters.
 
-    Why: an optimizer that reduces over a parameter (row and column means, norms) makes partial results of DTensors, and
-    some in-place operations on them have no meaning. `torch.optim.Adafactor` stops, and so does one that keeps its state
-    in plain tensors (that of transformers); 8-bit optimizers with kernels of
-    their own read shards as if they were whole.
+    Why: an optimizer that reduces over a parameter (row and column means, norms) gets Partial DTensors, on which some
+    in-place operations are undefined. `torch.optim.Adafactor` raises, and so does one that keeps its state in plain
+    tensors (that of transformers); 8-bit optimizers with custom kernels read shards as if they were whole.
     Wrong:
         optimizer = torch.optim.Adafactor(model.parameters())
         optimizer.step()  # raises RuntimeError
@@ -42,14 +41,13 @@ class UnsupportedOptimizer(RaisedRule):
         return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """Where the optimizer was constructed."""
-        lines = [r.at_line for r in run.places(Optimizer) if r.at_line]
-        return lines[-1] if lines else cause.location
+        return next((r.at_line for r in reversed([*run.places(Optimizer)]) if r.at_line), cause.location)
 
 
 @detector("lowbit-or-unsupported-optimizer")
 def unsupported_optimizer(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("torch.optim.Adafactor"):
-        models = next((models for made, models in flow.optimizers if made is event), [])
-        if any(flow.sharded_by(model, event) is not None for model in models):
-            yield flow.hit("lowbit-or-unsupported-optimizer", f"{text(event.node)} cannot step sharded matrices", event)
+    for event, models in flow.optimizers:
+        sharded = any(flow.sharded_by(model, event) is not None for model in models)
+        if sharded and event.op == "torch.optim.Adafactor":
+            what = f"{text(event.node)} cannot update sharded matrices"
+            yield flow.hit("lowbit-or-unsupported-optimizer", what, event)

@@ -1,21 +1,18 @@
 from collections.abc import Iterator
 
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Event, Flow, covers
+from ...finding import Hit
+from ...source.events import Flow, covers
 from ...source.looks import is_const, text
 from ...source.registry import detector
 from ...source.values import const
-from ..base import Rule
-from ._held import judge_held
+from ._held import HeldRule
 
 
-class OptimBuiltAfterForward(Rule):
-    """The optimizer is built before any forward, or after a reshard.
+class OptimBuiltAfterForward(HeldRule):
+    """The optimizer is built before any forward, or after `reshard()`.
 
     Why: a forward leaves the root group unsharded (without gradients, or with `reshard_after_forward=False`, others
-    too). `model.parameters()` then returns temporary plain tensors: the optimizer holds those, and embedding, norm
-    and head never train while the blocks do.
+    too). `model.parameters()` then returns temporary tensors: embedding, norm and head do not train, the blocks do.
     Wrong:
         shard(model)
         with torch.no_grad():
@@ -26,12 +23,11 @@ class OptimBuiltAfterForward(Rule):
         optimizer = torch.optim.AdamW(model.parameters())
         with torch.no_grad():
             model(batch)
-    Fix: Build the optimizer right after sharding, or call `model.reshard()` before you build it.
+    Fix: Build the optimizer right after sharding, or call `model.reshard()` before building it.
     Source: pytorch#149205; pytorch#144289.
     """
 
-    def judge(self, evidence: Evidence) -> Finding:
-        return judge_held(self, evidence, after_forward=True)
+    after_forward, built = True, "after a forward"
 
 
 @detector("optim-built-after-forward")
@@ -39,24 +35,15 @@ def optim_built_after_forward(flow: Flow) -> Iterator[Hit]:
     for event, models in flow.optimizers:
         for model in models:
             shard = flow.sharded_by(model, event)
-            if (
-                shard is None
-                or shard.open
-                or not is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
-            ):
+            if shard is None or shard.open:
                 continue
+            default = is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
             ran = [f for f in flow.forwards(model) if covers(shard, f) and covers(f, event)]
-            if not ran or not _params_taken_late(flow, event, ran[-1]):
+            taken = flow.methods("parameters", "named_parameters")
+            if not default or not ran or any(e.index < ran[-1].index for e in taken):
                 continue
             between = flow.events[ran[0].index : event.index]
             if not any(e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between):
-                ran_at = f"{text(ran[0].node)} in line {ran[0].line}"
-                told = f"{ran_at} left the root unsharded; the optimizer built here is given its temporary tensors"
-                yield flow.hit("optim-built-after-forward", told, event)
+                what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
+                yield flow.hit("optim-built-after-forward", f"{what} left the root unsharded", event)
                 break
-
-
-def _params_taken_late(flow: Flow, event: Event, forward: Event) -> bool:
-    """Whether no `parameters()` was taken before the forward."""
-    taken = flow.methods("parameters", "named_parameters")
-    return not any(e.index < forward.index for e in taken)

@@ -1,21 +1,21 @@
+import re
 from dataclasses import replace
 
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Local
-from ..base import Rule
-from ._oracle import judge_against
+from ._oracle import OracleRule, judge_against
 from .matches_single_process import MatchesSingleProcess
 
 
-class MatchesDdp(Rule):
-    """The script computes what it computes when DDP takes the place of `fully_shard`.
+class MatchesDdp(OracleRule):
+    """The result equals that of the same script with DDP in place of `fully_shard`.
 
-    Why: FSDP2 changes where tensors lie, not what is computed. Losses, gradient norms, every first gradient and the
-    weights after the last step must agree with data parallelism on whole tensors, up to the order of a sum.
+    Why: FSDP2 changes where tensors are stored, not what is computed. Losses, gradient norms, the gradients of step 1
+    and the weights after the last step must agree with DDP on whole tensors, up to the order of summation.
     Wrong:
         for p in model.parameters():
-            if p.ndim == 2:  # the mean over one rank's rows, another one on every rank
+            if p.ndim == 2:  # the mean of one rank's rows: it differs between ranks
                 grad = p.grad.to_local()
                 grad.sub_(grad.mean(dim=0, keepdim=True))
     Right:
@@ -23,34 +23,24 @@ class MatchesDdp(Rule):
             if p.ndim == 2:
                 p.grad = p.grad - p.grad.mean(dim=0, keepdim=True)
     Fix: Compute anything that needs a whole tensor on the DTensor (then `full_tensor()`), never on `to_local()`.
-    Source: `torch.nn.parallel.DistributedDataParallel` run on the same script by the probe's stand-in.
+    Source: the same script under `torch.nn.parallel.DistributedDataParallel`, which the probe substitutes.
     """
 
-    names_a_cause = False
-    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
-
     def judge(self, evidence: Evidence) -> Finding:
-        found = judge_against(self, evidence, evidence.reference, "reference", "DDP")
+        found = judge_against(self, evidence, "reference", "DDP")
         if (prevented := evidence.missing.get("ddp")) is not None:
-            told = found.evidence.replace("as DDP", "as each rank with the whole model and gradients averaged", 1)
-            told = told.replace(
-                "not what DDP computes", "not what ranks with the whole model and averaged gradients compute", 1
-            )
-            found = replace(found, evidence=f"{told} (DDP cannot stand in: {prevented})")
-        return self._by_one_process(evidence, found) if found.status == "fail" else found
-
-    def _by_one_process(self, evidence: Evidence, found: Finding) -> Finding:
-        """A difference from DDP is a fault only where one process differs too: code on shards has no counterpart in DDP."""
-        other = MatchesSingleProcess().judge(evidence)
-        shard_code = evidence.line_of(evidence.reference, Local)
-        if other.status == "fail" or (other.status == "inconclusive" and shard_code is None):
+            used = r"\1 the whole model on each rank with gradients averaged"
+            text = re.sub(r"^(agrees with|differs from) DDP", used, found.evidence)
+            found = replace(found, evidence=f"{text} (DDP cannot run this script: {prevented})")
+        if found.status != "fail":
             return found
-        where = "the script does what DDP has no counterpart for"
-        if shard_code is not None:
-            line = f"{shard_code.file.rpartition('/')[2]}:{shard_code.line}"
-            where = f"{line} works on local shards, for which DDP has no counterpart"
+        # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
+        other = MatchesSingleProcess().judge(evidence)
+        line = evidence.line_of(evidence.reference, Local)
+        if other.status == "fail" or (other.status == "inconclusive" and line is None):
+            return found
+        where = f"code on local shards at {line.file.rpartition('/')[2]}:{line.line}" if line else "code of this script"
         if other.status == "inconclusive":
-            return self.unknown(f"{where}, and one process does not tell either: {other.evidence}")
-        return self.passed(
-            f"{where}; decided by one process: {other.evidence}", measured=other.measured, limit=other.limit
-        )
+            return self.unknown(f"{where} has no DDP equivalent, and one process is inconclusive: {other.evidence}")
+        text = f"{where} has no DDP equivalent; judged by one process: {other.evidence}"
+        return self.passed(text, measured=other.measured, limit=other.limit)

@@ -1,15 +1,13 @@
-from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
-from ..base import Rule
-from ._oracle import judge_against
+from ._oracle import OracleRule, judge_against
 
 
-class MatchesOriginal(Rule):
-    """The script computes what the script that it was converted from computes.
+class MatchesOriginal(OracleRule):
+    """The result equals that of the script from which this one was converted.
 
-    Why: DDP, one process and the converted script share whatever the conversion lost: a learning rate, a parameter
-    group, a clip, a dropout rate, a schedule that counts micro-batches. Only the original has it.
+    Why: DDP and one process run the converted script, so they lack whatever the conversion lost: a learning rate, a
+    parameter group, clipping, a dropout rate, a schedule that counts micro-batches. Only the original shows it.
     Wrong:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # the original decays no norms and biases
     Right:
@@ -18,24 +16,14 @@ class MatchesOriginal(Rule):
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
     Fix: Compare optimizer, parameter groups, schedule, clipping and loss with those of the original, line by line.
-    Source: the original script, run as it is (`--reference "SCRIPT ARGS"`), from the same weights.
+    Source: the original script, run unmodified from the same weights (`--reference "SCRIPT ARGS"`).
     """
 
-    names_a_cause = False
-    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single", "original"})
+    needs = OracleRule.needs | {"original"}
 
     def applies(self, evidence: Evidence) -> str:
-        if evidence.original is not None or "original" in evidence.missing:
-            return ""
-        return "no script is named that this one was converted from (--reference)"
+        known = evidence.original is not None or "original" in evidence.missing
+        return "" if known else "no original script is given (--reference)"
 
     def judge(self, evidence: Evidence) -> Finding:
-        original, run = evidence.original, evidence.full_precision
-        if original is not None and run is not None and original.steps() and run.steps():
-            theirs, mine = original.global_batch(1), run.global_batch(1)
-            if theirs.total() != mine.total():
-                return self.unknown(
-                    f"the original takes {count(theirs.total(), 'sample')} a step and this script {mine.total()}: "
-                    "give both the same global batch"
-                )
-        return judge_against(self, evidence, original, "original", "the original")
+        return judge_against(self, evidence, "original", "the original", "give both the same global batch")

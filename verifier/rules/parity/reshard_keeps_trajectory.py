@@ -11,16 +11,16 @@ from ..checkpoint._resumed import load_line, saved_at
 
 
 class ReshardKeepsTrajectory(Rule):
-    """A checkpoint resumed on another number of ranks goes on with the same state and the same losses.
+    """A checkpoint resumed at another world size continues with the same state and losses.
 
-    Why: state that is kept per rank (a file of each rank, a position in each rank's own stream) does not fit another
-    world size: samples are lost or repeated, or the run does not start at all.
+    Why: state kept per rank (one file a rank, a position in each rank's own data stream) does not fit another world
+    size: samples are lost or repeated, or the run does not start.
     Wrong:
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
     Fix: Save through DCP (which reshards), and keep the data position in global samples.
-    Source: trainer-independent: the same checkpoint loaded at other world sizes, compared with the run that made it.
+    Source: the same checkpoint loaded at other world sizes, compared with the run that made it.
     """
 
     names_a_cause = False
@@ -36,55 +36,46 @@ class ReshardKeepsTrajectory(Rule):
         offset = after if base is evidence.train else 0
         found = limits(evidence, self.name)
         allowed = found.allowed["loss"]
-        worst, told = 0.0, []
+        worst, sizes = 0.0, []
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"
+            sizes.append(where)
             if not run.completed:
                 cause = root_cause(run)
-                return self.failed(f"{where}: the run did not end well: {cause.text}", cause.location)
+                return self.failed(f"{where}: the run failed: {cause.text}", cause.location)
+            line = load_line(evidence, run)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:
-                return self.failed(f"{where}: {wrong}{saved}", load_line(evidence, run))
+                return self.failed(f"{where}: {wrong}{saved}", line)
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
                 return self.unknown(
-                    f"{where}: the state is as saved, but the script changes its global batch with the number of ranks"
+                    f"{where}: the state is as saved, but the global batch depends on the number of ranks"
                 )
             if mine != theirs:
-                return self.failed(
-                    f"{where}: {(theirs - mine).total()} of {theirs.total()} samples of the next step are others{saved}",
-                    load_line(evidence, run),
-                )
+                others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
+                return self.failed(f"{where}: {others}{saved}", line)
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
                     apart = loss_apart(run, base, k, offset)
                     worst = math.inf if math.isnan(apart) else max(worst, apart)
-            told.append(where)
-        if worst > allowed and not found.differ({"loss": worst}):
-            return self.unknown(f"{'; '.join(told)}: {undecided('loss', worst, found)}")
-        if worst > allowed:
-            return self.failed(
-                f"losses after resharding differ by {worst:.2g} ({'; '.join(told)}){saved}",
-                load_line(evidence, evidence.reshards[0]),
-                measured=worst,
-                limit=allowed,
-            )
-        return self.passed(
-            f"{'; '.join(told)}: same state, same samples, losses within {worst:.1e}", measured=worst, limit=allowed
-        )
+        ranks = "; ".join(sizes)
+        if worst <= allowed:
+            text = f"{ranks}: same state, same samples, losses within {worst:.1e}"
+            return self.passed(text, measured=worst, limit=allowed)
+        if not found.differ({"loss": worst}):
+            return self.unknown(f"{ranks}: {undecided('loss', worst, found)}")
+        text = f"losses after resharding differ by {worst:.2g} ({ranks}; allowed {allowed:.1g}){saved}"
+        return self.failed(text, load_line(evidence, evidence.reshards[0]), measured=worst, limit=allowed)
 
 
 def _state_differs(base: Run, run: Run, step: int) -> str | None:
-    """What of weights and optimizer state is another at `step` of `base` and at the first step of `run`."""
-    for field in ("weights", "state"):
+    """Which weights or optimizer state differ between `step` of `base` and the first step of `run`."""
+    for field, owner in (("weights", "model"), ("state", "optimizer")):
         theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
         if field == "weights":  # a model that the resumed run has not called yet is not known
             theirs = {name: value for name, value in theirs.items() if name in mine}
-        wrong = [n for n, a in theirs.items() if (b := mine.get(n)) is None or not _same(a, b)]
+        near = {n for n, a in theirs.items() if n in mine and difference(a, mine[n]) <= 1e-6 * math.sqrt(a[0]) + 1e-12}
+        wrong = [name for name in theirs if name not in near]
         if wrong:
-            owner = "model" if field == "weights" else "optimizer"
             return f"{len(wrong)} of {len(theirs)} tensors of the {owner} ({some(wrong)}) are not what was saved"
     return None
-
-
-def _same(a: list[float], b: list[float]) -> bool:
-    return difference(a, b) <= 1e-6 * math.sqrt(a[0]) + 1e-12

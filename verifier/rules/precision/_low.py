@@ -1,14 +1,37 @@
-"""Groups that compute in low precision."""
+"""Rules on groups that compute in low precision."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...analysis.precision import LOW
+from ...evidence import Evidence
+from ...source.events import Event, Flow
+from ...source.looks import LOW_DTYPES, is_dtype
+from ...source.looks_precision import POLICY, policies_of_trained
+from ...source.values import choices
 from ...trace import Run
 from ...trace.events import Shard
-
-NO_LOW = "no group computes in low precision"
+from ..base import Rule
 
 
 def low_groups(run: Run, *dtypes: str) -> list[Shard]:
     """The calls of fully_shard with a param_dtype in `dtypes`, by default any low one."""
     return [record for record in run.places(Shard) if record.param_dtype in (dtypes or LOW)]
+
+
+class LowRule(Rule):
+    """A rule on the groups whose `param_dtype` is one of `dtypes`, by default any low one."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ()
+
+    def applies(self, evidence: Evidence) -> str:
+        there = not evidence.trained.models or low_groups(evidence.trained, *self.dtypes)
+        return "" if there else f"no group computes in {' or '.join(self.dtypes) or 'low precision'}"
+
+
+def low_policies_of_trained(flow: Flow, dtypes: tuple[str, ...] = LOW_DTYPES) -> list[Event]:
+    """The policies with such a `param_dtype` with which models that an optimizer holds are sharded."""
+    used = [one for value in policies_of_trained(flow) for one in choices(value)]
+    low = [event for event in flow.ops(POLICY) if is_dtype(event.arg(0, "param_dtype"), dtypes)]
+    return [event for event in low if event.result in used]

@@ -4,7 +4,7 @@ from ...analysis.precision import LOW
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
-from ...source.events import Event, Flow, covers
+from ...source.events import STORE, Event, Flow, covers
 from ...source.looks import LOW_DTYPES, is_dtype, text
 from ...source.looks_precision import cast_of
 from ...source.registry import detector
@@ -14,20 +14,17 @@ from ..base import Rule
 
 
 class Bf16MasterWeights(Rule):
-    """The weights that the optimizer updates are float32.
+    """The optimizer updates float32 master weights.
 
-    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the sharded weights as they were. A
-    model that was cast to bfloat16 before `fully_shard` has no float32 weights at all: an update smaller than 1/256
-    of a weight rounds to nothing.
+    Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the dtype of the sharded weights. A
+    model cast to bfloat16 before `fully_shard` has no float32 weights: an update below 1/256 of a weight rounds to 0.
     Wrong:
         model = Decoder().to(torch.bfloat16)
         shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     Right:
         model = Decoder()  # float32 master weights
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         shard(model, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     Fix: Build or load the model in float32 and let `mp_policy` cast; with transformers pass `dtype=torch.float32`.
     Source: huggingface/accelerate#3979; meta-pytorch/torchtune#2254; the docstring of `MixedPrecisionPolicy`.
     """
@@ -42,43 +39,29 @@ class Bf16MasterWeights(Rule):
         if not low:
             dtypes = sorted({run.parameters[name][0].dtype for name in held})
             return self.passed(f"the optimizer updates weights in {', '.join(dtypes)}")
+        which = f"{some(low)} are {run.parameters[low[0]][0].dtype} in the optimizer"
         if not record.cls.startswith("torch.optim."):
-            return self.unknown(
-                f"{some(low)} are {run.parameters[low[0]][0].dtype}, and {record.cls.rpartition('.')[2]} is not torch's: whether "
-                "it keeps float32 weights of its own, or rounds at random, is not known"
-            )
+            cls = record.cls.rpartition(".")[2]
+            return self.unknown(f"{which}; {cls} may keep float32 copies or round stochastically: not known")
         changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
-        present = sum(e.local_numel for n in low for e in run.parameters[n])
+        share = changed / max(sum(e.local_numel for n in low for e in run.parameters[n]), 1)
         return self.failed(
-            f"{some(low)} are {run.parameters[low[0]][0].dtype} in the optimizer; the last step changed "
-            f"{changed / max(present, 1):.1%} of their elements",
-            evidence.line_of(run, Shard),
+            f"{which}; the last step changed {share:.1%} of their elements", evidence.line_of(run, Shard)
         )
-
-
-def _trained_by_torch(flow: Flow, model: Value) -> bool:
-    return any(model in models and event.op.startswith("torch.optim.") for event, models in flow.optimizers)
 
 
 @detector("bf16-master-weights")
 def low_master_weights(flow: Flow) -> Iterator[Hit]:
+    if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):
+        return  # low precision may be intended for frozen parameters
+    by_torch = [model for event, models in flow.optimizers if event.op.startswith("torch.optim.") for model in models]
     for root in flow.roots.values():
         shard = flow.first_shard.get(id(root))
-        if shard is None or not _trained_by_torch(flow, root):
-            continue
         casts = [e for e in flow.events if e.on is root and cast_of(e) is not None]
-        if any(cast_of(e) is False for e in casts) or _is_frozen(flow):
+        if shard is None or root not in by_torch or any(cast_of(e) is False for e in casts):
             continue
-        low = [e for e in casts if covers(e, shard)] or _born_low(flow, root, shard)
-        if low:
-            told = f"{text(low[0].node)}: the weights that the optimizer keeps are 16 bits wide"
-            yield flow.hit("bf16-master-weights", told, low[0])
-
-
-def _is_frozen(flow: Flow) -> bool:
-    """Whether some parameters do not train: then low precision may be meant for those."""
-    partly = any(e.method == "requires_grad" for e in flow.by_op.get("(store)", ()))
-    return partly or bool(flow.methods("requires_grad_"))
+        if low := [e for e in casts if covers(e, shard)] or _born_low(flow, root, shard):
+            yield flow.hit("bf16-master-weights", f"{text(low[0].node)}: the optimizer updates 16-bit weights", low[0])
 
 
 def _born_low(flow: Flow, root: Value, shard: Event) -> list[Event]:
@@ -87,10 +70,7 @@ def _born_low(flow: Flow, root: Value, shard: Event) -> list[Event]:
     if born is None or not covers(born, shard):
         return []
     dtype = born.kwargs.get("torch_dtype") or born.kwargs.get("dtype")
-    if root.kind == "made" and is_dtype(dtype, LOW_DTYPES) and dtype is not None:
+    if root.kind == "made" and is_dtype(dtype, LOW_DTYPES):
         return [born]
-    found: list[Event] = []
-    for event in flow.ops("torch.set_default_dtype"):
-        if event.index < born.index and not event.guards and event.args:
-            found = [event] if is_dtype(event.args[0], LOW_DTYPES) else []
-    return found
+    defaults = [e for e in flow.ops("torch.set_default_dtype") if e.index < born.index and not e.guards and e.args]
+    return [e for e in defaults[-1:] if is_dtype(e.args[0], LOW_DTYPES)]

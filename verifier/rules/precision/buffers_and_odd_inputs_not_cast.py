@@ -1,4 +1,3 @@
-from ...analysis.presence import went_through
 from ...analysis.root_cause import RootCause
 from ...evidence import Evidence
 from ...finding import Finding
@@ -6,14 +5,14 @@ from ...trace import Run
 from ...trace.events import Raised
 from ..base import RaisedRule
 from ..raised import DTYPES, inner_output, stack
-from ._low import NO_LOW, low_groups
+from ._low import low_groups
 
 
 class BuffersAndOddInputsNotCast(RaisedRule):
-    """Under a mixed-precision policy, buffers and tensors that FSDP does not see are cast by the model itself.
+    """Under a mixed-precision policy the model itself casts buffers and tensors that are no forward arguments.
 
-    Why: `param_dtype` casts parameters, and the floating tensors among the arguments of a forward. A buffer, a tensor
-    that forward makes, or one inside an object of your own stays float32 and meets bfloat16 weights.
+    Why: `param_dtype` casts parameters and the floating-point tensors among the arguments of a forward. A buffer, a
+    tensor created in forward, or one inside a custom object stays float32 and is combined with bfloat16 weights.
     Wrong:
         mix = torch.eye(8)  # a buffer
         forward = model.embedding.forward
@@ -34,11 +33,13 @@ class BuffersAndOddInputsNotCast(RaisedRule):
 
     pattern = DTYPES
 
-    def applies(self, evidence: Evidence) -> str:
-        return NO_LOW if went_through(evidence) and not low_groups(evidence.trained) else ""
+    def absent(self, train: Run) -> str:
+        return "" if low_groups(train) else "no group computes in low precision"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
-        return bool(low_groups(run)) and inner_output(run) is None and _in_forward(run, cause)
+        frames = stack(run, cause)  # none where the error cannot be placed
+        in_forward = not frames or any(f.module is not None for f in frames)
+        return bool(low_groups(run)) and inner_output(run) is None and in_forward
 
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
@@ -46,14 +47,6 @@ class BuffersAndOddInputsNotCast(RaisedRule):
         if found.status != "fail" or run is None or run.completed:
             return found
         seen = [f for t in run.traces if (r := t.first(Raised)) for f in r.frames if f.own and f.module is not None]
-        if not seen:
-            return found
-        kinds = {**seen[0].tensors, **{f"self.{name}": dtype for name, dtype in seen[0].buffers.items()}}
-        told = ", ".join(f"{name} is {dtype}" for name, dtype in kinds.items())
-        return self.failed(f"{found.evidence}; there {told}" if told else found.evidence, found.location)
-
-
-def _in_forward(run: Run, cause: RootCause) -> bool:
-    """Whether the error came up within a module, or cannot be placed."""
-    frames = stack(run, cause)
-    return not frames or any(f.module is not None for f in frames)
+        kinds = {**seen[0].tensors, **{f"self.{n}": dtype for n, dtype in seen[0].buffers.items()}} if seen else {}
+        dtypes = ", ".join(f"{name} is {dtype}" for name, dtype in kinds.items())
+        return self.failed(f"{found.evidence}; there {dtypes}", found.location) if dtypes else found

@@ -17,8 +17,8 @@ from ..base import RaisedRule
 class MixedOrigDtypeInGroup(RaisedRule):
     """All trainable parameters of one FSDP group have one dtype before sharding.
 
-    Why: a group is gathered and reduced as one buffer. Norms or adapters in float32 in a bfloat16 block, or a frozen
-    quantised block with trainable parts, do not fit into one.
+    Why: a group is gathered and reduced as one buffer of one dtype. Norms or adapters in float32 in a bfloat16 block,
+    or a frozen quantised block with trainable parts, raise an error.
     Wrong:
         for block in model.blocks:
             block.up.to(torch.bfloat16)
@@ -27,8 +27,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     Right:
         shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         model(batch)
-    Fix: Leave all parameters in float32 and let `mp_policy` cast, or call `fully_shard` on the odd modules first, so
-    that they get groups of their own.
+    Fix: Keep all parameters in float32 and let `mp_policy` cast, or first shard the modules of another dtype alone.
     Source: huggingface/accelerate PR#3985; pytorch#156784; hiyouga/LlamaFactory PR#10157.
     """
 
@@ -38,31 +37,21 @@ class MixedOrigDtypeInGroup(RaisedRule):
         return never_sharded(evidence)
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """The first sharding that takes parameters of several dtypes into one group."""
-        for record in run.places(Shard):
-            if len({p.dtype for p in record.parameters}) > 1:
-                line: Place | None = record.at_line
-                return line
-        return cause.location
+        mixed = (r.at_line for r in run.places(Shard) if len({p.dtype for p in r.parameters}) > 1)
+        return next(mixed, cause.location)
 
 
 @detector("mixed-orig-dtype-in-group")
 def mixed_orig_dtype_in_group(flow: Flow) -> Iterator[Hit]:
     """A model cast to 16 bits of which one part is cast back, in one group with the rest."""
-    for event in flow.events:
+    for event in flow.events if not flow.methods("requires_grad_") else ():
         if event.on is None or event.on.owner is None or cast_of(event) is not False:
             continue
         group = next((h for h in holders(event.on) if id(h) in flow.first_shard), None)
-        if (
-            group is None
-            or group is event.on
-            or not covers(event, flow.first_shard[id(group)])
-            or flow.methods("requires_grad_")
-        ):
+        if group is None or group is event.on or not covers(event, flow.first_shard[id(group)]):
             continue
-        low = [
-            e for e in flow.events[: event.index] if e.on is root_of(group) and cast_of(e) is True and covers(e, event)
-        ]
-        if low and is_known(flow, root_of(group)):
-            told = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} cast in line {low[0].line}"
-            yield flow.hit("mixed-orig-dtype-in-group", told, event)
+        root = root_of(group)
+        low = [e for e in flow.events[: event.index] if e.on is root and cast_of(e) is True and covers(e, event)]
+        if low and is_known(flow, root):
+            what = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in line {low[0].line} casts"
+            yield flow.hit("mixed-orig-dtype-in-group", what, event)

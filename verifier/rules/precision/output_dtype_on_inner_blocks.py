@@ -1,8 +1,6 @@
 from collections.abc import Iterator
 
-from ...analysis.presence import went_through
 from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
 from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import FULL, LOW_DTYPES, is_dtype, is_known, made_by
@@ -17,14 +15,12 @@ from ._low import low_groups
 
 
 class OutputDtypeOnInnerBlocks(RaisedRule):
-    """`output_dtype` is set on the root, not on the blocks within it.
+    """`output_dtype` is set on the root, not on its blocks.
 
-    Why: it casts what a module returns. On every block, the next operation of the root gets float32 while its own
-    parameters were cast to bfloat16.
+    Why: it casts a module's output. That of a block is then float32, and the root's parameters are bfloat16.
     Wrong:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
         model.norm = nn.LayerNorm(8)
-        forward = model.forward
         model.forward = lambda tokens: model.norm(model.blocks[1](model.blocks[0](model.embedding(tokens))))
         shard(model, mp_policy=policy)
         model(batch)  # raises RuntimeError
@@ -33,21 +29,20 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
             fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
         model(batch)
-    Fix: Give the blocks a policy without `output_dtype`, and the root one with it.
+    Fix: Shard the blocks with a policy without `output_dtype`, and the root with one that has it.
     Source: goodfire-ai/spd PR#491.
     """
 
     pattern = DTYPES
 
-    def applies(self, evidence: Evidence) -> str:
-        given = not went_through(evidence) or any(r.output_dtype for r in low_groups(evidence.trained))
+    def absent(self, train: Run) -> str:
+        given = any(record.output_dtype for record in low_groups(train))
         return "" if given else "no group that computes in low precision has an output_dtype"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return inner_output(run) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """The call on a block."""
         inner = inner_output(run)
         return inner.at_line if inner is not None else cause.location
 
@@ -55,17 +50,16 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
 @detector("output-dtype-on-inner-blocks")
 def output_dtype_on_inner_blocks(flow: Flow) -> Iterator[Hit]:
     for event, module in flow.shards:
-        policy = made_by(event.kwargs.get("mp_policy"), POLICY)
-        if policy is None or not event.loops or root_of(module) is module:
+        policy, root = made_by(event.kwargs.get("mp_policy"), POLICY), root_of(module)
+        if policy is None or not event.loops or root is module:
             continue
-        root = root_of(module)
         outer = flow.first_shard.get(id(root))
         whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
         low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW_DTYPES)
         widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(policy.arg(0, "param_dtype"), LOW_DTYPES)
         if low and widens and is_known(flow, root) and not _casts_inside(root):
-            told = "every block gives float32 to a module of the root, whose parameters are cast to 16 bits"
-            yield flow.hit("output-dtype-on-inner-blocks", told, policy)
+            what = "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits"
+            yield flow.hit("output-dtype-on-inner-blocks", what, policy)
             return
 
 

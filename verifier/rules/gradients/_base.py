@@ -1,0 +1,27 @@
+"""What several rules on gradients start from."""
+
+from __future__ import annotations
+
+from ...evidence import Evidence
+from ...trace.events import Step, Sync, Zeroed
+from ..base import Rule
+
+
+class UnreducedRule(Rule):
+    """A rule on gradients that FSDP keeps unreduced."""
+
+    def applies(self, evidence: Evidence) -> str:
+        for trace in evidence.trained.traces:
+            if trace.first(Sync) or trace.first(Zeroed) or any(record.unsynced for record in trace.of(Step)):
+                return ""
+        return "the script never calls `set_requires_gradient_sync`: every backward reduces"
+
+
+class ScaleRule(Rule):
+    """A rule on the scale of the loss, which needs a step of the full-precision run."""
+
+    def too_short(self, evidence: Evidence) -> str:
+        reason, run = super().too_short(evidence), evidence.full_precision
+        if reason or (run is not None and run.steps()):
+            return reason
+        return evidence.missing.get("full_precision", "the full-precision run made no step")
