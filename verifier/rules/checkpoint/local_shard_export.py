@@ -1,27 +1,22 @@
 import math
-from collections.abc import Iterator
 
-from ...analysis.presence import unfinished
-from ...analysis.saves import Save, all_saves
+from ...analysis.saves import Save
 from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Event, Flow
 from ...source.looks import shared, text
-from ...source.registry import detector
 from ...source.values import Value, reach
 from ...trace import Run
 from ...trace.events import SavedEntry
-from ..base import Rule
-from ._holds import nothing_saved
-from ._names import parameter_of
+from ..base import Hits
+from ._saved import SaveRule, parameter_of
 
 
-class LocalShardExport(Rule):
-    """What is saved under a parameter's name is the whole parameter, or all of its shards.
+class LocalShardExport(SaveRule):
+    """A parameter is saved whole, or with all of its shards.
 
-    Why: `torch.save` of a DTensor or of `to_local()` writes one rank's part. From rank 0 alone, or from all ranks into
-    one file, the rest of the model is nowhere; the file has the right keys, and shows it only when it is loaded.
+    Why: `torch.save` of a DTensor or of `to_local()` writes one rank's part. If only rank 0 saves, or all ranks save to
+    one file, the rest of the model is lost; the file has the right keys, and the loss shows only when it is loaded.
     Wrong:
         if dist.get_rank() == 0:
             torch.save(model.state_dict(), path)
@@ -29,36 +24,45 @@ class LocalShardExport(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Fix: Make a full state dict on all ranks and write it on rank 0, or save through DCP; a file of shards needs one for each rank.
+    Fix: Make a full state dict on all ranks and write it on rank 0, or save through DCP; save shards to one file for each rank.
     Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM PR#4888.
     """
 
-    wants = "run"
+    kind = "save to a file"
+    one_rank = "it holds whole tensors"
 
-    def applies(self, evidence: Evidence) -> str:
-        if reason := super().applies(evidence) or nothing_saved(
-            evidence, lambda save: bool(save.to), "no file is saved"
-        ):
-            return reason
-        return "one rank holds whole tensors" if evidence.trained.world_size == 1 else ""
+    def about(self, save: Save) -> bool:
+        return bool(save.to)
 
-    def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        saves = [save for save in all_saves(run) if save.to]
-        if not saves:
-            return self.unknown(unfinished(run) or "no save was seen")
+    def check(self, run: Run, saves: list[Save]) -> Finding:
         for after in sorted({save.after for save in saves}):
             stored = _stored_shards(run, [save for save in saves if save.after == after])
             lost = {name: part for name, part in stored.items() if part[0] < part[1]}
             if lost:
                 name, (held, whole, save) = next(iter(lost.items()))
-                how = "one rank" if len({s.rank for s in saves if s.to == save.to}) == 1 else "several ranks, one file"
+                alone = len({s.rank for s in saves if s.to == save.to}) == 1
                 return self.failed(
-                    f"{count(len(lost), 'tensor')} of the save after step {after} ({some(lost)}) "
-                    f"{'is a shard' if len(lost) == 1 else 'are shards'}: {held} of the {whole} elements of {name} were written ({how})",
+                    f"{name}: {'one rank' if alone else 'several ranks to one file'} wrote {held} of its {whole} elements after "
+                    f"step {after}; {count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards",
                     save.line,
                 )
-        return self.passed(f"{count(len(saves), 'call')} of a save function: whole tensors, or all shards of them")
+        return self.passed(
+            f"{count(len(saves), 'call')} of a save function wrote whole tensors, or all of their shards"
+        )
+
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        for event in flow.ops("torch.save"):
+            path = event.arg(1, "f")
+            if not event.args or flow.partial or shared(event.args[0]):
+                continue
+            everywhere = flow.whole and path is not None and not any(p.rank or p.kind == "free" for p in reach(path))
+            if not event.on_some_ranks and (not everywhere or any(g.test.rank for g in event.guards)):
+                continue
+            made = next((made for part in reach(event.args[0]) if (made := _shards(flow, part)) is not None), None)
+            if made is not None:
+                who = "one rank writes only its own" if event.on_some_ranks else "every rank writes its own to one file"
+                yield f"{text(event.node)}: {text(made.node)} holds shards, and {who}", event
 
 
 def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Save]]:
@@ -67,16 +71,15 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
     for save in saves:
         for key, entry in save.entries.items():
             if entry.kind == "dtensor" and entry.sharded and not save.together:
-                own, offset = math.prod(entry.own), tuple(entry.offset)
-                kept[save.to, key] = (key, offset, own, math.prod(entry.shape), save)
+                kept[save.to, key] = (key, tuple(entry.offset), math.prod(entry.own), math.prod(entry.shape), save)
             elif entry.kind == "tensor" and (found := _shard_of(run, save.rank, key, entry)) is not None:
                 kept[save.to, key] = (found[0], (save.rank,), found[1], found[2], save)
+    once = {}
+    for part in kept.values():
+        once.setdefault(part[:2], part)
     out: dict[str, tuple[int, int, Save]] = {}
-    seen: set[tuple[str, tuple[int, ...]]] = set()
-    for name, offset, own, whole, save in kept.values():
-        if (name, offset) not in seen:
-            seen.add((name, offset))
-            out[name] = (out.get(name, (0, 0, save))[0] + own, whole, save)
+    for name, _, own, whole, save in once.values():
+        out[name] = (out.get(name, (0, 0, save))[0] + own, whole, save)
     return out
 
 
@@ -88,29 +91,6 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
         return None
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
     return (name, mine.local_numel, mine.numel) if same else None
-
-
-@detector("local-shard-export")
-def local_shard_export(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("torch.save"):
-        path = event.arg(1, "f")
-        if not event.args or flow.partial or shared(event.args[0]):
-            continue
-        everywhere = flow.whole and path is not None and not any(p.rank or p.kind == "free" for p in reach(path))
-        if not event.on_some_ranks and (not everywhere or any(g.test.rank for g in event.guards)):
-            continue
-        for part in reach(event.args[0]):
-            made = _shards(flow, part)
-            if made is not None:
-                who = (
-                    "one rank writes that rank's shards only"
-                    if event.on_some_ranks
-                    else "every rank writes its shards into one file"
-                )
-                yield flow.hit(
-                    "local-shard-export", f"{text(event.node)}: {who} ({text(made.node)} holds DTensors)", event
-                )
-                break
 
 
 def _shards(flow: Flow, part: Value) -> Event | None:
