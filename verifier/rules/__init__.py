@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from .base import Rule
 
@@ -18,7 +19,7 @@ def _discover() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for family in sorted(families, key=lambda module: int(module.ORDER)):
         modules = [import_module(f".{name}", family.__name__) for name in _names(family.__path__, "*.py")]
-        own = [_rule_in(vars(module), module.__name__)() for module in modules]
+        own = [_rule_in(module)() for module in modules]
         rules |= {rule.name: rule for rule in sorted(own, key=lambda rule: (not rule.explains, rule.name))}
     return rules
 
@@ -29,13 +30,10 @@ def _names(folders: Iterable[str], pattern: str) -> list[str]:
     return sorted(path.parent.name if path.stem == "__init__" else path.stem for path in found)
 
 
-def _rule_in(names: dict[str, object], module: str) -> type[Rule]:
+def _rule_in(module: ModuleType) -> type[Rule]:
     """The one rule that a module defines."""
-    (rule,) = (
-        value
-        for value in names.values()
-        if isinstance(value, type) and value.__module__ == module and issubclass(value, Rule)
-    )
+    types = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Rule)]
+    (rule,) = (value for value in types if value.__module__ == module.__name__)
     return rule
 
 

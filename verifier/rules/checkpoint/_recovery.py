@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ...analysis.saves import all_saves
 from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
-from ...trace.events import Place, Saving, Step
+from ...trace.events import Saving, Step
 from ..base import Rule
-from ._resumed import first_steps
+from ._resumed import first_steps, load_line, save_line
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,18 @@ class Outcome:
 
 
 class MixtureRule(Rule):
-    """A rule that a resume after a fault in a checkpoint starts from one save as a whole."""
+    """A rule that a resume after a crash in a save, or from a damaged checkpoint, starts from one save as a whole."""
 
-    fault: ClassVar[str]  # the role of the runs in which the fault was injected
-
-    def attempts(self, evidence: Evidence) -> Iterator[tuple[str, Run, Run]]:
-        """(what was done, the run that saved, the run that resumed)."""
-        raise NotImplementedError
-
-    def line(self, evidence: Evidence) -> Place | None:
-        """The user's line to change."""
-        raise NotImplementedError
+    fault: ClassVar[Literal["crash", "damaged"]]
 
     def judge(self, evidence: Evidence) -> Finding:
-        attempts = list(self.attempts(evidence))
+        attempts = [(crash.note, crash, resumed) for crash, resumed in evidence.crashes]
+        line = save_line(evidence)
+        if self.fault == "damaged":
+            attempts = [(run.note, evidence.trained, run) for run in evidence.damaged]
+            line = load_line(evidence)
         if not attempts:
-            return self.unknown(evidence.missing.get(self.fault, "no fault was injected into a save or a checkpoint"))
+            return self.unknown(evidence.missing.get(self.fault, "no save was interrupted and no checkpoint damaged"))
         if reason := not_exact(evidence):
             return self.unknown(reason)
         notes = []
@@ -76,7 +71,7 @@ class MixtureRule(Rule):
                     f"{number} of {total} are from the save after step {k}"
                     for k, number in sorted(outcome.shares.items())
                 ]
-                return self.failed(f"{note}: the resume starts from a mixture: {', '.join(parts)}", self.line(evidence))
+                return self.failed(f"{note}: the resume starts from a mixture: {', '.join(parts)}", line)
             notes.append(f"{note}: {outcome}")
         return self.passed("; ".join(notes))
 

@@ -1,10 +1,4 @@
-from collections.abc import Iterator
-
-from ...evidence import Evidence
-from ...trace import Run
-from ...trace.events import Place
 from ._recovery import MixtureRule
-from ._resumed import load_line
 
 
 class DamagedCheckpointLoaded(MixtureRule):
@@ -27,9 +21,3 @@ class DamagedCheckpointLoaded(MixtureRule):
 
     needs = frozenset({"train", "resume", "damaged"})
     fault = "damaged"
-
-    def attempts(self, evidence: Evidence) -> Iterator[tuple[str, Run, Run]]:
-        return ((run.note, evidence.trained, run) for run in evidence.damaged)
-
-    def line(self, evidence: Evidence) -> Place | None:
-        return load_line(evidence)

@@ -46,11 +46,8 @@ class FullStateDictOom(Rule):
         waste = [(r.bytes, rank, r) for rank, r in full if not r.offload and r.bytes and rank not in writers]
         if len(writers) == 1 and waste:
             size, rank, record = max(waste, key=lambda item: item[0])
-            return self.failed(
-                f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it "
-                f"({run.world_size} ranks)",
-                record.at_line,
-            )
+            what = f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it"
+            return self.failed(f"{what} ({run.world_size} ranks)", record.at_line)
         return self.passed("every rank that holds a full state dict writes it")
 
     @staticmethod
@@ -58,10 +55,7 @@ class FullStateDictOom(Rule):
         for event in flow.ops(*GETTERS):
             options = options_of(event)
             if options is not None and has_option(options, "full_state_dict") and not _may_have(options, "cpu_offload"):
-                yield (
-                    f"{text(event.node)} gathers the whole model on every rank's device: cpu_offload is not set",
-                    event,
-                )
+                yield f"{text(event.node)} without cpu_offload gathers the whole model on every rank's device", event
 
 
 def _written(run: Run) -> list[tuple[int, Template]]:

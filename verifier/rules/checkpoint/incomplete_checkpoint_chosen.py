@@ -13,9 +13,8 @@ from ._resumed import load_line
 class IncompleteCheckpointChosen(Rule):
     """After a crash during a save the script resumes from the last complete checkpoint.
 
-    Why: "the newest folder" may be one that a crash left half written: the resume stops with `.metadata` or
-    `failed finding central directory`, on every restart. The same happens when `latest` is moved, or older
-    checkpoints are deleted, before the new one is complete.
+    Why: "the newest folder" may be one that a crash left half written: every restart stops with `.metadata` or `failed
+    finding central directory`; so if `latest` is moved, or older checkpoints deleted, before the new one is complete.
     Wrong:
         newest = max(Path(path).glob("step_*"), default=None)
     Right:

@@ -49,9 +49,7 @@ class LenientLoadHidesMismatch(Rule):
                 if pairs:
                     how = f"the load asks for `{pairs[0][0]}`, the checkpoint has `{pairs[0][1]}`"
                 elif nothing:
-                    how = (
-                        f"the load asks for `{record.missing[0]}`, the checkpoint has keys such as `{record.unused[0]}`"
-                    )
+                    how = f"the load asks for `{record.missing[0]}`, the checkpoint has `{record.unused[0]}`"
                 else:
                     how = f"{some(lost)} came back with other values than were saved"
                 number = len(pairs) or record.missing_count
@@ -61,7 +59,7 @@ class LenientLoadHidesMismatch(Rule):
         if not loads:
             return self.unknown(not_shown(evidence))
         return self.passed(
-            f"{count(loads, 'load')} with missing keys allowed, and no parameter of the checkpoint was missed"
+            f"{count(loads, 'load')} with missing keys allowed; no parameter of the checkpoint was missed"
         )
 
     @staticmethod
@@ -71,10 +69,7 @@ class LenientLoadHidesMismatch(Rule):
         for event in flow.ops("dcp.load"):
             planner = made_by(event.kwargs.get("planner"), "dcp.DefaultLoadPlanner")
             if planner is not None and is_const(planner.kwargs.get("allow_partial_load"), True):
-                yield (
-                    "allow_partial_load: keys that are not in the checkpoint silently keep their initial values",
-                    planner,
-                )
+                yield "allow_partial_load: keys that the checkpoint lacks silently keep their initial values", planner
         for event in flow.ops(*SETTERS[:2]):
             options = options_of(event)
             if options is not None and is_const(options.kwargs.get("strict"), False) and event.discarded:

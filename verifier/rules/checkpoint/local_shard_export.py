@@ -40,15 +40,13 @@ class LocalShardExport(SaveRule):
             lost = {name: part for name, part in stored.items() if part[0] < part[1]}
             if lost:
                 name, (held, whole, save) = next(iter(lost.items()))
-                alone = len({s.rank for s in saves if s.to == save.to}) == 1
-                return self.failed(
-                    f"{name}: {'one rank' if alone else 'several ranks to one file'} wrote {held} of its {whole} elements after "
-                    f"step {after}; {count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards",
-                    save.line,
+                how = (
+                    "one rank" if len({s.rank for s in saves if s.to == save.to}) == 1 else "several ranks to one file"
                 )
-        return self.passed(
-            f"{count(len(saves), 'call')} of a save function wrote whole tensors, or all of their shards"
-        )
+                which = f"{count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards"
+                what = f"{name}: {how} wrote {held} of its {whole} elements after step {after}"
+                return self.failed(f"{what}; {which}", save.line)
+        return self.passed(f"{count(len(saves), 'save')} to files wrote whole tensors, or all of their shards")
 
     @staticmethod
     def detect(flow: Flow) -> Hits:

@@ -1,10 +1,4 @@
-from collections.abc import Iterator
-
-from ...evidence import Evidence
-from ...trace import Run
-from ...trace.events import Place
 from ._recovery import MixtureRule
-from ._resumed import save_line
 
 
 class PartialOverwriteMixesCheckpoints(MixtureRule):
@@ -22,9 +16,3 @@ class PartialOverwriteMixesCheckpoints(MixtureRule):
 
     needs = frozenset({"train", "resume", "crash"})
     fault = "crash"
-
-    def attempts(self, evidence: Evidence) -> Iterator[tuple[str, Run, Run]]:
-        return ((crash.note, crash, resumed) for crash, resumed in evidence.crashes)
-
-    def line(self, evidence: Evidence) -> Place | None:
-        return save_line(evidence)

@@ -37,30 +37,24 @@ class PerRankStateDeduplicated(ResumeRule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := _one_random_state(evidence.trained)) is not None:
             key, line = found
-            return self.failed(
-                f"`{key}` holds each rank's own random state under one key: DCP stores one of them", line
-            )
+            return self.failed(f"`{key}` is each rank's own random state under one key: DCP stores one of them", line)
         return super().judge(evidence)
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         train, resume, step = evidence.trained, evidence.resume, saved[0].step
         assert resume is not None
-        kinds: list[tuple[str, list[Any], list[Any]]] = [
-            ("random state", _random(train, step), _random(resume, 1)),
-            ("samples", list(train.rows(step)), list(resume.rows(1))),
-        ]
-        for what, theirs, mine in kinds:
+        kinds: dict[str, tuple[list[Any], list[Any]]] = {
+            "random state": (_random(train, step), _random(resume, 1)),
+            "samples": (train.rows(step), resume.rows(1)),
+        }
+        for what, (theirs, mine) in kinds.items():
             for rank, value in enumerate(mine):
                 owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
                 if value != theirs[rank] and owner is not None:
-                    return self.failed(
-                        f"after the resume rank {rank} has the {what} of rank {owner} (step {step}){saved_at(evidence)}",
-                        load_line(evidence),
-                    )
-        kept = [what for what, theirs, mine in kinds if theirs == mine]
-        return self.passed(
-            f"no rank has another rank's state after the resume (restored on each: {', '.join(kept) or 'none'})"
-        )
+                    found = f"after the resume rank {rank} has the {what} of rank {owner} (step {step})"
+                    return self.failed(f"{found}{saved_at(evidence)}", load_line(evidence))
+        kept = [what for what, (theirs, mine) in kinds.items() if theirs == mine]
+        return self.passed(f"after the resume no rank has another's state (restored: {', '.join(kept) or 'none'})")
 
     @staticmethod
     def detect(flow: Flow) -> Hits:
@@ -71,10 +65,7 @@ class PerRankStateDeduplicated(ResumeRule):
             state = state_given(event)
             for key, item in state.attrs.items() if state is not None and state.kind == "dict" else ():
                 if key.startswith("[") and item.kind == "made" and item.name in _RANDOM:
-                    yield (
-                        f"every rank saves its own random state under one key, {key[1:-1]!r}: DCP stores one of them",
-                        item.event,
-                    )
+                    yield f"{key[1:-1]!r} is each rank's own random state: DCP stores one of them", item.event
 
 
 def _one_random_state(run: Run) -> tuple[str, Place | None] | None:

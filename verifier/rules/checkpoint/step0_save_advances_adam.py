@@ -29,7 +29,8 @@ class Step0SaveAdvancesAdam(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         if _ahead(run):
-            return "the train run loads a checkpoint before its first step" if _loaded(run) else ""
+            loads = any(r.op in LOADS and r.seq < run.traces[0].steps[0].seq for r in run.places(Checkpoint))
+            return "the train run loads a checkpoint before its first step" if loads else ""
         return super().applies(evidence) or keeps_no_state(run, "step")
 
     def unseen(self, evidence: Evidence) -> str:
@@ -60,12 +61,5 @@ class Step0SaveAdvancesAdam(Rule):
 
 def _ahead(run: Run) -> dict[str, float]:
     """{parameter: the steps that are counted for it before the first step}, where there are any."""
-    state = run.traces[0].steps[0].state
-    counters = {name: entry.get("step") for name, entry in state.items()}
+    counters = {name: entry.get("step") for name, entry in run.traces[0].steps[0].state.items()}
     return {name: value for name, value in counters.items() if isinstance(value, int | float) and value >= 1}
-
-
-def _loaded(run: Run) -> bool:
-    """Whether a run loads something before its first step."""
-    trace = run.traces[0]
-    return any(r.op in LOADS and r.seq < trace.steps[0].seq for r in trace.of(Checkpoint))

@@ -18,8 +18,7 @@ class RunCompletes(Rule):
         if dist.get_rank() == 0:
             torch.save(state, path)
     Fix: Read the stack of the rank that is named first: it raised, exited, or is not in the collective of the others.
-    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun reports the wrong root cause for
-    `sys.exit(7)` and `os._exit(0)`.
+    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun is wrong for `sys.exit(7)`, `os._exit(0)`.
     """
 
     wants = "nothing"

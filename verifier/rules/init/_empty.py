@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...analysis.wording import some
+from typing import ClassVar
+
+from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
@@ -15,24 +17,22 @@ class EmptyRule(Rule):
 
     needs = frozenset({"train", "provoked"})
     wants = "models"
+    kind: ClassVar[str]
 
     def applies(self, evidence: Evidence) -> str:
-        called = any(trace.first(ToEmpty) is not None for trace in evidence.trained.traces)
-        return "" if called else "the script does not call to_empty before its first forward"
+        if not any(trace.first(ToEmpty) is not None for trace in evidence.trained.traces):
+            return "the script does not call to_empty before its first forward"
+        return "" if self.parts(evidence.trained) else f"the model has no {self.kind}"
 
     def judge(self, evidence: Evidence) -> Finding:
         run, filled = evidence.trained, evidence.provoked
         if filled is None or not filled.models:
             return self.unknown("the run that fills the memory of to_empty with NaN did not reach a forward")
-        if unset := self.unset(filled):
+        if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
             what = f"{some(unset)}: allocated by to_empty and not initialised before the first forward"
             return self.failed(what, evidence.line_of(run, ToEmpty))
-        return self.passed(f"{self.allocated(run)} initialised after to_empty")
+        return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
 
-    def unset(self, filled: Run) -> list[str]:
-        """What still holds NaN at the first forward."""
-        raise NotImplementedError
-
-    def allocated(self, run: Run) -> str:
-        """What was looked at: `3 buffers`."""
+    def parts(self, run: Run) -> list[tuple[str, bool]]:
+        """(name, whether it is still NaN at the first forward) of what `to_empty` allocates."""
         raise NotImplementedError

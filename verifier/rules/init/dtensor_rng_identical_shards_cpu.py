@@ -28,8 +28,7 @@ class DtensorRngIdenticalShardsCpu(Rule):
             full = torch.randn(param.shape) * 0.1  # one seed on all ranks: the same full tensor
             param.data.copy_(distribute_tensor(full, param.device_mesh, param.placements))
         model.init_buffers()
-    Fix: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
-    initialise before sharding.
+    Fix: On a CPU mesh draw the full tensor with one seed and `distribute_tensor` it, or initialise before sharding.
     Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
     """
 
@@ -50,10 +49,9 @@ class DtensorRngIdenticalShardsCpu(Rule):
         same = [name for name, shards in known.items() if len(shards) == 1]
         if 2 * len(same) < len(known):
             return self.passed(f"{count(len(known), 'parameter')}, whose shards differ between ranks")
-        return self.failed(
-            f"{some(same)}: all ranks hold bitwise the same shard at the first forward ({len(same)} of {len(known)} parameters)",
-            evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True),
-        )
+        what = f"{some(same)}: all ranks hold bitwise the same shard at the first forward"
+        drawn = evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True)
+        return self.failed(f"{what} ({len(same)} of {len(known)} parameters)", drawn)
 
 
 def _sharded(run: Run) -> dict[str, list[int]]:

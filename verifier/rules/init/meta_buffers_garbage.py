@@ -1,8 +1,6 @@
 import ast
 from collections.abc import Iterator
 
-from ...analysis.wording import count
-from ...evidence import Evidence
 from ...source.events import Flow
 from ...source.looks import inner, is_const, parts_of, text
 from ...source.looks_init import emptied
@@ -35,15 +33,10 @@ class MetaBuffersGarbage(EmptyRule):
     `to_empty` allocates with NaN and looks for it at the first forward.
     """
 
-    def applies(self, evidence: Evidence) -> str:
-        buffers = any(model.buffers for model in evidence.trained.models)
-        return super().applies(evidence) or ("" if buffers else "the model has no buffer")
+    kind = "buffer"
 
-    def unset(self, filled: Run) -> list[str]:
-        return [f"{b.name} {tuple(b.shape)}" for model in filled.models for b in model.buffers if b.unset]
-
-    def allocated(self, run: Run) -> str:
-        return count(sum(len(model.buffers) for model in run.models), "buffer")
+    def parts(self, run: Run) -> list[tuple[str, bool]]:
+        return [(f"{b.name} {tuple(b.shape)}", bool(b.unset)) for model in run.models for b in model.buffers]
 
     @staticmethod
     def detect(flow: Flow) -> Hits:
@@ -61,10 +54,8 @@ class MetaBuffersGarbage(EmptyRule):
 def _modules_in(model: Value, depth: int = 0) -> Iterator[Value]:
     yield model
     for _, part in parts_of(model) if depth < 6 else ():
-        held = (
-            [e for given in part.event.args for e in inner(given)] if part.kind != "object" and part.event else [part]
-        )
-        for one in held:
+        of_calls = part.kind != "object" and part.event
+        for one in [e for given in part.event.args for e in inner(given)] if of_calls else [part]:
             if one.kind == "object":
                 yield from _modules_in(one, depth + 1)
 
@@ -75,12 +66,12 @@ def _named_elsewhere(flow: Flow, name: str) -> bool:
     for function in (node for module in flow.project.modules for node in ast.walk(module.tree)):
         if not isinstance(function, ast.FunctionDef | ast.Module):
             continue
-        if getattr(function, "name", "") in ("__init__", "forward"):
-            continue
-        for node in _own_nodes(function):
-            word = getattr(node, "attr", None) or getattr(node, "value", None)
-            named = isinstance(node, ast.Attribute | ast.Constant) and isinstance(word, str) and word in words
-            if named and not _is_super_init(node):
+        for node in _own_nodes(function) if getattr(function, "name", "") not in ("__init__", "forward") else ():
+            if isinstance(node, ast.Attribute):
+                super_init = node.attr == "__init__" and isinstance(node.value, ast.Call)
+                if node.attr in words and not super_init:
+                    return True
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in words:
                 return True
     return False
 
@@ -93,7 +84,3 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             queue.extend(ast.iter_child_nodes(node))
-
-
-def _is_super_init(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "__init__" and isinstance(node.value, ast.Call)

@@ -1,4 +1,3 @@
-from ...analysis.wording import count
 from ...source.events import CALL, NEW, SHARD, Event, Flow, covers
 from ...source.looks import text
 from ...source.looks_init import emptied
@@ -32,15 +31,13 @@ class MetaParamsNotReset(EmptyRule):
         model.init_weights()  # walks over named_parameters(), so it writes model.scale too
         model.init_buffers()
     Fix: Initialise in a loop over `named_parameters()`, which leaves none out, or load a checkpoint that has them all.
-    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills what `to_empty` allocates with
-    NaN and looks for it.
+    Source: ByteDance-Seed/VeOmni#118; pytorch/torchtitan docs/fsdp.md; the probe fills that memory with NaN.
     """
 
-    def unset(self, filled: Run) -> list[str]:
-        return [name for name, entries in filled.parameters.items() if any(e.unset for e in entries)]
+    kind = "parameter"
 
-    def allocated(self, run: Run) -> str:
-        return count(len(run.parameters), "parameter")
+    def parts(self, run: Run) -> list[tuple[str, bool]]:
+        return [(name, any(e.unset for e in entries)) for name, entries in run.parameters.items()]
 
     @staticmethod
     def detect(flow: Flow) -> Hits:

@@ -17,8 +17,7 @@ class RankDependentInitNoBroadcast(Rule):
     """All ranks shard the same initial weights.
 
     Why: `fully_shard` neither broadcasts nor compares. If ranks build different weights (`manual_seed(seed + rank)`
-    before the model), each shards its own: the model is a mixture that no other world size reproduces, and with HSDP
-    the replicas never agree.
+    before the model), each shards its own: no other world size reproduces the model, and HSDP's replicas never agree.
     Wrong:
         torch.manual_seed(seed + dist.get_rank())
         model = Decoder()
@@ -28,8 +27,7 @@ class RankDependentInitNoBroadcast(Rule):
         model = Decoder()
         shard(model)
         torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
-    Fix: Use the same seed on every rank before the model is built, and seed by rank only after it is sharded; or
-    broadcast rank 0's weights.
+    Fix: Use one seed on all ranks until the model is sharded, and seed by rank only after that; or broadcast rank 0's weights.
     Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; `fully_shard` has nothing like FSDP1's `sync_module_states`.
     """
 
@@ -44,9 +42,7 @@ class RankDependentInitNoBroadcast(Rule):
         return "every rank holds a full replica: see hsdp-replicas-diverge-at-init"
 
     def unseen(self, evidence: Evidence) -> str:
-        return (
-            "with one rank there is nothing to compare with: give --nproc 2" if evidence.trained.world_size == 1 else ""
-        )
+        return "one rank has no other to compare with: give --nproc 2" if evidence.trained.world_size == 1 else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
