@@ -67,10 +67,7 @@ class MixtureRule(Rule):
             outcome = outcome_of(saved, resumed)
             if outcome.mixed:
                 total = f"{outcome.tensors} tensors and shards"
-                parts = [
-                    f"{number} of {total} are from the save after step {k}"
-                    for k, number in sorted(outcome.shares.items())
-                ]
+                parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(outcome.shares.items())]
                 return self.failed(f"{note}: the resume starts from a mixture: {', '.join(parts)}", line)
             notes.append(f"{note}: {outcome}")
         return self.passed("; ".join(notes))
@@ -89,11 +86,8 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
         for name, value in _flat(record).items():
             units.add((rank, name))
             key = tuple(value) if isinstance(value, list) else None
-            same = [
-                k
-                for k, ranks in held.items()
-                if value in ranks.get(rank, {}).get(name, []) or key in given.get((k, rank), ())
-            ]
+            known = [(k, ranks.get(rank, {}).get(name, [])) for k, ranks in held.items()]
+            same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}

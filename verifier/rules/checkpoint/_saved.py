@@ -29,9 +29,8 @@ class SaveRule(Rule):
         if (reason := super().applies(evidence)) or unseen_save(evidence):
             return reason
         saves = all_saves(evidence.trained)
-        return absent(
-            evidence.trained, any(map(self.about, saves)), f"the script makes no {self.kind if saves else 'save'}"
-        )
+        kind = self.kind if saves else "save"
+        return absent(evidence.trained, any(map(self.about, saves)), f"the script makes no {kind}")
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -65,14 +64,9 @@ class ContentRule(SaveRule):
             values = given(saves)
             if wrong := differing(record, values):
                 lost = sum(key not in record.entries for key in wrong)
-                how = (
-                    f"{lost} of them are missing" if lost else "their values differ from those at the time of the call"
-                )
-                return self.failed(
-                    f"{some(wrong)}: {len(wrong)} of {count(len(values), 'tensor')} in {path} are not what the save "
-                    f"after step {saves[0].after} was given; {how}",
-                    saves[0].line,
-                )
+                how = f"{lost} of them are missing" if lost else "their values differ from those at the call"
+                what = f"{some(wrong)}: {len(wrong)} of {count(len(values), 'tensor')} in {path} are not what the save"
+                return self.failed(f"{what} after step {saves[0].after} was given; {how}", saves[0].line)
             tensors, folders = tensors + len(values), folders + 1
         if unreadable or not folders:
             return self.unknown(unreadable or "no checkpoint existed after the run, so none was read back")

@@ -37,12 +37,9 @@ class AsyncSaveProcessGroup(SaveRule):
         for trace in run.traces:
             for record in trace.of(SaveInFlight):
                 if not record.apart:
-                    where = f", line {record.at_line.line}" if record.at_line is not None else ""
-                    return self.failed(
-                        f"rank {trace.rank} issues collectives ({record.what}{where}) on the process group of an asynchronous "
-                        "save that is still in flight",
-                        record.saved_line,
-                    )
+                    what = record.what + (f", line {record.at_line.line}" if record.at_line is not None else "")
+                    where = "on the process group of an asynchronous save in flight"
+                    return self.failed(f"rank {trace.rank} issues collectives ({what}) {where}", record.saved_line)
         number = count(len(saves) // max(run.world_size, 1), "asynchronous save")
         return self.passed(f"{number}, none on a process group that the main thread used meanwhile")
 

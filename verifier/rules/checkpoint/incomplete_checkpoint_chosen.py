@@ -47,12 +47,12 @@ class IncompleteCheckpointChosen(Rule):
             outcome = outcome_of(crash, resumed)
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
-                cause = root_cause(resumed) if refused else None
-                how = f"fails: {cause.text}" if cause is not None else "starts from the beginning"
-                return self.failed(
-                    f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume {how}",
-                    (cause.location if cause is not None else None) or load_line(evidence),
-                )
+                how, line = "starts from the beginning", load_line(evidence)
+                if refused:
+                    cause = root_cause(resumed)
+                    how, line = f"fails: {cause.text}", cause.location or line
+                what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume {how}"
+                return self.failed(what, line)
             lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
             notes.append(f"{crash.note}: {'the resume starts' if outcome.mixed else outcome}{lost}")
         return self.passed("; ".join(notes))

@@ -52,10 +52,8 @@ class LenientLoadHidesMismatch(Rule):
                     how = f"the load asks for `{record.missing[0]}`, the checkpoint has `{record.unused[0]}`"
                 else:
                     how = f"{some(lost)} came back with other values than were saved"
-                number = len(pairs) or record.missing_count
-                return self.failed(
-                    f"{number} of {record.wanted} keys were not found, which {record.how} allows: {how}", record.at_line
-                )
+                what = f"{len(pairs) or record.missing_count} of {record.wanted} keys were not found"
+                return self.failed(f"{what}, which {record.how} allows: {how}", record.at_line)
         if not loads:
             return self.unknown(not_shown(evidence))
         return self.passed(

@@ -3,7 +3,7 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...source.events import Event, Flow
 from ...source.looks import made_by, text
-from ...source.looks_checkpoint import has_option, options_of, state_given
+from ...source.looks_checkpoint import SETTERS, has_option, options_of, state_given
 from ...source.values import reach
 from ...trace.events import Saving, Step
 from ..base import Hits
@@ -51,25 +51,16 @@ class LoadWithoutSet(ResumeRule):
             if state is None or state.kind != "dict" or any(map(_sets_model, flow.events[event.index + 1 :])):
                 continue
             made = [made_by(part, "dsd.get_model_state_dict") for part in reach(state)]
-            copies = [got for got in made if got is not None and _copies(options_of(got))]
+            options = ("full_state_dict", "cpu_offload")
+            copies = [got for got in made if got and any(has_option(options_of(got), name) for name in options)]
             if copies and not flow.escapes(state, event.index):
-                yield (
-                    f"dcp.load fills the copy made by {text(copies[0].node)}, which is never set into the model",
-                    event,
-                )
-
-
-def _copies(options: Event | None) -> bool:
-    return has_option(options, "full_state_dict") or has_option(options, "cpu_offload")
+                yield f"dcp.load fills the copy of {text(copies[0].node)}, which is never set into the model", event
 
 
 def _sets_model(event: Event) -> bool:
     if event.method == "load_state_dict" and event.on is not None and event.on.name.startswith("torch.optim"):
         return False
-    return event.op in ("dsd.set_model_state_dict", "dsd.set_state_dict") or event.method in (
-        "load_state_dict",
-        "copy_",
-    )
+    return event.op in SETTERS[:2] or event.method in ("load_state_dict", "copy_")
 
 
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:

@@ -39,13 +39,12 @@ class OptimTemplateEmpty(ResumeRule):
         wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s.state if s.state[n] != r.state.get(n))
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
-        if empty:
-            which = f"{len(empty)} of {len(had)} parameters ({some(empty)})"
-            return self.failed(f"{which} have no optimizer state after the resume", load_line(evidence))
-        name = wrong[0]
-        keys = [k for k, v in saved[0].state.get(name, {}).items() if resumed[0].state.get(name, {}).get(k) != v]
-        which = f"{len(set(wrong))} of {len(had)} parameters ({name}: {some(keys)})"
-        return self.failed(f"the optimizer state of {which} is not what was saved", load_line(evidence))
+        which, how = f"{len(empty)} of {len(had)} parameters ({some(empty)})", "is missing after the resume"
+        if not empty:
+            before, after = saved[0].state.get(wrong[0], {}), resumed[0].state.get(wrong[0], {})
+            keys = some(k for k, value in before.items() if after.get(k) != value)
+            which, how = f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})", "is not what was saved"
+        return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
     @staticmethod
     def detect(flow: Flow) -> Hits:
@@ -59,10 +58,7 @@ class OptimTemplateEmpty(ResumeRule):
                     continue
                 made = [o for o, _ in flow.optimizers if o.result in choices(part.event.on)]
                 if any(o.op.startswith("torch.optim.") and not _stateless(o) for o in made):
-                    yield (
-                        f"{text(part.event.node)} of an optimizer without a step is empty: dcp.load restores nothing",
-                        part.event,
-                    )
+                    yield f"{text(part.event.node)} before the first step is empty: dcp.load fills nothing", part.event
                     break
 
 

@@ -30,19 +30,16 @@ class WrapperPrefixKeys(SaveRule):
     def check(self, run: Run, saves: list[Save]) -> Finding:
         for save in saves:
             tensors = [key for key, entry in save.entries.items() if entry.kind != "object"]
-            prefixed = {
-                prefix: [key for key in tensors if prefix in key.split(".")]
-                for prefix in ("_orig_mod", "_checkpoint_wrapped_module")
-            }
+            prefixes = ("_orig_mod", "_checkpoint_wrapped_module")
+            prefixed = {prefix: [key for key in tensors if prefix in key.split(".")] for prefix in prefixes}
             wrapped = [key for key in tensors if _module_prefix(key) and key.rpartition("module.")[2] in run.parameters]
             clean = any(parameter_of(run, key) and key not in wrapped for key in tensors)
             if not clean and not any(key.endswith("n_averaged") for key in tensors):
                 prefixed["module"] = wrapped
             for prefix, keys in prefixed.items():
                 if keys:
-                    return self.failed(
-                        f"`{prefix}` is in {len(keys)} of {count(len(tensors), 'key')} ({some(keys)})", save.line
-                    )
+                    where = f"{len(keys)} of {count(len(tensors), 'key')} ({some(keys)})"
+                    return self.failed(f"`{prefix}` is in {where}", save.line)
         return self.passed("no key contains a wrapper prefix")
 
     @staticmethod
@@ -59,10 +56,7 @@ class WrapperPrefixKeys(SaveRule):
                 made = part.event if part.kind == "made" and part.name == "state_dict" else None
                 wrapped = compiled.get(id(made.on)) if made is not None else None
                 if made is not None and wrapped is not None and any(model is wrapped.args[0] for model in loads):
-                    yield (
-                        f"{text(made.node)} of a compiled model has `_orig_mod.` keys; it is loaded into the plain model",
-                        made,
-                    )
+                    yield f"{text(made.node)} has `_orig_mod.` keys and is loaded into the model before compile", made
                     break
 
 

@@ -33,8 +33,8 @@ class FullSdIntoDtensor(MixedRule):
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence) or not unnamed(evidence.sources, *LOADERS):
             return ""
-        traces = [trace for run in trainings(evidence) for trace in run.traces]
-        loads = any(r.op in LOADS for trace in traces for r in trace.of(Checkpoint))  # in the script or in a library
+        records = (r for run in trainings(evidence) for trace in run.traces for r in trace.of(Checkpoint))
+        loads = any(record.op in LOADS for record in records)  # in the script or in a library
         return "" if loads else "the script loads no state dict and copies into no parameter"
 
     def unseen(self, evidence: Evidence) -> str:

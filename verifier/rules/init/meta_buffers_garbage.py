@@ -29,8 +29,7 @@ class MetaBuffersGarbage(EmptyRule):
         model.init_weights()
         model.init_buffers()  # recompute what no state dict holds
     Fix: After `to_empty`, recompute every buffer in the function that initialises the parameters.
-    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a run of its own (provoked) fills what
-    `to_empty` allocates with NaN and looks for it at the first forward.
+    Source: huggingface/accelerate PR#3921; hiyouga/LlamaFactory PR#10820; a separate run fills that memory with NaN.
     """
 
     kind = "buffer"

@@ -1,10 +1,9 @@
 from ...analysis.presence import unnamed, unseen_load, went_through
-from ...analysis.wording import count
+from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks import is_const, made_by
-from ...source.values import Value
 from ...trace.events import SetState
 from ..base import Hits, Rule
 
@@ -49,11 +48,8 @@ class Rank0SdWithoutBroadcast(Rule):
             empty = [rank for rank, r in enumerate(records) if r.given == 0]
             if empty and len(empty) < len(records) and not all(r.broadcast for r in records):
                 full = next(r for r in records if r.given)
-                return self.failed(
-                    f"{full.op} without broadcast_from_rank0 is given {count(full.given, 'key')} on some ranks and none "
-                    f"on {count(len(empty), 'rank')} (first: rank {empty[0]})",
-                    full.at_line,
-                )
+                given = f"{count(full.given, 'key')} on some ranks and none on rank {some(map(str, empty))}"
+                return self.failed(f"{full.op} without broadcast_from_rank0 is given {given}", full.at_line)
         if not calls:
             return self.unknown(f"no run called {' or '.join(SETTERS)}")
         if all(len(records) == 1 for records in calls):
@@ -72,12 +68,9 @@ class Rank0SdWithoutBroadcast(Rule):
             broadcast = made.kwargs.get("broadcast_from_rank0") if made is not None else None
             read = [p for p in state.parts if p.event is not None and p.kind == "made" and p.event.on_some_ranks]
             rest = [p for p in state.parts if p not in read]
-            if read and rest and all(map(_empty, rest)) and (broadcast is None or is_const(broadcast, False)):
+            empty = all((p.kind == "dict" and not p.parts) or (p.kind == "const" and p.const is None) for p in rest)
+            if read and rest and empty and (broadcast is None or is_const(broadcast, False)):
                 yield "only some ranks have the state dict, and broadcast_from_rank0 is not set", event
-
-
-def _empty(part: Value) -> bool:
-    return (part.kind == "dict" and not part.parts) or (part.kind == "const" and part.const is None)
 
 
 def _calls(evidence: Evidence) -> list[tuple[SetState, ...]]:

@@ -126,19 +126,17 @@ def _near(a: Sketch, b: Sketch) -> bool:
 def _first_replica(run: Run) -> list[int]:
     """The ranks that hold the first replica of the sharded parameters, all ranks if nothing is sharded."""
     entries = next((e for e in run.parameters.values() if e[0].sharded), None)
-    if entries is None:
-        return list(range(run.world_size))
-    return [e.rank for e in entries if e.copy == entries[0].copy]
+    return list(range(run.world_size)) if entries is None else [e.rank for e in entries if e.copy == entries[0].copy]
 
 
 def _replicas_that_differ(run: Run) -> list[str]:
     """Plain parameters of which two ranks hold other values at the first forward."""
+
+    def differ(first: Sketch, *others: Sketch) -> bool:
+        return any(difference(first, other) > 1e-9 * (1.0 + first[0] ** 0.5) for other in others)
+
     plain = {name: [e.sketch for e in entries if not e.sharded] for name, entries in run.parameters.items()}
-    return [
-        name
-        for name, copies in plain.items()
-        if any(difference(copies[0], other) > 1e-9 * (1.0 + copies[0][0] ** 0.5) for other in copies[1:])
-    ]
+    return [name for name, copies in plain.items() if copies and differ(*copies)]
 
 
 def _written(flow: Flow, root: Value, born: Event, shard: Event) -> bool:
