@@ -49,9 +49,7 @@ def not_shown(evidence: Evidence) -> str:
     """Why train run and resume may have something that neither has shown."""
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
-    return (
-        unfinished(evidence.trained) or unfinished(evidence.resume) or "neither the train run nor the resume shows it"
-    )
+    return unfinished(evidence.trained) or unfinished(evidence.resume) or "train run and resume did not come to it"
 
 
 def keeps_no_state(run: Run, key: str = "") -> str:

@@ -54,7 +54,4 @@ class AsyncSaveProcessGroup(SaveRule):
             alone = given is None or is_const(given, None)
             awaited = any(e.on is event.result and e.index == event.index + 1 for e in flow.methods("result"))
             if alone and not event.open and not awaited and "async_checkpointer_type" not in event.kwargs:
-                yield (
-                    "async_save without process_group: its collectives run on the process group of the training",
-                    event,
-                )
+                yield "async_save without process_group runs its collectives on the group of the training", event

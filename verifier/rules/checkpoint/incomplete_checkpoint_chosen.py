@@ -61,10 +61,7 @@ class IncompleteCheckpointChosen(Rule):
     def detect(flow: Flow) -> Hits:
         for event in flow.ops("dcp.async_save"):
             if event.discarded:
-                yield (
-                    "the future of async_save is discarded: nothing checks whether the checkpoint was completed",
-                    event,
-                )
+                yield "the future of async_save is discarded: nothing checks whether the save completed", event
 
 
 def _torn(crash: Run) -> Save | None:

@@ -56,9 +56,7 @@ class LenientLoadHidesMismatch(Rule):
                 return self.failed(f"{what}, which {record.how} allows: {how}", record.at_line)
         if not loads:
             return self.unknown(not_shown(evidence))
-        return self.passed(
-            f"{count(loads, 'load')} with missing keys allowed; no parameter of the checkpoint was missed"
-        )
+        return self.passed(f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed")
 
     @staticmethod
     def detect(flow: Flow) -> Hits:

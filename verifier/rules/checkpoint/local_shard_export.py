@@ -5,6 +5,7 @@ from ...analysis.wording import count, some
 from ...finding import Finding
 from ...source.events import Event, Flow
 from ...source.looks import shared, text
+from ...source.looks_checkpoint import GETTERS
 from ...source.values import Value, reach
 from ...trace import Run
 from ...trace.events import SavedEntry
@@ -40,9 +41,8 @@ class LocalShardExport(SaveRule):
             lost = {name: part for name, part in stored.items() if part[0] < part[1]}
             if lost:
                 name, (held, whole, save) = next(iter(lost.items()))
-                how = (
-                    "one rank" if len({s.rank for s in saves if s.to == save.to}) == 1 else "several ranks to one file"
-                )
+                writers = {s.rank for s in saves if s.to == save.to}
+                how = "one rank" if len(writers) == 1 else "several ranks to one file"
                 which = f"{count(len(lost), 'tensor')} of this save ({some(lost)}) without all shards"
                 what = f"{name}: {how} wrote {held} of its {whole} elements after step {after}"
                 return self.failed(f"{what}; {which}", save.line)
@@ -72,20 +72,20 @@ def _stored_shards(run: Run, saves: list[Save]) -> dict[str, tuple[int, int, Sav
                 kept[save.to, key] = (key, tuple(entry.offset), math.prod(entry.own), math.prod(entry.shape), save)
             elif entry.kind == "tensor" and (found := _shard_of(run, save.rank, key, entry)) is not None:
                 kept[save.to, key] = (found[0], (save.rank,), found[1], found[2], save)
-    once = {}
-    for part in kept.values():
-        once.setdefault(part[:2], part)
     out: dict[str, tuple[int, int, Save]] = {}
-    for name, _, own, whole, save in once.values():
-        out[name] = (out.get(name, (0, 0, save))[0] + own, whole, save)
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for name, offset, own, whole, save in kept.values():
+        if (name, offset) not in seen:
+            seen.add((name, offset))
+            out[name] = (out.get(name, (0, 0, save))[0] + own, whole, save)
     return out
 
 
 def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, int, int] | None:
     """(parameter, elements here, elements in all) if this plain tensor is a rank's part of a sharded parameter."""
-    name = parameter_of(run, key)
-    mine = next((e for e in run.parameters.get(name or "", []) if e.rank == rank), None)
-    if name is None or mine is None or not mine.sharded or mine.local_numel == mine.numel:
+    name = parameter_of(run, key) or ""
+    mine = next((e for e in run.parameters.get(name, []) if e.rank == rank), None)
+    if mine is None or not mine.sharded or mine.local_numel == mine.numel:
         return None
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
     return (name, mine.local_numel, mine.numel) if same else None
@@ -94,11 +94,7 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
 def _shards(flow: Flow, part: Value) -> Event | None:
     """The call that made a state dict of shards."""
     event: Event | None = part.event if part.kind == "made" else None
-    if event is None:
-        return None
-    if part.name in ("dsd.get_model_state_dict", "dsd.get_state_dict"):
-        plain = "options" not in event.kwargs and not event.open and bool(event.args)
-        return event if plain and flow.managed_by(event.args[0], event) is not None else None
-    if part.name == "state_dict" and event.on is not None and flow.managed_by(event.on, event) is not None:
-        return event
-    return None
+    model = event.on if event is not None and part.name == "state_dict" else None
+    if event is not None and part.name in GETTERS[:2] and "options" not in event.kwargs and not event.open:
+        model = next(iter(event.args), None)
+    return event if event is not None and model is not None and flow.managed_by(model, event) is not None else None

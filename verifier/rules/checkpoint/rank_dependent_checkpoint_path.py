@@ -11,15 +11,8 @@ from ...source.values import GLOBAL, reach
 from ..base import Hits
 from ._saved import SaveRule
 
-_VARIES = (
-    "time.time",
-    "time.time_ns",
-    "uuid.uuid4",
-    "uuid.uuid1",
-    "datetime.datetime.now",
-    "tempfile.mkdtemp",
-    "os.getpid",
-)
+_TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
+_VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 
 
 class RankDependentCheckpointPath(SaveRule):

@@ -60,10 +60,8 @@ def _by_data(part: Parting) -> Named | None:
         return None
     rank, end = done[0]
     batches = f"{end.value or 0} batch{'' if end.value == 1 else 'es'}"
-    what = (
-        f"the loader at {place(end)} ended on rank {rank} after {batches}, while other ranks have more: {part.told()}"
-    )
-    return "uneven-batches-hang", what, location(end.frames[0])
+    what = f"the loader at {place(end)} ended on rank {rank} after {batches}, while other ranks have more"
+    return "uneven-batches-hang", f"{what}: {part.told()}", location(end.frames[0])
 
 
 def _by_branch(sources: Sources, part: Parting) -> Named | None:

@@ -38,10 +38,7 @@ class RankLocalControlFlow(HangRule):
                 synced = any(part.synced for part in reach(test))
                 inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
                 if asks and test.local and not synced and inside and _from_forward(flow, test) and _skips(flow, leave):
-                    yield (
-                        f"a rank whose own value meets {said(guard)} skips a step in which the others wait for it",
-                        leave,
-                    )
+                    yield f"a rank whose own value meets {said(guard)} skips a step that the others wait in", leave
                     break
 
 

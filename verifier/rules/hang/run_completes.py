@@ -33,7 +33,7 @@ class RunCompletes(Rule):
             cause = root_cause(run)
             if run.role == "simulate":
                 return self.unknown(
-                    f"the simulated run stopped early, perhaps because its numbers are not real: {cause.text}"
+                    f"the simulated run stopped early, which its made-up numbers may cause: {cause.text}"
                 )
             return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:

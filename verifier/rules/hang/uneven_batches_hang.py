@@ -38,9 +38,7 @@ class UnevenBatchesHang(HangRule):
                 if loop is not None and _runs_model(run, frame[0], loop):
                     end = "and its loop runs the model on all of them: some ranks will hang at its end"
                     return self.failed(f"{what}, {end}", location(frame))
-            return self.passed(
-                f"no run was stopped by this cause; {what}, but no loop is known to run the model on all"
-            )
+            return self.passed(f"no run was stopped by this cause; {what}, but no loop takes all of them to the model")
         return super().foreseen(sources, run)
 
 

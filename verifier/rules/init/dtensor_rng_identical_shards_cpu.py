@@ -56,11 +56,8 @@ class DtensorRngIdenticalShardsCpu(Rule):
 
 def _sharded(run: Run) -> dict[str, list[int]]:
     """{parameter: the ranks that hold its first replica} of those that lie on several ranks."""
-    ranks = {
-        name: [e.rank for e in entries if e.sharded and e.copy == entries[0].copy]
-        for name, entries in run.parameters.items()
-    }
-    return {name: own for name, own in ranks.items() if len(own) > 1}
+    held = [(n, [e.rank for e in es if e.sharded and e.copy == es[0].copy]) for n, es in run.parameters.items()]
+    return {name: ranks for name, ranks in held if len(ranks) > 1}
 
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:
