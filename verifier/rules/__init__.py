@@ -25,7 +25,7 @@ def _discover() -> dict[str, Rule]:
 
 
 def _names(folders: Iterable[str], pattern: str) -> list[str]:
-    """The modules or packages of these folders that do not begin with `_`. To import `pkgutil` for it would take longer."""
+    """The modules or packages of these folders that do not begin with `_`. (Importing `pkgutil` takes longer.)"""
     found = (path for folder in folders for path in Path(folder).glob(f"[!_]{pattern}"))
     return sorted(path.parent.name if path.stem == "__init__" else path.stem for path in found)
 

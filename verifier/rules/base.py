@@ -142,8 +142,8 @@ class RaisedRule(Rule):
     """A clause that torch itself enforces, with an error that does not say what to do.
 
     `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several rules have the same
-    text, `fits` decides by what the run recorded. An error may stop the run before it has shown whether the rule applies:
-    then the text of the error decides.
+    text, `fits` decides by what the run recorded. If the error stops the run before it has shown whether the rule
+    applies, the text of the error decides.
     """
 
     wants = "nothing"

@@ -17,7 +17,7 @@ from ._resumed import first_steps, load_line, save_line
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a resumed run started from. `shares`: {step after which it was saved: tensors that have that save's values only}."""
+    """What a resumed run started from. `shares`: {step of a save: tensors that have the values of that save only}."""
 
     steps: int
     shares: dict[int, int]
@@ -98,8 +98,8 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
 def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
     """{step: {rank: {tensor: its values}}} of every save and, under 0, of the beginning.
 
-    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the model
-    for the save, such as an average, or where it does not call the save function itself.
+    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the
+    model for the save, such as an average, or where it does not call the save function itself.
     """
     records: list[tuple[int, int, Step | Saving]] = [(save.after, save.rank, save.record) for save in all_saves(run)]
     steps = {0, *(step for step, _, _ in records)}

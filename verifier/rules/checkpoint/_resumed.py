@@ -53,7 +53,7 @@ def not_shown(evidence: Evidence) -> str:
 
 
 def keeps_no_state(run: Run, key: str = "") -> str:
-    """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may have."""
+    """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may."""
     steps = [record for trace in run.traces for record in trace.of(Step)]
     seen = any(key in state if key else state for record in steps for state in record.state.values())
     later = any(record.step > 1 for record in steps)
@@ -61,7 +61,7 @@ def keeps_no_state(run: Run, key: str = "") -> str:
 
 
 def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
-    """The user's line that loads in a resumed run (by default the resume at the same world size), else the one that saves."""
+    """The user's line that loads in a resumed run (by default that at the same world size), else the one that saves."""
     lines = (evidence.line_of(run or evidence.resume, Checkpoint, op=operation) for operation in LOADS)
     return next((line for line in lines if line is not None), None) or save_line(evidence)
 

@@ -6,8 +6,8 @@ from ._saved import ContentRule, has_tensors
 class AsyncSaveStateRace(ContentRule):
     """A background save contains the tensors as they were at the time of the call.
 
-    Why: training goes on while the background writes. Tensors that were not copied first (a stager that passes them on, a
-    thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
+    Why: training goes on while the background writes. Tensors that were not copied first (a stager that passes them on,
+    a thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
     Wrong:
         state = optimizer.state_dict()
         threading.Thread(target=lambda: torch.save(state, path)).start()  # the next step changes what is being written

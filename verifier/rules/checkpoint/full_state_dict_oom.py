@@ -14,8 +14,8 @@ from ..base import Hits, Rule
 class FullStateDictOom(Rule):
     """Only the rank that writes a full state dict holds it, in CPU memory.
 
-    Why: `full_state_dict=True` without `cpu_offload=True` gives every rank the whole model, on its device: what FSDP was
-    used to avoid. With both, only rank 0 gets it, in CPU memory.
+    Why: `full_state_dict=True` without `cpu_offload=True` gives every rank the whole model, on its device: what FSDP
+    was used to avoid. With both, only rank 0 gets it, in CPU memory.
     Wrong:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         if dist.get_rank() == 0:

@@ -20,7 +20,7 @@ class IncompleteCheckpointChosen(Rule):
     Right:
         complete = [p.parent for p in Path(path).glob("step_*/.metadata")]  # DCP writes it last
         newest = max(complete, default=None)
-    Fix: Choose among folders that hold `.metadata`, or write under a temporary name and rename; delete old ones after that.
+    Fix: Choose among folders that hold `.metadata`, or write to a temporary folder and rename it; then delete old ones.
     Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102; meta-pytorch/tnt PR#559.
     """
 

@@ -25,7 +25,7 @@ class LocalShardExport(SaveRule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Fix: Make a full state dict on all ranks and write it on rank 0, or save through DCP; save shards to one file for each rank.
+    Fix: Make a full state dict on all ranks and write it on rank 0, or use DCP; shards need one file for each rank.
     Source: axolotl#1947; huggingface/accelerate#3487; RLinf PR#1569; verl PR#7612; Megatron-LM PR#4888.
     """
 

@@ -10,8 +10,8 @@ from ._resumed import NEEDS, keeps_no_state, not_resumed, not_shown
 class OptimTemplateWithGrads(Rule):
     """The optimizer's state dict is taken while no gradient exists, or after a step.
 
-    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they silently return
-    an empty state, and the load into it restores nothing.
+    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they silently
+    return an empty state, and the load into it restores nothing.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()  # a warm-up before the load

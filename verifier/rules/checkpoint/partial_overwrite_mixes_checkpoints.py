@@ -4,8 +4,8 @@ from ._recovery import MixtureRule
 class PartialOverwriteMixesCheckpoints(MixtureRule):
     """A resume after a crash never mixes two checkpoints.
 
-    Why: DCP replaces `__0_0.distcp` and the others in place while the old `.metadata` stays valid. After a crash between two
-    of these writes the load succeeds, with half of the shards of one step and half of another. There is no checksum.
+    Why: DCP replaces `__0_0.distcp` and the others in place while the old `.metadata` stays valid. After a crash between
+    two of these writes the load succeeds, with shards of one step and shards of another. There is no checksum.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)  # the same folder every time
     Right:

@@ -17,8 +17,8 @@ _RANDOM += ("random.getstate", "numpy.random.get_state")
 class PerRankStateDeduplicated(ResumeRule):
     """After a resume every rank has its own random state and data position, not another rank's.
 
-    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random state or
-    a sampler position saved under one key comes back as one rank's on all ranks: same dropout masks, same samples.
+    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random state
+    or a sampler position saved under one key comes back as one rank's on all ranks: same dropout masks, same samples.
     Wrong:
         state = {"model": model_state, "rng": torch.get_rng_state()}  # one key, another value on every rank
         dcp.save(state, checkpoint_id=path)

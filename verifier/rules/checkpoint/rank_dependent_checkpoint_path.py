@@ -18,8 +18,8 @@ _VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 class RankDependentCheckpointPath(SaveRule):
     """All ranks pass the same path to a save, and every file that its metadata names exists.
 
-    Why: a path that contains the rank, a time or a random name differs between ranks: each writes its shards into a folder
-    of its own, one of them gets the metadata, and the missing shards show only at the resume.
+    Why: a path that contains the rank, a time or a random name differs between ranks: each writes its shards into a
+    folder of its own, one of them gets the metadata, and the missing shards show only at the resume.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{path}/{time.time_ns()}")
     Right:

@@ -14,8 +14,8 @@ from ._resumed import keeps_no_state
 class Step0SaveAdvancesAdam(Rule):
     """Adam's step counter equals the number of optimizer steps.
 
-    Why: torch's state-dict helpers create missing optimizer state by a step with zero gradients, and leave its counter at 1.
-    A save (or a load template that is not filled) before the first step makes Adam's first update 1.34 times too small.
+    Why: torch's state-dict helpers create missing optimizer state by a step with zero gradients, which sets its counter
+    to 1. A save (or an unfilled load template) before the first step makes Adam's first update 1.34 times too small.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=path)  # before any step

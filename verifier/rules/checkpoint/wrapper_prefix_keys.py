@@ -13,16 +13,16 @@ from ._saved import SaveRule, parameter_of
 class WrapperPrefixKeys(SaveRule):
     """The keys of a checkpoint are the parameter names of the model, without wrapper prefixes.
 
-    Why: `torch.compile`, activation checkpointing and DDP-like wrappers put `_orig_mod`, `_checkpoint_wrapped_module` or
-    `module` into the names. A checkpoint with such keys loads only into a model that is wrapped in the same order.
+    Why: `torch.compile`, activation checkpointing and DDP-like wrappers put `_orig_mod`, `_checkpoint_wrapped_module`
+    or `module` into the names. A checkpoint with such keys loads only into a model that is wrapped in the same order.
     Wrong:
         model = torch.compile(model, backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
     Right:
         model.compile(backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
-    Fix: Compile in place (`model.compile()`), take state through `get_model_state_dict`, and strip prefixes at an export.
-    Source: pytorch/torchtitan#2622; huggingface/pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
+    Fix: Compile in place (`model.compile()`), save `get_model_state_dict(model)`, and strip prefixes at an export.
+    Source: pytorch/torchtitan#2622; pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
     """
 
     kind = "save of a tensor"

@@ -74,7 +74,7 @@ def _by_branch(sources: Sources, part: Parting) -> Named | None:
 
 
 def _ways(before: ProgressEvent | None, missed: ProgressEvent | None) -> list[tuple[str, int | None, int, str]]:
-    """(file, line before, line missed, function): where the two events part, and in every function entered after that."""
+    """(file, line before, line missed, function): where two events part, and in every function entered after that."""
     if before is None or missed is None or (at := fork(before, missed)) is None:
         return []
     (file, line, _), (_, target, function) = at

@@ -9,8 +9,8 @@ from ._named import HangRule
 class UnevenBatchesHang(HangRule):
     """Every rank runs the same number of forwards and backwards.
 
-    Why: each forward and backward of a sharded model gathers and reduces over all ranks. A rank with one batch more than
-    the others hangs in it: a dataset that the ranks do not divide evenly, packing, `drop_last=False`.
+    Why: each forward and backward of a sharded model gathers and reduces over all ranks. A rank with one batch more
+    than the others hangs in it: a dataset that the ranks do not divide evenly, packing, `drop_last=False`.
     Wrong:
         shard_of_rank = dataset[dist.get_rank() :: dist.get_world_size()]
         for batch in torch.utils.data.DataLoader(shard_of_rank, batch_size=batch_size):

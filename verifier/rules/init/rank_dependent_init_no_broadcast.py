@@ -27,8 +27,8 @@ class RankDependentInitNoBroadcast(Rule):
         model = Decoder()
         shard(model)
         torch.manual_seed(seed + dist.get_rank())  # from here on ranks may differ, for dropout
-    Fix: Use one seed on all ranks until the model is sharded, and seed by rank only after that; or broadcast rank 0's weights.
-    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; `fully_shard` has nothing like FSDP1's `sync_module_states`.
+    Fix: Use one seed on all ranks until the model is sharded, seed by rank after that; or broadcast rank 0's weights.
+    Source: pytorch/torchtitan#1777; allenai/OLMo-core PR#319; `fully_shard` has no `sync_module_states` (FSDP1).
     """
 
     needs = frozenset({"train", "single"})
