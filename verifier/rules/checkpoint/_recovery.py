@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ...analysis.saves import all_saves
-from ...analysis.wording import count
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
@@ -41,10 +40,10 @@ class Outcome:
     def __str__(self) -> str:
         """What happened, for a report, where it is not mixed."""
         if self.steps == 0:
-            return "the resume ends before its first step"
+            return "the resumed run ends before its first step"
         if self.fresh:
-            return "the resume starts from the beginning"
-        return f"the resume starts with {count(self.tensors, 'tensor')}, all of the save after step {self.step}"
+            return "the resumed run starts from the beginning"
+        return f"it resumes from the save after step {self.step}, bitwise"
 
 
 class MixtureRule(Rule):

@@ -54,7 +54,7 @@ class IncompleteCheckpointChosen(Rule):
                 what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume {how}"
                 return self.failed(what, line)
             lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
-            notes.append(f"{crash.note}: {'the resume starts' if outcome.mixed else outcome}{lost}")
+            notes.append(f"{crash.note}: {'it resumes' if outcome.mixed else outcome}{lost}")
         return self.passed("; ".join(notes))
 
     @staticmethod

@@ -38,7 +38,7 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         if all(a != b for a, b in zip(train.rows(step), resume.rows(1), strict=True)):
             batch = resume.global_batch(1)
             again = next((k for k in range(1, train.steps() + 1) if train.global_batch(k) == batch), None)
-            which = f"the samples of step {again} again" if again else "other samples than an uninterrupted run"
+            which = f"the samples of step {again} once more" if again else "other samples than an uninterrupted run"
             wrong.append(f"step {step} after the resume trains on {which}")
         if wrong:
             return self.failed("; ".join(wrong) + saved_at(evidence), load_line(evidence))
