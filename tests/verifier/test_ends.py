@@ -120,8 +120,8 @@ def test_a_script_without_training_is_inconclusive(verify_script, tmp_path: Path
     verdict = verify_script(script)
     assert verdict.verdict == "inconclusive"
     assert "fail" not in {f.status for f in verdict.findings}
-    open_rules = {f.rule for f in verdict.findings if f.status == "inconclusive"}
-    assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= open_rules
+    inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}
+    assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= inconclusive
 
 
 def test_a_worker_that_ends_is_not_the_rank(verify_script, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_worker_that_ends_is_not_the_rank(verify_script, tmp_path: Path) -> No
     assert finding.status == "pass", finding.evidence
 
 
-def test_a_usage_error_of_the_script_is_told_in_its_own_words(verify_script, tmp_path: Path) -> None:
+def test_a_usage_error_of_the_script_is_quoted(verify_script, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--steps", required=True)\nparser.parse_args()\n'

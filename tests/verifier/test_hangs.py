@@ -1,4 +1,4 @@
-"""Why ranks wait for one another, from written logs of their collectives: the right rule, or none where none is known."""
+"""Why ranks wait for one another, judged from logs written in the tests: the right rule, and none where none is known."""
 
 from __future__ import annotations
 
@@ -149,18 +149,20 @@ def main():
 
 
 @pytest.mark.parametrize(
-    ("between", "logs", "told"),
+    ("between", "logs", "condition"),
     [
         ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
         ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
         ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
     ],
 )
-def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, logs: tuple[str, str], told: str) -> None:
+def test_a_branch_that_jumps_over_a_collective(
+    tmp_path: Path, between: str, logs: tuple[str, str], condition: str
+) -> None:
     source = LOOP.format(between=between)
     found = Script(tmp_path, source).named(TURN + logs[0], TURN + logs[1])
     assert found is not None
-    assert (found.rule, told in found.evidence) == ("rank-local-control-flow", True)
+    assert (found.rule, condition in found.evidence) == ("rank-local-control-flow", True)
     assert found.location is not None
     assert found.location.line == line(source, between)
 
@@ -224,7 +226,7 @@ def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
     found = Script(tmp_path, source).named(*logs)
     assert found is not None
     assert found.rule == "uneven-batches-hang"
-    assert "ended on rank 1 after 1 batch," in found.evidence
+    assert all(part in found.evidence for part in ("rank 1", "1 batch,")), found.evidence
 
 
 def test_a_loader_that_ends_on_all_ranks_explains_nothing(tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
-    assert root_cause(left).rank == 1
+    assert "rank 1 came to its end, and rank 0 still waited for it" in root_cause(left).text
     found = [
         n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
     ]
@@ -317,7 +319,7 @@ def main():
 
     def test_lengths_that_differ_fail_where_the_loop_takes_all(self, tmp_path: Path) -> None:
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")
-        assert (found.status, "has 8, 6 batches" in found.evidence) == ("fail", True)
+        assert (found.status, "8, 6" in found.evidence) == ("fail", True)
         assert found.location is not None
         assert found.location.line == 3
 
@@ -325,9 +327,11 @@ def main():
         ("loader", "inside"),
         [("loader", "if step > 9: break"), ("islice(loader, 5)", "pass"), ("zip(loader, range(5))", "pass")],
     )
-    def test_a_loop_that_may_end_sooner_passes_with_a_word(self, tmp_path: Path, loader: str, inside: str) -> None:
+    def test_a_loop_that_may_end_sooner_passes_and_names_the_lengths(
+        self, tmp_path: Path, loader: str, inside: str
+    ) -> None:
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader, inside)
-        assert (found.status, "has 8, 6 batches" in found.evidence) == ("pass", True)
+        assert (found.status, "8, 6" in found.evidence) == ("pass", True)
 
     @pytest.mark.parametrize(
         "logs",
@@ -338,8 +342,7 @@ def main():
         ],
     )
     def test_equal_or_unknown_lengths_pass(self, tmp_path: Path, logs: tuple[str, str]) -> None:
-        found = self.judge(tmp_path, logs)
-        assert (found.status, found.evidence) == ("pass", "no run was stopped by it")
+        assert self.judge(tmp_path, logs).status == "pass"
 
     def test_a_loop_without_the_model_passes(self, tmp_path: Path) -> None:
         assert self.judge(tmp_path, ("data=8@D", "data=6@D")).status == "pass"
@@ -354,7 +357,7 @@ class TestNotLooked:
         assert judge_one(RULES[name], Evidence(train=run([*self.RANK], [*self.RANK]))).status == "pass"
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_a_run_that_stopped_for_another_reason_is_open(self, name: str) -> None:
+    def test_a_run_that_stopped_for_another_reason_is_inconclusive(self, name: str) -> None:
         made = run([*self.RANK], [*self.RANK])
         for one in made.traces:
             object.__setattr__(one.end, "how", "exception")

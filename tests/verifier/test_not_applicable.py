@@ -53,7 +53,7 @@ class TestNotApplicable:
         return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
 
     @pytest.mark.parametrize("rule", ["lenient-load-hides-mismatch", "optim-template-with-grads"])
-    def test_without_a_resume_it_is_open(self, rule: str) -> None:
+    def test_without_a_resume_it_is_inconclusive(self, rule: str) -> None:
         assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
 
     @pytest.mark.parametrize("rule", ["local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom"])
@@ -78,7 +78,7 @@ class TestNotApplicable:
     def test_a_script_without_checkpoints(self, rule: str) -> None:
         assert judge(rule, train([], [])).status == "not_applicable"
 
-    def test_sources_that_can_save_are_open(self) -> None:
+    def test_sources_that_can_save_are_inconclusive(self) -> None:
         for rule in (n for n, rule in RULES.items() if rule.family == "checkpoint"):
             assert judge(rule, train([], []), saving=LINE).status == "inconclusive"
 
@@ -109,14 +109,14 @@ def test_a_script_that_was_converted_from_nothing() -> None:
 
 
 class TestEpochs:
-    """A sampler's order is judged where a second epoch begins; a script with one epoch has nothing to tell it."""
+    """A sampler's order is judged from the second epoch on; a script with one epoch is not judged."""
 
     @staticmethod
-    def judge(*epochs: int, told: bool = False, how: str = "stopped") -> str:
+    def judge(*epochs: int, calls: bool = False, how: str = "stopped") -> str:
         order = {"kind": "sampler", "dataset": 1, "shuffle": True, "seed": 0, "samples": 8}
         rows: list[dict[str, Any]] = [model()]
         for k, epoch in enumerate(epochs, 1):
-            rows += [{"kind": "set_epoch"}] if told else []
+            rows += [{"kind": "set_epoch"}] if calls else []
             rows += [{**order, "epoch": epoch}, micro(k), micro(k), step(k), stepped(k)]
         made = run(rows or [model()], rows or [model()])
         for one in made.traces:
@@ -125,14 +125,14 @@ class TestEpochs:
 
     def test_two_epochs(self) -> None:
         assert self.judge(0, 0) == "fail"
-        assert self.judge(0, 1, told=True) == "pass"
+        assert self.judge(0, 1, calls=True) == "pass"
 
     @pytest.mark.parametrize(
-        ("told", "how", "status"),
+        ("calls", "how", "status"),
         [(True, "stopped", "pass"), (False, "stopped", "inconclusive"), (False, "return", "not_applicable")],
     )
-    def test_one_epoch(self, told: bool, how: str, status: str) -> None:
-        assert self.judge(0, told=told, how=how) == status
+    def test_one_epoch(self, calls: bool, how: str, status: str) -> None:
+        assert self.judge(0, calls=calls, how=how) == status
 
     def test_no_sampler(self) -> None:
         plain = [model(), micro(), step(), stepped()]

@@ -439,13 +439,13 @@ def test_plain_weights_in_an_optimizer_are_the_root_rules() -> None:
         assert rule.judge(Evidence(train=two)).status == "fail"
 
 
-def test_the_dtypes_at_the_line_are_told() -> None:
+def test_the_dtypes_at_the_line_are_named() -> None:
     case = next(c for c in CASES if c[0] == "buffers-and-odd-inputs-not-cast")
     found = RULES[case[0]].judge(Evidence(train=stopped(*case[1:5])))
-    assert "there x is bfloat16, self.mix is float32" in found.evidence
+    assert all(part in found.evidence for part in ("x is bfloat16", "self.mix is float32"))
 
 
-def test_a_parameter_without_gradients_is_told_before_any_resume() -> None:
+def test_a_parameter_without_gradients_is_named_before_any_resume() -> None:
     grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0], "unused": None}
     save = {"kind": "checkpoint", "op": "save", "after_step": 1}
     end = {"kind": "end", "how": "stopped"}
@@ -453,14 +453,14 @@ def test_a_parameter_without_gradients_is_told_before_any_resume() -> None:
     full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate(records)]
     run = Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 0, False),))
     found = judge_one(RULES["missing-optim-state-for-unused-param"], Evidence(train=run))
-    assert (found.status, "never got a gradient: unused" in found.evidence) == ("inconclusive", True)
+    assert (found.status, "unused" in found.evidence) == ("inconclusive", True)
 
 
 def test_every_named_error_is_in_the_table() -> None:
     assert {case[0] for case in CASES} == {name for name in NAMES if isinstance(RULES[name], RaisedRule)}
 
 
-def test_too_few_ranks_are_told_with_the_option() -> None:
+def test_too_few_ranks_name_the_option() -> None:
     message = "Mesh should not be bigger than default world size 2, but found 8 ranks!"
     found = judge_one(RULES["mesh-refused"], Evidence(train=stopped("RuntimeError", message, [frame(60)], [])))
     assert "--nproc 8" in (found.fix or "")

@@ -1,4 +1,4 @@
-"""The judgement of the checkpoint rules on records made by hand."""
+"""The judgement of the checkpoint rules on records written in the tests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class TestLocalShards:
     @pytest.mark.parametrize("entry", [shard(0), tensor((2, 4))])
     def test_rank_0_alone_fails(self, entry: dict[str, Any]) -> None:
         found = judge("local-shard-export", train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []))
-        assert (found.status, "8 of the 16" in found.evidence) == ("fail", True)
+        assert found.status == "fail"
+        assert {"8", "16"} <= set(found.evidence.split())  # elements
 
     def test_all_ranks_into_one_file_fail(self) -> None:
         both = train(*[[saving({"w": shard(rank)}, "torch.save", "/c/a.pt")] for rank in range(2)])
@@ -118,13 +119,12 @@ class TestHolds:
     def test_the_sum_of_shards_is_what_must_be_there(self) -> None:
         both = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
         assert judge(self.rule, both, inspect=opened(w=tensor(sketch=WHOLE))).status == "pass"
-        found = judge(self.rule, both, inspect=opened(w=tensor(sketch=A)))
-        assert (found.status, "other values" in found.evidence) == ("fail", True)
+        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=A))).status == "fail"
 
     def test_a_missing_key_fails(self) -> None:
         both = train([saving({"w": tensor(), "v": tensor()})], [])
         found = judge(self.rule, both, inspect=opened(w=tensor()))
-        assert (found.status, "1 of them are not in it" in found.evidence) == ("fail", True)
+        assert (found.status, found.evidence.startswith("v: 1 of 2")) == ("fail", True)
 
     def test_a_mask_with_infinities_is_no_difference(self) -> None:
         mask = tensor(sketch=[float("inf"), *[float("nan")] * 4])
@@ -141,7 +141,7 @@ class TestHolds:
         assert judge("async-save-state-race", both, inspect=opened(w=tensor(sketch=B))).status == "fail"
         assert judge("async-save-state-race", both, inspect=opened(w=tensor())).status == "pass"
 
-    def test_what_could_not_be_opened_is_open(self) -> None:
+    def test_what_could_not_be_read_is_inconclusive(self) -> None:
         both = train([saving({"w": tensor()})], [])
         assert judge(self.rule, both).status == "inconclusive"
         assert judge(self.rule, both, inspect=opened(error="no .metadata")).status == "inconclusive"
@@ -354,7 +354,7 @@ class TestCrash:
             return judge_one(RULES["damaged-checkpoint-loaded"], replace(evidence, train=train_, damaged=(damaged,)))
 
         part = found({"w": A}, {"w": C})
-        assert (part.status, "1 of 2" in part.evidence) == ("fail", True)
+        assert (part.status, "1 of 2" in part.evidence) == ("fail", True), part.evidence  # tensors
         assert found({"w": A}, {"w": A}).status == "pass"
         assert found({"w": C}, {"w": C}).status == "pass"
         assert found().status == "pass"

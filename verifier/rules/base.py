@@ -1,4 +1,4 @@
-"""What a rule is: a name, a page, and a pure function from evidence to a finding."""
+"""What a rule is: a name, an explanation, and a pure function from evidence to a finding."""
 
 from __future__ import annotations
 
@@ -6,69 +6,85 @@ import inspect
 import re
 import textwrap
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
-from ..analysis.presence import unnamed
+from ..analysis.presence import trainings, unnamed, went_through
 from ..analysis.root_cause import RootCause, root_cause
 from ..evidence import Evidence
-from ..finding import Finding
+from ..finding import Finding, Hit
+from ..source.events import Event, Flow
+from ..source.registry import detector
 from ..trace import Run
 from ..trace.events import Place
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Fix", "Source", "Torch")
-DEVELOPED_ON = "run on 2.13.0."  # the section Torch of a page that has none of its own
+DEVELOPED_ON = "run on 2.13.0."  # the section Torch of an explanation that has none of its own
+Hits = Iterator[tuple[str, Event]]  # what a static detector yields: what is wrong, and the call that is
 
 
 class Rule(ABC):
-    """One clause of the contract. The docstring of a subclass is its page: statement, then `Section:` blocks."""
+    """One clause of the contract. The docstring of a subclass explains it: statement, then `Section:` blocks."""
 
     name: ClassVar[str]  # from the name of its module
     family: ClassVar[str]  # from the folder
     explains: ClassVar[tuple[str, ...]] = ()  # rules of its family whose failure may follow from this one's
-    needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it looks at
-    reads: ClassVar[frozenset[str]] = frozenset()  # further ones, if other rules need them
-    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = (
-        "steps"  # what the train run must have come to first
-    )
+    needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it reads
+    reads: ClassVar[frozenset[str]] = frozenset()  # roles that it reads too, if other rules need them
+    wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = "steps"  # what the train run must have recorded
     named_by: ClassVar[tuple[str, ...]] = ()  # it does not apply where the sources name none of these
+    one_rank: ClassVar[str] = ""  # why it does not apply with one rank; "" if it does
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
-    names_a_cause: ClassVar[bool] = True  # False: it sees that something is wrong, not what
+    names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
 
     @property
     def about_checkpoints(self) -> bool:
-        """Whether it says something about checkpoints, or about a run that resumes from one."""
+        """Whether it judges checkpoints, or a run that resumes from one."""
         return self.family == "checkpoint" or bool(self.needs & RESUMED)
 
     def too_short(self, evidence: Evidence) -> str:
-        """Why the train run has not come to what this rule wants, "" if it has: then `evidence.trained` is that run."""
+        """Why the train run has not recorded what this rule wants; "" if it has, and `evidence.trained` is that run."""
         run = evidence.train
         if self.wants == "nothing":
             return ""
         if run is None or not run.traces:
             return evidence.missing.get("train", "the script was not run")
         if self.wants == "models" and not run.models:
-            return "no forward of a model was seen"
-        return "no optimizer step was seen" if self.wants == "steps" and run.steps() == 0 else ""
+            return "the train run recorded no forward of a model"
+        return "the train run recorded no optimizer step" if self.wants == "steps" and run.steps() == 0 else ""
 
     def applies(self, evidence: Evidence) -> str:
-        """ "" if the script has what this rule is about, else the reason why it has nothing of the kind."""
+        """Why the script has nothing that this rule is about; "" if it has, or if that is not known."""
+        if self.one_rank and evidence.train is not None and evidence.train.world_size == 1:
+            return f"not applicable with one rank: {self.one_rank}"
         return no_checkpoint(evidence) if self.about_checkpoints else ""
 
     def unseen(self, evidence: Evidence) -> str:
-        """Why the script has it and no run has shown it, with the option or edit that would; "" if one has."""
+        """Why no run has shown what the script has, with the option or edit that makes one; "" if one has."""
         return unseen_save(evidence) if self.about_checkpoints else ""
 
     @abstractmethod
     def judge(self, evidence: Evidence) -> Finding:
         """The finding of this rule on the evidence; a pure function."""
 
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        """The breaches that one followed script shows without a run; a rule that overrides it has a static detector."""
+        return iter(())
+
     def __init_subclass__(cls) -> None:
         package, family, module = ("", *cls.__module__.split("."))[-3:]
         if package == "rules" and not module.startswith("_"):
             cls.name, cls.family = module.replace("_", "-"), family
+            if "detect" in vars(cls):
+                detector(cls.name)(cls._hits)
+
+    @classmethod
+    def _hits(cls, flow: Flow) -> Iterator[Hit]:
+        return (flow.hit(cls.name, message, event) for message, event in cls.detect(flow))
 
     @classmethod
     def page(cls) -> dict[str, str]:
@@ -88,7 +104,7 @@ class Rule(ABC):
         return Finding(self.name, "pass", evidence, **more)
 
     def failed(self, evidence: str, location: Place | None = None, **more: Any) -> Finding:
-        """The clause is broken; `fix` defaults to the page's fix."""
+        """The clause is broken; `fix` defaults to the section Fix."""
         more.setdefault("fix", " ".join(self.page()["Fix"].split()))
         return Finding(self.name, "fail", evidence, location=location, **more)
 
@@ -115,19 +131,19 @@ class SourceRule(Rule):
         return super().not_applicable(reason, tier="static", **more)
 
     def judge(self, evidence: Evidence) -> Finding:
-        hits = evidence.hits.get(self.name, ())
-        if hits:
+        if hits := evidence.hits.get(self.name, ()):
             return self.failed(hits[0].told, hits[0].location, tier="static")
         if not evidence.followed:
-            return self.unknown("no training was found by following the sources", tier="static")
-        return self.passed("looked for in the sources, from the script on: there is none", tier="static")
+            return self.unknown("following the calls from the script on, no training was found", tier="static")
+        return self.passed("no breach in the sources, followed from the script on", tier="static")
 
 
 class RaisedRule(Rule):
     """A clause that torch itself enforces, with an error that does not say what to do.
 
-    `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several rules know one text,
-    `fits` decides, by what the run recorded.
+    `pattern` is searched in `ErrorName: message` of the error that made a run fail. Where several rules have the same
+    text, `fits` decides by what the run recorded. If the error stops the run before it has shown whether the rule
+    applies, the text of the error decides.
     """
 
     wants = "nothing"
@@ -136,40 +152,32 @@ class RaisedRule(Rule):
     pattern: ClassVar[str]
 
     def applies(self, evidence: Evidence) -> str:
-        if reason := super().applies(evidence):
-            return reason
-        train = evidence.train
-        runs = (train, evidence.resume, *evidence.reshards)
-        if train is None or train.steps() == 0 or any(run is not None and not run.completed for run in runs):
-            return ""  # what was not met may lie behind where a run stopped
-        return self.absent(train) or unnamed(evidence.sources, *self.named_by)
+        if not went_through(evidence):
+            return ""
+        return super().applies(evidence) or self.absent(evidence.trained) or unnamed(evidence.sources, *self.named_by)
+
+    def unseen(self, evidence: Evidence) -> str:
+        return super().unseen(evidence) if went_through(evidence) else ""
 
     def absent(self, train: Run) -> str:
         """Why a train run that completed has nothing of the kind; "" if it has."""
         return ""
 
     def judge(self, evidence: Evidence) -> Finding:
-        for run in (evidence.train, evidence.resume, *evidence.reshards):
-            if run is None or run.completed:
+        for run in trainings(evidence):
+            if run.completed:
                 continue
             cause = root_cause(run)
-            found = re.search(self.pattern, cause.error)
-            if found is not None and self.fits(run, cause):
-                return self.failed(
-                    f"the {run.role} run stopped: {self.told(found, cause.text)}", self.place(run, cause)
-                )
+            if re.search(self.pattern, cause.error) and self.fits(run, cause):
+                return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause))
         if evidence.train is None or evidence.train.steps() == 0:
-            return self.unknown("the train run made no step, for another reason")
-        return self.passed("no run was stopped by it")
+            return self.unknown("the train run made no optimizer step, and this error is not the reason")
+        return self.passed("no run was stopped by this error")
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""
         return True
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        """The user's line that is to be changed."""
+        """The user's line to change."""
         return cause.location
-
-    def told(self, found: re.Match[str], text: str) -> str:
-        """What is said of a match; `text` is what `root_cause` says of the run."""
-        return text

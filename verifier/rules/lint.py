@@ -22,6 +22,8 @@ from . import RULES
 from .naming import is_named, left
 
 MOST = 20  # calls and files that a report names
+_NO_ARGS = dict.fromkeys(("args", "save_args", "resume_args", "single_args"), "")
+_NOTHING_IS_RUN = {"nproc": 0, "reshard_to": [], "steps": 0, **_NO_ARGS}
 
 
 def lint(
@@ -48,17 +50,6 @@ def verdict_on(target: dict[str, Any], script: Path, chosen: Collection[str]) ->
     """The verdict on one target: a finding for each hit."""
     started = time.monotonic()
     return _verdict(target, look([script], chosen), chosen, True, started)
-
-
-_NOTHING_IS_RUN = {
-    "nproc": 0,
-    "reshard_to": [],
-    "steps": 0,
-    "args": "",
-    "save_args": "",
-    "resume_args": "",
-    "single_args": "",
-}
 
 
 def _verdict(
@@ -90,13 +81,10 @@ def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
 
 
 def findings_of(seen: Seen, chosen: Collection[str] | None) -> list[Finding]:
-    """A finding for each hit, with the fix of its rule's page. A hit whose rule is not there is none."""
-    hits = [*seen.hits, *_misused(seen, chosen)]
-    if not hits:
-        return []
+    """A finding for each hit of a known rule, with the fix of that rule."""
     return [
         replace(RULES[hit.rule].failed(hit.told, hit.location), tier="static")
-        for hit in hits
+        for hit in [*seen.hits, *_misused(seen, chosen)]
         if hit.rule in RULES and (chosen is None or hit.rule in chosen)
     ]
 
@@ -116,5 +104,5 @@ def choose(only: Collection[str], skip: Collection[str]) -> list[str]:
     found = left(able, only, skip)
     for name in only:
         if not any(is_named(rule, [name]) for rule in able):
-            raise UserError(f"'{name}' cannot be seen in sources alone; `fsdp2 verify` judges it")
+            raise UserError(f"'{name}' cannot be seen in sources alone: `fsdp2 verify` judges it")
     return found

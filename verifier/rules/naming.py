@@ -10,7 +10,7 @@ from . import RULES
 
 
 def unknown(name: str) -> str:
-    """Why this is the name of no rule and no family; empty if it is one."""
+    """Why this is not the name of a rule or a family; empty if it is one."""
     known = [*RULES, *dict.fromkeys(rule.family for rule in RULES.values())]
     if name in known:
         return ""

@@ -1,23 +1,22 @@
-"""What a run that resumed after a crash, or from a damaged checkpoint, came back with."""
+"""What a run that resumed after a crash, or from a damaged checkpoint, started from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from ...analysis.saves import all_saves
-from ...analysis.wording import count
 from ...evidence import Evidence
+from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Saving, Step
-from ._resumed import first_steps
-
-NEEDS = frozenset({"train", "resume", "crash"})
+from ..base import Rule
+from ._resumed import first_steps, load_line, save_line
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a resumed run started from. `shares`: {step after which it was saved: tensors that have that save's values only}."""
+    """What a resumed run started from. `shares`: {step of a save: tensors that have the values of that save only}."""
 
     steps: int
     shares: dict[int, int]
@@ -36,8 +35,41 @@ class Outcome:
     @property
     def step(self) -> int | None:
         """The one save whose values all tensors have."""
-        whole = [k for k, number in self.shares.items() if number == self.tensors]
-        return whole[0] if whole else None
+        return next((k for k, number in self.shares.items() if number == self.tensors), None)
+
+    def __str__(self) -> str:
+        """What happened, for a report, where it is not mixed."""
+        if self.steps == 0:
+            return "the resumed run ends before its first step"
+        if self.fresh:
+            return "the resumed run starts from the beginning"
+        return f"it resumes from the save after step {self.step}, bitwise"
+
+
+class MixtureRule(Rule):
+    """A rule that a resume after a crash in a save, or from a damaged checkpoint, starts from one save as a whole."""
+
+    fault: ClassVar[Literal["crash", "damaged"]]
+
+    def judge(self, evidence: Evidence) -> Finding:
+        attempts = [(crash.note, crash, resumed) for crash, resumed in evidence.crashes]
+        line = save_line(evidence)
+        if self.fault == "damaged":
+            attempts = [(run.note, evidence.trained, run) for run in evidence.damaged]
+            line = load_line(evidence)
+        if not attempts:
+            return self.unknown(evidence.missing.get(self.fault, "no save was interrupted and no checkpoint damaged"))
+        if reason := not_exact(evidence):
+            return self.unknown(reason)
+        notes = []
+        for note, saved, resumed in attempts:
+            outcome = outcome_of(saved, resumed)
+            if outcome.mixed:
+                total = f"{outcome.tensors} tensors and shards"
+                parts = [f"{n} of {total} are from the save after step {k}" for k, n in sorted(outcome.shares.items())]
+                return self.failed(f"{note}: the resume starts from a mixture: {', '.join(parts)}", line)
+            notes.append(f"{note}: {outcome}")
+        return self.passed("; ".join(notes))
 
 
 def outcome_of(saved: Run, resumed: Run) -> Outcome:
@@ -47,16 +79,14 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
         return Outcome(0, {}, 0)
     held, given = _held(saved), _given(saved)
     shares: dict[int, int] = {}
-    telling: set[int] = set()  # a tensor that never changes is of every save: it speaks for none
+    telling: set[int] = set()  # a tensor that never changes is the same in every save: it shows none of them
     units: set[tuple[int, str]] = set()
     for rank, record in enumerate(found):
         for name, value in _flat(record).items():
             units.add((rank, name))
-            same = [
-                k
-                for k, ranks in held.items()
-                if value in ranks.get(rank, {}).get(name, []) or _key(value) in given.get((k, rank), ())
-            ]
+            key = tuple(value) if isinstance(value, list) else None
+            known = [(k, ranks.get(rank, {}).get(name, [])) for k, ranks in held.items()]
+            same = [k for k, values in known if value in values or key in given.get((k, rank), ())]
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
@@ -67,24 +97,18 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
 def _held(run: Run) -> dict[int, dict[int, dict[str, list[Any]]]]:
     """{step: {rank: {tensor: its values}}} of every save and, under 0, of the beginning.
 
-    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the model
-    for the save, such as an average, or where it does not call the save function itself.
+    A rank has a value at the call of the save, and one at its next step: they differ where it puts others into the
+    model for the save, such as an average, or where it does not call the save function itself.
     """
-    out: dict[int, dict[int, dict[str, list[Any]]]] = {0: {}}
-    for save in all_saves(run):
-        _add(out.setdefault(save.after, {}).setdefault(save.rank, {}), save.record)
-    for step, ranks in out.items():
-        for trace in run.traces:
-            after = next((r for r in trace.steps if r.step == step + 1), None)
-            if after is not None:
-                _add(ranks.setdefault(trace.rank, {}), after)
+    records: list[tuple[int, int, Step | Saving]] = [(save.after, save.rank, save.record) for save in all_saves(run)]
+    steps = {0, *(step for step, _, _ in records)}
+    records += [(r.step - 1, t.rank, r) for t in run.traces for r in t.steps if r.step - 1 in steps]
+    out: dict[int, dict[int, dict[str, list[Any]]]] = {step: {} for step in steps}
+    for step, rank, record in records:
+        values = out[step].setdefault(rank, {})
+        for name, value in _flat(record).items():
+            values.setdefault(name, []).append(value)
     return out
-
-
-def _add(values: dict[str, list[Any]], record: Step | Saving) -> None:
-    for name, value in _flat(record).items():
-        if value not in values.setdefault(name, []):
-            values[name].append(value)
 
 
 def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
@@ -96,29 +120,16 @@ def _given(run: Run) -> dict[tuple[int, int], set[tuple[float, ...]]]:
     return found
 
 
-def _key(value: object) -> tuple[float, ...] | None:
-    return tuple(value) if isinstance(value, list) else None
-
-
 def _flat(record: Step | Saving) -> dict[str, Any]:
     """Weights and optimizer state of a record under one kind of name."""
     state = {f"{name}/{key}": value for name, entry in record.state.items() for key, value in entry.items()}
     return {**record.weights, **state}
 
 
-def not_exact(evidence: Evidence) -> str | None:
-    """Why nothing can be said of a resume after damage: one without damage is not as saved either."""
+def not_exact(evidence: Evidence) -> str:
+    """Why a resume after a fault cannot be judged: one without a fault is not exact either; "" if it is."""
     pair = first_steps(evidence)
     if isinstance(pair, str):
         return pair
-    if any(_flat(s) != _flat(r) for s, r in zip(*pair, strict=True)):
-        return "a resume from the whole checkpoint does not bring all back either"
-    return None
-
-
-def words(outcome: Outcome) -> str:
-    if outcome.steps == 0:
-        return "the resume refuses it"
-    if outcome.fresh:
-        return "the run starts from the beginning"
-    return f"all {count(outcome.tensors, 'tensor')} are of the save after step {outcome.step}"
+    exact = all(_flat(s) == _flat(r) for s, r in zip(*pair, strict=True))
+    return "" if exact else "a resume from the intact checkpoint does not restore everything either"

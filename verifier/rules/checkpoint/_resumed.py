@@ -1,28 +1,43 @@
-"""What several rules on resumes look up."""
+"""What rules on resumes share: the first step of a resumed run, and the lines that save and load."""
 
 from __future__ import annotations
 
 from ...analysis.presence import absent, unfinished
 from ...evidence import LOADS, SAVES, Evidence
+from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Checkpoint, Place, Step
+from ..base import Rule
 
 NEEDS = frozenset({"train", "resume"})
+
+
+class ResumeRule(Rule):
+    """A rule that compares the first step of the resumed run with the train run's step after the save, rank by rank."""
+
+    needs = NEEDS
+
+    def judge(self, evidence: Evidence) -> Finding:
+        steps = first_steps(evidence)
+        return self.unknown(steps) if isinstance(steps, str) else self.compare(evidence, *steps)
+
+    def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
+        """The finding on these two steps of each rank."""
+        raise NotImplementedError
 
 
 def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     """For each rank (the train run's step after the save, the resumed run's first step), or why there are none."""
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
-    if not evidence.resume.completed and not evidence.resume.at_step(Step, 1):
-        return "the resumed run did not reach an optimizer step (see run-completes)"
+    resumed = evidence.resume.at_step(Step, 1)
+    if not evidence.resume.completed and not resumed:
+        return "the resumed run stopped before its first optimizer step (see run-completes)"
     after = evidence.saved_after()
     if after is None:
-        return "the train run saved nothing before its last step, so there is nothing to compare a resume with"
-    saved, resumed = evidence.trained.at_step(Step, after + 1), evidence.resume.at_step(Step, 1)
-    if not saved or not resumed:
-        return "the resumed run made no optimizer step"
-    return saved, resumed
+        return "the train run saved nothing before its last step, so a resume has no step to be compared with"
+    saved = evidence.trained.at_step(Step, after + 1)
+    return (saved, resumed) if saved and resumed else "the resumed run made no optimizer step"
 
 
 def not_resumed(evidence: Evidence, seen: object, reason: str) -> str:
@@ -30,30 +45,29 @@ def not_resumed(evidence: Evidence, seen: object, reason: str) -> str:
     return absent(evidence.resume, seen, absent(evidence.trained, seen, reason))
 
 
-def open_resume(evidence: Evidence) -> str:
+def not_shown(evidence: Evidence) -> str:
     """Why train run and resume may have something that neither has shown."""
     if evidence.resume is None:
         return evidence.missing.get("resume", "the script was not resumed")
-    return unfinished(evidence.trained) or unfinished(evidence.resume) or "neither run has come to it"
+    return unfinished(evidence.trained) or unfinished(evidence.resume) or "train run and resume did not come to it"
 
 
-def keeps_no_state(run: Run) -> str:
-    """Why a rule on optimizer state does not apply: no optimizer of a run has any after its first step; "" if one has."""
-    seen = any(state for trace in run.traces for record in trace.of(Step) for state in record.state.values())
-    later = any(record.step > 1 for trace in run.traces for record in trace.of(Step))
-    return absent(run, seen or not later, "the optimizer keeps no state")
+def keeps_no_state(run: Run, key: str = "") -> str:
+    """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may."""
+    steps = [record for trace in run.traces for record in trace.of(Step)]
+    seen = any(key in state if key else state for record in steps for state in record.state.values())
+    later = any(record.step > 1 for record in steps)
+    return absent(run, seen or not later, f"the optimizer keeps no {f'`{key}`' if key else 'state'}")
 
 
 def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
-    """The user's line that loads in a resumed run (by default the resume at the same world size), else the one that saves."""
-    for operation in LOADS:
-        if (line := evidence.line_of(run or evidence.resume, Checkpoint, op=operation)) is not None:
-            return line
-    return save_line(evidence)
+    """The user's line that loads in a resumed run (by default that at the same world size), else the one that saves."""
+    lines = (evidence.line_of(run or evidence.resume, Checkpoint, op=operation) for operation in LOADS)
+    return next((line for line in lines if line is not None), None) or save_line(evidence)
 
 
 def saved_at(evidence: Evidence) -> str:
-    """` (saved at line 3 of train.py)`, for a finding that stands at the line that loads."""
+    """` (saved at line 3 of train.py)`, for a finding whose location is the line that loads."""
     line = save_line(evidence)
     return f" (saved at line {line.line} of {line.file.rpartition('/')[2]})" if line is not None else ""
 

@@ -1,16 +1,13 @@
 from ...analysis.inspected import in_background
 from ...analysis.saves import Save
-from ...evidence import Evidence
-from ...finding import Finding
-from ..base import Rule
-from ._holds import compare, has_tensors, nothing_saved
+from ._saved import ContentRule, has_tensors
 
 
-class AsyncSaveStateRace(Rule):
-    """A save in the background holds what the ranks held when it was called.
+class AsyncSaveStateRace(ContentRule):
+    """A background save contains the tensors as they were at the time of the call.
 
-    Why: training goes on while the background writes. Tensors that were not copied first (a stager that hands them on, a
-    thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
+    Why: training goes on while the background writes. Tensors that were not copied first (a stager that passes them on,
+    a thread around `dcp.save` or `torch.save`) are written half before and half after the next step.
     Wrong:
         state = optimizer.state_dict()
         threading.Thread(target=lambda: torch.save(state, path)).start()  # the next step changes what is being written
@@ -21,15 +18,7 @@ class AsyncSaveStateRace(Rule):
     Source: pytorch#144657; pytorch/torchtitan#930; Lightning-AI/pytorch-lightning#20953; meta-pytorch/torchrec PR#4322.
     """
 
-    wants = "run"
-    needs = frozenset({"train", "inspect"})
+    kind = "save of a tensor in the background"
 
-    def applies(self, evidence: Evidence) -> str:
-        return super().applies(evidence) or nothing_saved(evidence, _of_tensors, "no tensor is saved in the background")
-
-    def judge(self, evidence: Evidence) -> Finding:
-        return compare(self, evidence, in_background)
-
-
-def _of_tensors(save: Save) -> bool:
-    return in_background(save) and has_tensors(save)
+    def about(self, save: Save) -> bool:
+        return in_background(save) and has_tensors(save)

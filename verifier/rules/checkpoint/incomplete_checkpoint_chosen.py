@@ -1,79 +1,67 @@
-from collections.abc import Iterator
-
 from ...analysis.root_cause import root_cause
 from ...analysis.saves import Save, all_saves
 from ...evidence import Evidence, named_checkpoint
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
-from ...source.registry import detector
 from ...trace import Run
 from ...trace.events import Killed
-from ..base import Rule
-from ._recovery import NEEDS, not_exact, outcome_of
+from ..base import Hits, Rule
+from ._recovery import not_exact, outcome_of
 from ._resumed import load_line
 
 
 class IncompleteCheckpointChosen(Rule):
-    """After a crash in the middle of a save the script goes on from the last complete checkpoint.
+    """After a crash during a save the script resumes from the last complete checkpoint.
 
-    Why: "the newest folder" may be one that a crash has left half written: the resume stops with `.metadata` or
-    `failed finding central directory`, on every restart. The same happens when `latest` is moved, or older
-    checkpoints are deleted, before the new one is complete.
+    Why: "the newest folder" may be one that a crash left half written: every restart stops with `.metadata` or `failed
+    finding central directory`; so if `latest` is moved, or older checkpoints deleted, before the new one is complete.
     Wrong:
         newest = max(Path(path).glob("step_*"), default=None)
     Right:
         complete = [p.parent for p in Path(path).glob("step_*/.metadata")]  # DCP writes it last
         newest = max(complete, default=None)
-    Fix: Choose among folders that hold `.metadata`, or write under a temporary name and rename; delete old ones after that.
+    Fix: Choose among folders that hold `.metadata`, or write to a temporary folder and rename it; then delete old ones.
     Source: awslabs/awsome-distributed-ai#190, PR#251; KempnerInstitute/KempnerForge#102; meta-pytorch/tnt PR#559.
     """
 
-    needs = NEEDS
+    needs = frozenset({"train", "resume", "crash"})
 
     def applies(self, evidence: Evidence) -> str:
         if reason := super().applies(evidence):
             return reason
-        resumes = [recovered for _, recovered in evidence.crashes] or [
-            run for run in (evidence.resume,) if run is not None
-        ]
+        resumes = [resumed for _, resumed in evidence.crashes] or [run for run in (evidence.resume,) if run is not None]
         named = [named_checkpoint(evidence.trained, run.command) for run in resumes]
         found = [one[0] for one in named if one is not None]
-        return f"the command names {found[0]}: there is nothing to choose" if found and len(found) == len(named) else ""
+        return f"the command names the checkpoint {found[0]}" if found and len(found) == len(named) else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         if not evidence.crashes:
             return self.unknown(evidence.missing.get("crash", "no save was interrupted"))
-        told = []
-        for crash, recovered in evidence.crashes:
+        notes = []
+        for crash, resumed in evidence.crashes:
             torn = _torn(crash)
-            earlier = [save for save in all_saves(crash) if torn is not None and 0 < save.after < torn.after]
             if torn is None:
-                return self.unknown("it is not known which save was interrupted")
+                return self.unknown(f"{crash.note}: the records do not show which save was interrupted")
+            earlier = [save for save in all_saves(crash) if 0 < save.after < torn.after]
             apart = [save for save in earlier if save.to != torn.to]
-            outcome = outcome_of(crash, recovered)
-            if outcome.steps == 0 and recovered.completed:
-                told.append(f"{crash.note}: the resume ended before a step")
-            elif outcome.steps == 0 and apart:
-                cause = root_cause(recovered)
-                return self.failed(
-                    f"{crash.note}; the save after step {apart[-1].after} was complete, but the resume does not start: {cause.text}",
-                    cause.location or load_line(evidence),
-                )
-            elif outcome.fresh and apart and not_exact(evidence) is None:
-                return self.failed(
-                    f"{crash.note}; the save after step {apart[-1].after} was complete, but the resume starts from the beginning",
-                    load_line(evidence),
-                )
-            elif outcome.steps == 0:
-                lost = ", and the checkpoint that it overwrote is gone with it" if earlier else ""
-                told.append(f"{crash.note}: the resume refuses what is left{lost}")
-            elif outcome.fresh:
-                told.append(f"{crash.note}: the resume starts from the beginning")
-            elif outcome.step is not None:
-                told.append(f"{crash.note}: it resumes from the save after step {outcome.step}, bitwise")
-            else:
-                told.append(f"{crash.note}: it resumes")
-        return self.passed("; ".join(told))
+            outcome = outcome_of(crash, resumed)
+            refused = outcome.steps == 0 and not resumed.completed
+            if apart and (refused or (outcome.fresh and not not_exact(evidence))):
+                how, line = "starts from the beginning", load_line(evidence)
+                if refused:
+                    cause = root_cause(resumed)
+                    how, line = f"fails: {cause.text}", cause.location or line
+                what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume {how}"
+                return self.failed(what, line)
+            lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
+            notes.append(f"{crash.note}: {'it resumes' if outcome.mixed else outcome}{lost}")
+        return self.passed("; ".join(notes))
+
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        for event in flow.ops("dcp.async_save"):
+            if event.discarded:
+                yield "the future of async_save is discarded: nothing checks whether the save completed", event
 
 
 def _torn(crash: Run) -> Save | None:
@@ -81,11 +69,3 @@ def _torn(crash: Run) -> Save | None:
     killed = next((trace for trace in crash.traces if trace.first(Killed) is not None), None)
     saves = [save for save in all_saves(crash) if killed is not None and save.rank == killed.rank]
     return saves[-1] if saves else None
-
-
-@detector("incomplete-checkpoint-chosen")
-def result_discarded(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("dcp.async_save"):
-        if event.discarded:
-            told = "the result of async_save is thrown away: nobody knows whether the checkpoint was finished"
-            yield flow.hit("incomplete-checkpoint-chosen", told, event)

@@ -1,23 +1,22 @@
-from collections.abc import Iterator
-
 from ...analysis.wording import count, some
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks import is_const, made_by, names_in, text
 from ...source.looks_checkpoint import SETTERS, options_of
-from ...source.registry import detector
 from ...trace import Run
 from ...trace.events import Lenient
-from ..base import Rule
-from ._resumed import first_steps, not_resumed, open_resume
+from ..base import Hits, Rule
+from ._resumed import NEEDS, first_steps, not_resumed, not_shown
+
+_WRAPPERS = ("module", "_orig_mod", "model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "state_dict", "net")
 
 
 class LenientLoadHidesMismatch(Rule):
-    """A load that accepts missing keys finds all that the checkpoint has of the model.
+    """A load that allows missing keys finds every parameter that the checkpoint has.
 
-    Why: `allow_partial_load=True` and `strict=False` turn a key error into silence. With a prefix too many on either side
-    nothing is loaded, the model keeps its weights, and no line of the log says so.
+    Why: `allow_partial_load=True` and `strict=False` ignore missing keys. With one prefix too many on either side
+    nothing is loaded, the model keeps its weights, and torch prints nothing.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         state = {"module": get_model_state_dict(model)}  # another prefix than the checkpoint's
@@ -26,16 +25,16 @@ class LenientLoadHidesMismatch(Rule):
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=path)
         state = {"model": get_model_state_dict(model)}
         dcp.load(state, checkpoint_id=path)
-    Fix: Load strictly and name the parts alike at save and load; where keys may be missing, list them and check that list.
+    Fix: Load strictly with the same keys as at the save; where keys may be missing, list them and check that list.
     Source: measured on `DefaultLoadPlanner` and `StateDictOptions(strict=False)`; pytorch#192224, #192202.
     """
 
     wants = "run"
-    needs = frozenset({"train", "resume"})
+    needs = NEEDS
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))
-        return super().applies(evidence) or not_resumed(evidence, seen, "no load accepts missing keys")
+        return super().applies(evidence) or not_resumed(evidence, seen, "no load allows missing keys")
 
     def judge(self, evidence: Evidence) -> Finding:
         loads = 0
@@ -47,18 +46,30 @@ class LenientLoadHidesMismatch(Rule):
                 lost = _not_back(evidence, [*record.missing, *(a for a, _ in pairs)]) if run is evidence.resume else []
                 if not lost and (run is evidence.resume or not (pairs or nothing)):
                     continue
-                number = len(pairs) or record.missing_count
-                told = f"{number} of {record.wanted} keys were not found and {record.how} hides it"
                 if pairs:
-                    told += f": `{pairs[0][0]}` is asked for, `{pairs[0][1]}` is there"
+                    how = f"the load asks for `{pairs[0][0]}`, the checkpoint has `{pairs[0][1]}`"
                 elif nothing:
-                    told += f": `{record.missing[0]}` is asked for, there is `{record.unused[0]}` and the like"
+                    how = f"the load asks for `{record.missing[0]}`, the checkpoint has `{record.unused[0]}`"
                 else:
-                    told += f": {some(lost)} came back with other values than were saved"
-                return self.failed(told, record.at_line)
+                    how = f"{some(lost)} came back with other values than were saved"
+                what = f"{len(pairs) or record.missing_count} of {record.wanted} keys were not found"
+                return self.failed(f"{what}, which {record.how} allows: {how}", record.at_line)
         if not loads:
-            return self.unknown(open_resume(evidence))
-        return self.passed(f"{count(loads, 'lenient load')}, of which none lost what the checkpoint has")
+            return self.unknown(not_shown(evidence))
+        return self.passed(f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed")
+
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        if flow.methods("requires_grad_") or names_in(flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="):
+            return
+        for event in flow.ops("dcp.load"):
+            planner = made_by(event.kwargs.get("planner"), "dcp.DefaultLoadPlanner")
+            if planner is not None and is_const(planner.kwargs.get("allow_partial_load"), True):
+                yield "allow_partial_load: keys that the checkpoint lacks silently keep their initial values", planner
+        for event in flow.ops(*SETTERS[:2]):
+            options = options_of(event)
+            if options is not None and is_const(options.kwargs.get("strict"), False) and event.discarded:
+                yield f"{text(event.node)} is not strict, and the missing keys that it returns are not checked", event
 
 
 def _lenient(run: Run | None) -> list[Lenient]:
@@ -82,23 +93,3 @@ def _not_back(evidence: Evidence, missing: list[str]) -> list[str]:
         return []
     names = {n for s, r in zip(*pair, strict=True) for n in s.weights if s.weights[n] != r.weights.get(n)}
     return sorted(n for n in names if any(key == n or key.endswith("." + n) for key in missing))
-
-
-_WRAPPERS = ("module", "_orig_mod", "model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "state_dict", "net")
-
-
-@detector("lenient-load-hides-mismatch")
-def lenient_load(flow: Flow) -> Iterator[Hit]:
-    if flow.methods("requires_grad_") or names_in(flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="):
-        return
-    for event in flow.ops("dcp.load"):
-        planner = made_by(event.kwargs.get("planner"), "dcp.DefaultLoadPlanner")
-        if planner is not None and is_const(planner.kwargs.get("allow_partial_load"), True):
-            told = "allow_partial_load: what the checkpoint does not hold keeps its random values, without a word"
-            yield flow.hit("lenient-load-hides-mismatch", told, planner)
-    for event in flow.ops(*SETTERS[:2]):
-        options = options_of(event)
-        given = options.kwargs.get("strict") if options is not None else None
-        if given is not None and is_const(given, False) and event.discarded:
-            told = f"{text(event.node)} is not strict, and nobody looks at the keys that it returns"
-            yield flow.hit("lenient-load-hides-mismatch", told, event)

@@ -6,16 +6,16 @@ from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Step
+from ..base import RaisedRule
 from ..raised import stack
-from ._raised import CheckpointError
-from ._resumed import keeps_no_state, open_resume
+from ._resumed import NEEDS, keeps_no_state, not_shown
 
 
-class MissingOptimState(CheckpointError):
-    """Every trainable parameter gets gradients, or the resume allows that its optimizer state is missing.
+class MissingOptimState(RaisedRule):
+    """Every trainable parameter gets gradients, or the resume allows missing optimizer state.
 
-    Why: a parameter that never got a gradient has no optimizer state, so none is in the checkpoint; the template of the
-    resume asks for it, because the state-dict functions initialise the state of all trainable parameters.
+    Why: a parameter that never got a gradient has no optimizer state, so the checkpoint has none; the resume asks
+    for it, because the state-dict functions initialise the state of all trainable parameters.
     Wrong:
         whole = StateDictOptions(full_state_dict=True)
         model.unused = nn.Linear(8, 8)
@@ -40,7 +40,7 @@ class MissingOptimState(CheckpointError):
     """
 
     simulated = False
-    needs = frozenset({"train", "resume"})
+    needs = NEEDS
     pattern = (
         r"Missing key in checkpoint state_dict: \S*state\.(?P<key>\S+?)\.(step|exp_avg|exp_avg_sq|momentum_buffer)\b|"
         r"Missing optimizer state for parameter '(?P<name>[^']+)'|"
@@ -48,20 +48,19 @@ class MissingOptimState(CheckpointError):
     )
 
     def applies(self, evidence: Evidence) -> str:
-        return super().applies(evidence) or (keeps_no_state(evidence.train) if evidence.train is not None else "")
+        train = evidence.train
+        return super().applies(evidence) or (keeps_no_state(train) if train is not None else "")
 
     def judge(self, evidence: Evidence) -> Finding:
         found = super().judge(evidence)
         if found.status == "pass" and evidence.resume is None:
-            found = self.unknown(open_resume(evidence))
+            found = self.unknown(not_shown(evidence))
         unused = _never_used(evidence.train)
         if not unused or (found.status == "inconclusive" and evidence.resume is not None):
             return found
-        told = f"{count(len(unused), 'trainable parameter')} never got a gradient: {some(unused)}"
-        if found.status == "fail":
-            return self.failed(f"{found.evidence}; {told}", found.location)
-        more = f"{found.evidence}, but {told}; a resume that wants their optimizer state would fail"
-        return replace(found, evidence=more)
+        which = f"{count(len(unused), 'trainable parameter')} never got a gradient: {some(unused)}"
+        more = "" if found.status == "fail" else "; a resume that asks for their optimizer state will fail"
+        return replace(found, evidence=f"{found.evidence}; {which}{more}")
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         return "float() argument" not in cause.error or any("state_dict" in f.file for f in stack(run, cause))

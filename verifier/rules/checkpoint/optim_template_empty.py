@@ -1,23 +1,20 @@
-from collections.abc import Iterator
-
 from ...analysis.wording import count, some
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Event, Flow
 from ...source.looks import steps_of, text
 from ...source.looks_checkpoint import GETTERS, SETTERS, state_given
-from ...source.registry import detector
 from ...source.values import choices, reach
-from ..base import Rule
-from ._resumed import NEEDS, first_steps, keeps_no_state, load_line
+from ...trace.events import Step
+from ..base import Hits
+from ._resumed import ResumeRule, keeps_no_state, load_line
 
 
-class OptimTemplateEmpty(Rule):
-    """After a resume the optimizer has the state that was saved.
+class OptimTemplateEmpty(ResumeRule):
+    """After a resume the optimizer has the saved state.
 
-    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of a new optimizer
-    has no state keys. The moments start from zero without an error, and the first loss after the resume is still
-    exact.
+    Why: `dcp.load` reads only the keys of the dict that it is given, and the raw `state_dict()` of a new optimizer has
+    no state keys. The moments silently start from zero, and the first loss after the resume is still exact.
     Wrong:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}  # a new optimizer: no state to fill
         dcp.load(state, checkpoint_id=path)
@@ -31,16 +28,10 @@ class OptimTemplateEmpty(Rule):
     Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no error.
     """
 
-    needs = NEEDS
-
     def applies(self, evidence: Evidence) -> str:
         return super().applies(evidence) or keeps_no_state(evidence.trained)
 
-    def judge(self, evidence: Evidence) -> Finding:
-        pair = first_steps(evidence)
-        if isinstance(pair, str):
-            return self.unknown(pair)
-        saved, resumed = pair
+    def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         had = {n for record in saved for n, state in record.state.items() if state}
         if not had:
             return self.unknown("the optimizer had no state yet when the checkpoint was saved")
@@ -48,32 +39,27 @@ class OptimTemplateEmpty(Rule):
         wrong = sorted(n for s, r in zip(saved, resumed, strict=True) for n in s.state if s.state[n] != r.state.get(n))
         if not wrong:
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
-        if empty:
-            told = f"{len(empty)} of {len(had)} parameters ({some(empty)}) come back without any optimizer state"
-        else:
-            name = wrong[0]
-            keys = [k for k, v in saved[0].state.get(name, {}).items() if resumed[0].state.get(name, {}).get(k) != v]
-            told = f"the optimizer state of {len(set(wrong))} of {len(had)} parameters is not what was saved ({name}: {some(keys)})"
-        return self.failed(told, load_line(evidence))
+        which, how = f"{len(empty)} of {len(had)} parameters ({some(empty)})", "is missing after the resume"
+        if not empty:
+            before, after = saved[0].state.get(wrong[0], {}), resumed[0].state.get(wrong[0], {})
+            keys = some(k for k, value in before.items() if after.get(k) != value)
+            which, how = f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})", "is not what was saved"
+        return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
-
-@detector("optim-template-empty")
-def optim_template_empty(flow: Flow) -> Iterator[Hit]:
-    steps = steps_of(flow)
-    for event in flow.ops("dcp.load"):
-        state = state_given(event)
-        for part in reach(state) if state is not None else ():
-            if part.kind != "made" or part.name != "state_dict" or part.event is None or part.event.on is None:
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        fills = [*steps_of(flow), *flow.ops(*GETTERS[1:], *SETTERS[1:])]
+        for event in flow.ops("dcp.load"):
+            state = state_given(event)
+            if state is None or any(e.index < event.index for e in fills):
                 continue
-            made = [o for o, _ in flow.optimizers if o.result in choices(part.event.on)]
-            plain = [o for o in made if o.op.startswith("torch.optim.") and not _stateless(o)]
-            filled = any(e.index < event.index for e in steps) or any(
-                e.index < event.index for e in flow.ops(*GETTERS[1:], *SETTERS[1:])
-            )
-            if plain and not filled:
-                told = f"{text(part.event.node)} of an optimizer that has made no step is empty: dcp.load restores nothing of it"
-                yield flow.hit("optim-template-empty", told, part.event)
-                break
+            for part in reach(state):
+                if part.kind != "made" or part.name != "state_dict" or part.event is None or part.event.on is None:
+                    continue
+                made = [o for o, _ in flow.optimizers if o.result in choices(part.event.on)]
+                if any(o.op.startswith("torch.optim.") and not _stateless(o) for o in made):
+                    yield f"{text(part.event.node)} before the first step is empty: dcp.load fills nothing", part.event
+                    break
 
 
 def _stateless(event: Event) -> bool:

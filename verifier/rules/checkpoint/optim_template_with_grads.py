@@ -4,14 +4,14 @@ from ...finding import Finding
 from ...trace import Run
 from ...trace.events import Step, Template
 from ..base import Rule
-from ._resumed import keeps_no_state, not_resumed, open_resume
+from ._resumed import NEEDS, keeps_no_state, not_resumed, not_shown
 
 
 class OptimTemplateWithGrads(Rule):
-    """The optimizer's state dict is taken when no gradient is there, or after a step.
+    """The optimizer's state dict is taken while no gradient exists, or after a step.
 
-    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they give back an
-    empty state without a word, and the load that it is for restores nothing.
+    Why: torch's helpers create missing optimizer state for a template, unless any `.grad` exists: then they silently
+    return an empty state, and the load into it restores nothing.
     Wrong:
         optimizer = torch.optim.AdamW(shard(model).parameters(), lr=1e-3)
         loss_of(model, batch).backward()  # a warm-up before the load
@@ -26,30 +26,26 @@ class OptimTemplateWithGrads(Rule):
     """
 
     explains = ("optim-template-empty",)
-
     wants = "run"
-    needs = frozenset({"train", "resume"})
+    needs = NEEDS
 
     def applies(self, evidence: Evidence) -> str:
         if reason := super().applies(evidence) or keeps_no_state(evidence.trained):
             return reason
         taken = _taken(evidence.trained) or _taken(evidence.resume)
-        return not_resumed(evidence, taken, "no state dict of an optimizer is taken with torch's functions")
+        return not_resumed(evidence, taken, "the script takes no state dict of an optimizer with torch's functions")
 
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.trained, evidence.resume) if run is not None]
         keeps = any(state for run in runs for trace in run.traces for r in trace.of(Step) for state in r.state.values())
-        for run in runs:
-            for record in _taken(run):
-                if keeps and record.had_grads and not record.had_state and record.states == 0:
-                    return self.failed(
-                        f"{record.op} gave 0 entries of optimizer state in the {run.role} run: gradients were there before any step",
-                        record.at_line,
-                    )
-        taken = sum(len(_taken(run)) for run in runs)
+        taken = [(run.role, record) for run in runs for record in _taken(run)]
+        for role, record in taken:
+            if keeps and record.had_grads and not record.had_state and record.states == 0:
+                what = "returned no optimizer state: gradients existed before the first step"
+                return self.failed(f"{record.op} in the {role} run {what}", record.at_line)
         if not taken or evidence.resume is None:
-            return self.unknown(open_resume(evidence))
-        return self.passed(f"{count(taken, 'state dict')} of optimizers, none emptied by gradients")
+            return self.unknown(not_shown(evidence))
+        return self.passed(f"{count(len(taken), 'state dict')} of optimizers, none emptied by gradients")
 
 
 def _taken(run: Run | None) -> list[Template]:

@@ -1,24 +1,24 @@
-from collections.abc import Iterator
 from typing import Any
 
 from ...analysis.saves import saves_of
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
 from ...source.looks_checkpoint import SAVES, state_given
-from ...source.registry import detector
 from ...trace import Run
-from ...trace.events import Place
-from ..base import Rule
-from ._resumed import NEEDS, first_steps, load_line, saved_at
+from ...trace.events import Place, Step
+from ..base import Hits
+from ._resumed import ResumeRule, load_line, saved_at
+
+_RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
+_RANDOM += ("random.getstate", "numpy.random.get_state")
 
 
-class PerRankStateDeduplicated(Rule):
+class PerRankStateDeduplicated(ResumeRule):
     """After a resume every rank has its own random state and data position, not another rank's.
 
-    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random
-    state or a sampler position saved under one key comes back as one rank's on all: the same dropout masks, the same
-    samples.
+    Why: DCP takes equal keys of plain tensors and objects on several ranks for replicas and stores one. A random state
+    or a sampler position saved under one key comes back as one rank's on all ranks: same dropout masks, same samples.
     Wrong:
         state = {"model": model_state, "rng": torch.get_rng_state()}  # one key, another value on every rank
         dcp.save(state, checkpoint_id=path)
@@ -27,46 +27,45 @@ class PerRankStateDeduplicated(Rule):
         dist.all_gather_object(states, torch.get_rng_state())  # the same list on every rank
         state = {"model": model_state, "rng": states}
         dcp.save(state, checkpoint_id=path)
-    Fix: Save per-rank values as one gathered list (or under a key that holds the rank) and let each rank take its
-    own entry.
+    Fix: Save per-rank values as one gathered list (or under a key with the rank) and let each rank take its own entry.
     Source: pytorch#120356, #146566; NVIDIA/Megatron-LM PR#6858 (252 of 256 ranks wrong).
     """
 
     wants = "run"
-    needs = NEEDS
-
-    def applies(self, evidence: Evidence) -> str:
-        one = evidence.trained.world_size == 1
-        return super().applies(evidence) or ("one rank has one state" if one else "")
+    one_rank = "it has the only random state"
 
     def judge(self, evidence: Evidence) -> Finding:
         if (found := _one_random_state(evidence.trained)) is not None:
             key, line = found
-            return self.failed(
-                f"`{key}` is the random state of its rank on every rank; under one key only one is kept", line
-            )
-        pair = first_steps(evidence)
-        if isinstance(pair, str):
-            return self.unknown(pair)
-        train, resume = evidence.trained, evidence.resume
+            return self.failed(f"`{key}` is each rank's own random state under one key: DCP stores one of them", line)
+        return super().judge(evidence)
+
+    def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
+        train, resume, step = evidence.trained, evidence.resume, saved[0].step
         assert resume is not None
-        step = pair[0][0].step
-        kinds: list[tuple[str, list[Any], list[Any]]] = [
-            ("random state", _random(train, step), _random(resume, 1)),
-            ("samples", list(train.rows(step)), list(resume.rows(1))),
-        ]
-        for what, theirs, mine in kinds:
+        kinds: dict[str, tuple[list[Any], list[Any]]] = {
+            "random state": (_random(train, step), _random(resume, 1)),
+            "samples": (train.rows(step), resume.rows(1)),
+        }
+        for what, (theirs, mine) in kinds.items():
             for rank, value in enumerate(mine):
                 owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
                 if value != theirs[rank] and owner is not None:
-                    return self.failed(
-                        f"after the resume rank {rank} has the {what} of rank {owner} (step {step}){saved_at(evidence)}",
-                        load_line(evidence),
-                    )
-        kept = [what for what, theirs, mine in kinds if theirs == mine]
-        return self.passed(
-            f"no rank has another's state after the resume ({' and '.join(kept) or 'neither'} restored on each)"
-        )
+                    found = f"after the resume rank {rank} has the {what} of rank {owner} (step {step})"
+                    return self.failed(f"{found}{saved_at(evidence)}", load_line(evidence))
+        kept = [what for what, (theirs, mine) in kinds.items() if theirs == mine]
+        return self.passed(f"after the resume no rank has another's state (restored: {', '.join(kept) or 'none'})")
+
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        seeds = flow.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed")
+        if not any(e.args and e.args[0].rank for e in seeds):
+            return
+        for event in flow.ops(*SAVES):
+            state = state_given(event)
+            for key, item in state.attrs.items() if state is not None and state.kind == "dict" else ():
+                if key.startswith("[") and item.kind == "made" and item.name in _RANDOM:
+                    yield f"{key[1:-1]!r} is each rank's own random state: DCP stores one of them", item.event
 
 
 def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
@@ -83,29 +82,3 @@ def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
 
 def _random(run: Run, step: int) -> list[str | None]:
     return [next((m.random for m in micros), None) for micros in run.micros(step)]
-
-
-_RANDOM = (
-    "torch.get_rng_state",
-    "torch.random.get_rng_state",
-    "torch.cuda.get_rng_state",
-    "random.getstate",
-    "numpy.random.get_state",
-)
-
-
-@detector("per-rank-state-deduplicated")
-def per_rank_state(flow: Flow) -> Iterator[Hit]:
-    seeded = [
-        e for e in flow.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed") if e.args and e.args[0].rank
-    ]
-    if not seeded:
-        return
-    for event in flow.ops(*SAVES):
-        state = state_given(event)
-        if state is None or state.kind != "dict":
-            continue
-        for key, item in state.attrs.items():
-            if key.startswith("[") and item.kind == "made" and item.name in _RANDOM:
-                told = f"every rank saves its own random state under the one key {key[1:-1]!r}; the checkpoint keeps one of them"
-                yield flow.hit("per-rank-state-deduplicated", told, item.event)

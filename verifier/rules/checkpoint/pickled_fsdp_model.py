@@ -1,16 +1,14 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow
 from ...source.looks import inner, text
-from ...source.registry import detector
-from ._raised import CheckpointError
+from ..base import Hits, RaisedRule
+
+_WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))
 
 
-class PickledFsdpModel(CheckpointError):
-    """A sharded model is saved by its state dict, never as an object.
+class PickledFsdpModel(RaisedRule):
+    """A sharded model is saved as a state dict, not pickled as an object.
 
-    Why: `fully_shard` gives the module a class made on the fly, which Python cannot find again by its name.
+    Why: `fully_shard` gives the module a class created at run time, which pickle cannot find by its name.
     Wrong:
         import io
 
@@ -23,14 +21,9 @@ class PickledFsdpModel(CheckpointError):
 
     pattern = r"Can't p\w+ <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
 
-
-_WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))
-
-
-@detector("pickled-fsdp-model")
-def pickled_model(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("torch.save", *_WRITERS):
-        for value in inner(event.args[0]) if event.args else ():
-            if value.kind == "object" and flow.sharded_by(value, event) is not None:
-                yield flow.hit("pickled-fsdp-model", f"{text(event.node)} pickles the sharded model itself", event)
-                break
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        for event in flow.ops("torch.save", *_WRITERS):
+            given = inner(event.args[0]) if event.args else ()
+            if any(value.kind == "object" and flow.sharded_by(value, event) is not None for value in given):
+                yield f"{text(event.node)} pickles the sharded model itself", event

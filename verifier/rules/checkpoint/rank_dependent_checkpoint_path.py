@@ -1,25 +1,25 @@
-from collections.abc import Iterator
-
 from ...analysis.inspected import opened
 from ...analysis.presence import unfinished
-from ...analysis.saves import all_saves, saves_of
+from ...analysis.saves import Save, all_saves, saves_of
 from ...analysis.wording import count, some
 from ...evidence import Evidence
-from ...finding import Finding, Hit
+from ...finding import Finding
 from ...source.events import Flow
-from ...source.looks import made_by, shared, text
+from ...source.looks import made_by, shared
 from ...source.looks_checkpoint import SAVES
-from ...source.registry import detector
 from ...source.values import GLOBAL, reach
-from ..base import Rule
-from ._holds import nothing_saved
+from ..base import Hits
+from ._saved import SaveRule
+
+_TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
+_VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 
 
-class RankDependentCheckpointPath(Rule):
-    """All ranks give one save the same path, and every file that its metadata names is there.
+class RankDependentCheckpointPath(SaveRule):
+    """All ranks pass the same path to a save, and every file that its metadata names exists.
 
-    Why: a path with the rank, a time or a random name in it is another one on every rank: each writes its shards into a
-    folder of its own, the metadata lies in one of them, and the loss of the others shows at the resume.
+    Why: a path that contains the rank, a time or a random name differs between ranks: each writes its shards into a
+    folder of its own, one of them gets the metadata, and the missing shards show only at the resume.
     Wrong:
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=f"{path}/{time.time_ns()}")
     Right:
@@ -27,64 +27,43 @@ class RankDependentCheckpointPath(Rule):
         dist.broadcast_object_list(names, src=0)
         dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=names[0])
     Fix: Make the path on rank 0 and broadcast it; write to storage that all ranks share.
-    Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself does not complain.
+    Source: measured: FileNotFoundError on `__1_0.distcp` at the resume; the save itself raises nothing.
     """
 
-    wants = "run"
     needs = frozenset({"train", "inspect"})
+    kind = "save by all ranks together"
+
+    def about(self, save: Save) -> bool:
+        return save.together
 
     def applies(self, evidence: Evidence) -> str:
-        lost = any(record.missing_files for record in opened(evidence))
-        return super().applies(evidence) or nothing_saved(
-            evidence, lambda save: save.together or lost, "no save is made by all ranks together"
-        )
+        return "" if any(record.missing_files for record in opened(evidence)) else super().applies(evidence)
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        ranks = [[s for s in saves_of(trace) if s.together] for trace in run.traces]
+        ranks = [[s for s in saves_of(trace) if self.about(s)] for trace in run.traces]
         for saves in zip(*ranks, strict=False):
             if len({save.to for save in saves}) > 1:
-                told = "; ".join(f"rank {save.rank} to {save.to}" for save in saves[:3])
-                return self.failed(f"one save goes to different places: {told}", saves[0].line)
+                paths = "; ".join(f"rank {save.rank} to {save.to}" for save in saves[:3])
+                return self.failed(f"the ranks write one save to different paths: {paths}", saves[0].line)
         for record in opened(evidence):
             if record.missing_files:
-                lost = record.missing_files
                 line = next((s.line for s in all_saves(run)), None)
-                return self.failed(f"{record.path}: {record.error} ({some(lost)})", line)
+                return self.failed(f"{record.path}: {record.error} ({some(record.missing_files)})", line)
         if not any(ranks):
-            return self.unknown(unfinished(run) or "no save by all ranks was seen")
-        return self.passed(f"{count(len(ranks[0]), 'save')}, each to one place from every rank")
+            return self.unknown(unfinished(run) or f"no {self.kind} was recorded")
+        return self.passed(f"{count(len(ranks[0]), 'save')}, each to one path on all ranks")
 
-
-_VARIES = (
-    "time.time",
-    "time.time_ns",
-    "uuid.uuid4",
-    "uuid.uuid1",
-    "datetime.datetime.now",
-    "tempfile.mkdtemp",
-    "os.getpid",
-)
-
-
-@detector("rank-dependent-checkpoint-path")
-def rank_dependent_path(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops(*SAVES):
-        if event.on_some_ranks or "no_dist" in event.kwargs:
-            continue
-        writer = event.kwargs.get("storage_writer")
-        made = made_by(writer, "dcp.FileSystemWriter") if writer is not None else None
-        path = made.arg(0, "path") if made is not None else event.kwargs.get("checkpoint_id")
-        if path is None or ("process_group" in event.kwargs and path.rank != GLOBAL):
-            continue
-        varies = next((p for p in reach(path) if p.kind == "made" and p.name in _VARIES), None)
-        if (path.rank == GLOBAL or varies is not None) and not shared(path):
-            what = (
-                "holds the rank"
-                if path.rank == GLOBAL
-                else f"holds {text(varies.node)}"
-                if varies and varies.node
-                else "varies"
-            )
-            told = f"the path of the checkpoint {what}: every rank writes into a folder of its own"
-            yield flow.hit("rank-dependent-checkpoint-path", told, event)
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        for event in flow.ops(*SAVES):
+            if event.on_some_ranks or "no_dist" in event.kwargs:
+                continue
+            made = made_by(event.kwargs.get("storage_writer"), "dcp.FileSystemWriter")
+            path = made.arg(0, "path") if made is not None else event.kwargs.get("checkpoint_id")
+            if path is None or ("process_group" in event.kwargs and path.rank != GLOBAL):
+                continue
+            varies = next((p for p in reach(path) if p.kind == "made" and p.name in _VARIES), None)
+            if (path.rank == GLOBAL or varies is not None) and not shared(path):
+                what = "the rank" if path.rank == GLOBAL or varies is None else f"{varies.name}()"
+                yield f"the checkpoint path contains {what}: every rank writes into a folder of its own", event

@@ -1,19 +1,19 @@
 import ast
-from collections.abc import Iterator
 
-from ...finding import Hit
 from ...source.events import Event, Flow
 from ...source.looks_hang import said
-from ...source.registry import detector
 from ...source.values import Value, reach
+from ..base import Hits
 from ._named import HangRule
+
+_ASKS = ("isnan", "isfinite", "isinf", "Lt", "LtE", "Gt", "GtE")
 
 
 class RankLocalControlFlow(HangRule):
-    """A decision to skip, repeat or stop is taken by all ranks together.
+    """All ranks take the decision to skip, repeat or stop together.
 
-    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If it skips its backward or
-    leaves the loop alone, the others wait for it in theirs.
+    Why: a NaN, an empty batch, an out-of-memory error or a low loss happens on one rank. If that rank alone skips its
+    backward or leaves the loop, the others wait for it in theirs.
     Wrong:
         loss = loss_of(model, batch)
         if torch.isfinite(loss):
@@ -28,23 +28,18 @@ class RankLocalControlFlow(HangRule):
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
     """
 
-
-_FINITE = ("isnan", "isfinite", "isinf")
-
-
-@detector("rank-local-control-flow")
-def rank_local_control_flow(flow: Flow) -> Iterator[Hit]:
-    """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
-    for leave in flow.ops("(continue)", "(break)"):
-        for guard in leave.guards:
-            test = guard.test
-            asks = any(part.name.rpartition(".")[2] in (*_FINITE, "Lt", "LtE", "Gt", "GtE") for part in reach(test))
-            synced = any(part.synced for part in reach(test))
-            inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
-            if asks and test.local and not synced and inside and _from_forward(flow, test) and _skips(flow, leave):
-                told = f"a rank whose own value meets {said(guard)} leaves out a step that the others wait in"
-                yield flow.hit("rank-local-control-flow", told, leave)
-                break
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
+        for leave in flow.ops("(continue)", "(break)"):
+            for guard in leave.guards:
+                test = guard.test
+                asks = any(part.name.rpartition(".")[2] in _ASKS for part in reach(test))
+                synced = any(part.synced for part in reach(test))
+                inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
+                if asks and test.local and not synced and inside and _from_forward(flow, test) and _skips(flow, leave):
+                    yield f"a rank whose own value meets {said(guard)} skips a step that the others wait in", leave
+                    break
 
 
 def _from_forward(flow: Flow, test: Value) -> bool:
@@ -57,6 +52,6 @@ def _from_forward(flow: Flow, test: Value) -> bool:
 
 
 def _skips(flow: Flow, leave: Event) -> bool:
-    """Whether a backward stands behind, in the same loop, or in the turns that are left out."""
+    """Whether a backward comes later in the same loop, or in the iterations that are left out."""
     inside = [e for e in flow.methods("backward") if leave.loops[-1] in e.loops]
     return any(e.index > leave.index for e in inside) or (bool(inside) and leave.op == "(break)")

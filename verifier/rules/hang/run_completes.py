@@ -6,10 +6,10 @@ from ..base import Rule
 
 
 class RunCompletes(Rule):
-    """Every rank comes to the end of the run: none crashes, hangs, is killed, or leaves early.
+    """Every rank reaches the end of the run: none crashes, hangs, is killed or exits early.
 
-    Why: a collective that only some ranks call waits for ever, and launchers name the victim: torchrun exits 1
-    whatever happened and blames the rank that it stopped itself when another left in silence.
+    Why: a collective that only some ranks call waits for ever, and launchers name the wrong rank: torchrun always exits
+    1 and reports the rank that it stopped itself when another exited silently.
     Wrong:
         if dist.get_rank() == 0:
             torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), path)  # a collective
@@ -17,9 +17,8 @@ class RunCompletes(Rule):
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if dist.get_rank() == 0:
             torch.save(state, path)
-    Fix: Read the stack of the rank that is named first: it raised, left, or is not where the others wait.
-    Source: huggingface/transformers PR#35234; pytorch#143536; measured: torchrun's root cause is wrong for
-    `sys.exit(7)` and `os._exit(0)`.
+    Fix: Read the stack of the rank that is named first: it raised, exited, or is not in the collective of the others.
+    Source: huggingface/transformers PR#35234; pytorch#143536; measured on `sys.exit(7)` and `os._exit(0)`.
     """
 
     wants = "nothing"
@@ -27,16 +26,16 @@ class RunCompletes(Rule):
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
-        if evidence.train is None:
-            return self.unknown(evidence.missing.get("train", "the script was not run"))
         run = evidence.train
-        if not run.completed and run.role == "simulate":
-            return self.unknown(
-                f"the simulated run stopped early, perhaps on numbers that are not real: {root_cause(run).text}"
-            )
+        if run is None:
+            return self.unknown(evidence.missing.get("train", "the script was not run"))
         if not run.completed:
             cause = root_cause(run)
+            if run.role == "simulate":
+                return self.unknown(
+                    f"the simulated run stopped early, which its made-up numbers may cause: {cause.text}"
+                )
             return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:
-            return self.unknown("the script ended without a step of any torch optimizer: there is no training to judge")
+            return self.unknown("the script ended without a step of a torch optimizer: there is no training to judge")
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
 from ...trace import Run
 from ...trace.events import ToEmpty
+from ..base import Rule
 
-NOT_FILLED = "no run with NaN in the memory that to_empty allocates came to a forward"
 
+class EmptyRule(Rule):
+    """A rule on what `to_empty` allocates: a run of its own (provoked) fills it with NaN."""
 
-def not_emptied(run: Run) -> str:
-    """Why rules on `to_empty` do not apply to a run that has come to a forward; "" if it was called before."""
-    called = any(trace.first(ToEmpty) is not None for trace in run.traces)
-    return "" if called else "the script allocates nothing with to_empty before its first forward"
+    needs = frozenset({"train", "provoked"})
+    wants = "models"
+    kind: ClassVar[str]
+
+    def applies(self, evidence: Evidence) -> str:
+        if not any(trace.first(ToEmpty) is not None for trace in evidence.trained.traces):
+            return "the script does not call to_empty before its first forward"
+        return "" if self.parts(evidence.trained) else f"the model has no {self.kind}"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run, filled = evidence.trained, evidence.provoked
+        if filled is None or not filled.models:
+            return self.unknown("the run that fills the memory of to_empty with NaN did not reach a forward")
+        if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
+            what = f"{some(unset)}: allocated by to_empty and not initialised before the first forward"
+            return self.failed(what, evidence.line_of(run, ToEmpty))
+        return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
+
+    def parts(self, run: Run) -> list[tuple[str, bool]]:
+        """(name, whether it is still NaN at the first forward) of what `to_empty` allocates."""
+        raise NotImplementedError

@@ -7,11 +7,11 @@ from ..base import Rule
 
 
 class DtensorRngIdenticalShardsCpu(Rule):
-    """Weights that are drawn on shards are other numbers on every rank.
+    """Sharded initialisation uses a different random stream on every rank.
 
-    Why: the random numbers of a DTensor are told apart by rank on CUDA-like meshes only. On a CPU mesh, or with shards
-    that `CPUOffloadPolicy` keeps on the CPU, every rank draws the same ones: the rows of a weight repeat from rank to
-    rank, and all that is said is `DTensor random operators may not have complete support on cpu device mesh`.
+    Why: DTensor gives each rank its own random stream on CUDA-like meshes only. On a CPU mesh, or with shards that
+    `CPUOffloadPolicy` keeps on the CPU, all ranks draw the same numbers: the rows of a weight repeat from rank to rank,
+    and torch only warns `DTensor random operators may not have complete support on cpu device mesh`.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -28,50 +28,36 @@ class DtensorRngIdenticalShardsCpu(Rule):
             full = torch.randn(param.shape) * 0.1  # one seed on all ranks: the same full tensor
             param.data.copy_(distribute_tensor(full, param.device_mesh, param.placements))
         model.init_buffers()
-    Fix: On a CPU mesh draw the full tensor with one seed and take this rank's part (`distribute_tensor`), or
-    initialise before sharding.
+    Fix: On a CPU mesh draw the full tensor with one seed and `distribute_tensor` it, or initialise before sharding.
     Source: pytorch/torchtitan#3106, PR#4600; the warning of torch's DTensor RNG on a CPU mesh.
     """
 
     wants = "models"
 
     def applies(self, evidence: Evidence) -> str:
-        return "" if _cut(evidence.trained) else "no parameter is cut over several ranks"
+        return "" if _sharded(evidence.trained) else "no parameter is sharded over several ranks"
 
     def unseen(self, evidence: Evidence) -> str:
-        return ALONE if evidence.trained.world_size == 1 else ""
+        return "one rank has no other shard to compare with: give --nproc 2" if evidence.trained.world_size == 1 else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        telling, same = [], []
-        for name, ranks in _cut(run).items():
-            shards = _digests(run, name, ranks)
-            if all(shards):
-                telling.append(name)
-                if len(set(shards)) == 1:
-                    same.append(name)
-        if not telling:
-            return self.unknown("every shard is too small, or constant, to be told from that of another rank")
-        if 2 * len(same) < len(telling):
-            return self.passed(f"{count(len(telling), 'parameter')} with other values on every rank")
+        digests = {name: _digests(run, name, ranks) for name, ranks in _sharded(run).items()}
+        known = {name: set(shards) for name, shards in digests.items() if all(shards)}
+        if not known:
+            return self.unknown("every shard is too small, or constant, to differ from that of another rank")
+        same = [name for name, shards in known.items() if len(shards) == 1]
+        if 2 * len(same) < len(known):
+            return self.passed(f"{count(len(known), 'parameter')}, whose shards differ between ranks")
+        what = f"{some(same)}: all ranks hold bitwise the same shard at the first forward"
         drawn = evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True)
-        return self.failed(
-            f"{count(len(same), 'parameter')} of {len(telling)} ({some(same)}) have bit for bit the same shard on every "
-            "rank at the first forward",
-            drawn,
-        )
+        return self.failed(f"{what} ({len(same)} of {len(known)} parameters)", drawn)
 
 
-ALONE = "one rank has no other's shard to compare: give --nproc 2"
-
-
-def _cut(run: Run) -> dict[str, list[int]]:
+def _sharded(run: Run) -> dict[str, list[int]]:
     """{parameter: the ranks that hold its first replica} of those that lie on several ranks."""
-    ranks = {
-        name: [e.rank for e in entries if e.sharded and e.copy == entries[0].copy]
-        for name, entries in run.parameters.items()
-    }
-    return {name: own for name, own in ranks.items() if len(own) > 1}
+    held = [(n, [e.rank for e in es if e.sharded and e.copy == es[0].copy]) for n, es in run.parameters.items()]
+    return {name: ranks for name, ranks in held if len(ranks) > 1}
 
 
 def _digests(run: Run, name: str, ranks: list[int]) -> list[str | None]:

@@ -8,9 +8,9 @@ from ..raised import last_shard
 
 
 class MetaNotMaterialized(RaisedRule):
-    """A model built on the meta device gets memory and values before its first forward.
+    """A model built on the meta device is materialized and initialised before its first forward.
 
-    Why: on the meta device there are shapes and no numbers. `fully_shard` keeps them so; the first forward refuses.
+    Why: tensors on the meta device have a shape and no data. `fully_shard` leaves them there; the first forward raises.
     Wrong:
         with torch.device("meta"):
             model = Decoder()
@@ -24,8 +24,8 @@ class MetaNotMaterialized(RaisedRule):
         model.init_weights()
         model.init_buffers()
         model(batch)
-    Fix: After `fully_shard` call `model.to_empty(device=...)`, then give every parameter and every buffer its values
-    (the model's own initialisation, or a checkpoint).
+    Fix: After `fully_shard` call `model.to_empty(device=...)`, then initialise every parameter and every buffer (with
+    the model's own initialisation, or from a checkpoint).
     Source: pytorch PR#120351.
     """
 
@@ -37,7 +37,7 @@ class MetaNotMaterialized(RaisedRule):
         traces = evidence.trained.traces
         real = any(record.parameters for trace in traces for record in trace.of(Shard))
         emptied = any(trace.first(ToEmpty) is not None for trace in traces)
-        return "the model has its values when it is sharded" if real and not emptied else ""
+        return "the model is not on the meta device when it is sharded" if real and not emptied else ""
 
     def unseen(self, evidence: Evidence) -> str:
         return never_sharded(evidence)

@@ -1,0 +1,84 @@
+"""What rules on saves share: to which saves a rule applies, and whether a checkpoint contains what a save was given."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...analysis.checkpoints import unseen_save
+from ...analysis.inspected import differing, opened
+from ...analysis.presence import absent, unfinished
+from ...analysis.saves import Save, all_saves, given, kept
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run
+from ..base import Rule
+
+
+class SaveRule(Rule):
+    """A rule on the saves of the train run that are of one kind."""
+
+    wants = "run"
+    kind: ClassVar[str]  # what such a save is called
+
+    def about(self, save: Save) -> bool:
+        """Whether a save is of that kind."""
+        return has_tensors(save)
+
+    def applies(self, evidence: Evidence) -> str:
+        if (reason := super().applies(evidence)) or unseen_save(evidence):
+            return reason
+        saves = all_saves(evidence.trained)
+        kind = self.kind if saves else "save"
+        return absent(evidence.trained, any(map(self.about, saves)), f"the script makes no {kind}")
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        saves = [save for save in all_saves(run) if self.about(save)]
+        return self.check(run, saves) if saves else self.unknown(unfinished(run) or f"no {self.kind} was recorded")
+
+    def check(self, run: Run, saves: list[Save]) -> Finding:
+        """The finding on the saves of that kind, at least one."""
+        raise NotImplementedError
+
+
+class ContentRule(SaveRule):
+    """The last save to every path that still exists, compared with the contents of its files."""
+
+    needs = frozenset({"train", "inspect"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        last = {path: saves for path, saves in kept(run).items() if any(map(self.about, saves)) and given(saves)}
+        if not last and (reason := unfinished(run)):
+            return self.unknown(reason)
+        found = {record.path: record for record in opened(evidence)}
+        tensors, folders, unreadable = 0, 0, ""
+        for path, saves in last.items():
+            record = found.get(path)
+            if record is None or record.format == "missing":
+                continue  # removed by the script since, or nothing was read
+            if record.error:
+                unreadable = f"{path} could not be read: {record.error}"
+                continue
+            values = given(saves)
+            if wrong := differing(record, values):
+                lost = sum(key not in record.entries for key in wrong)
+                how = f"{lost} of them are missing" if lost else "their values differ from those at the call"
+                what = f"{some(wrong)}: {len(wrong)} of {count(len(values), 'tensor')} in {path} are not what the save"
+                return self.failed(f"{what} after step {saves[0].after} was given; {how}", saves[0].line)
+            tensors, folders = tensors + len(values), folders + 1
+        if unreadable or not folders:
+            return self.unknown(unreadable or "no checkpoint existed after the run, so none was read back")
+        return self.passed(f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were given")
+
+
+def has_tensors(save: Save) -> bool:
+    """Whether a save is given a tensor."""
+    return any(entry.kind in ("tensor", "dtensor") for entry in save.entries.values())
+
+
+def parameter_of(run: Run, key: str) -> str | None:
+    """The model's parameter whose name a key is, or ends with."""
+    parts = key.split(".")
+    return next((name for n in range(len(parts)) if (name := ".".join(parts[n:])) in run.parameters), None)
