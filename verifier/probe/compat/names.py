@@ -44,12 +44,7 @@ DTENSOR_PART = "_local_tensor"
 
 TABLE = (
     Name(GET_STATE, "parameters of FSDP groups", _BOTH),
-    Name(
-        STATE,
-        "parameters of FSDP groups",
-        _BOTH,
-        ("_fsdp_param_groups", "_fsdp_param_group", "_modules"),
-    ),
+    Name(STATE, "parameters of FSDP groups", _BOTH, ("_fsdp_param_groups", "_fsdp_param_group", "_modules")),
     Name(
         PARAM_GROUP,
         "parameters of FSDP groups, reductions, traffic",

@@ -38,10 +38,7 @@ class Steps:
         session.living.append(weakref.ref(optimizer))
         session.write(
             Constructed(
-                number=number,
-                cls=class_name(optimizer),
-                after_forward=bool(session.roots),
-                at_line=session.here(),
+                number=number, cls=class_name(optimizer), after_forward=bool(session.roots), at_line=session.here()
             )
         )
 

@@ -41,11 +41,7 @@ class Wrapping:
         """`fully_shard` is about to be applied."""
         line = self.session.here()
         self.session.write(
-            Wrap(
-                mesh=mesh_of(data_mesh(options)),
-                explicit_dims=options.get("dp_mesh_dims") is not None,
-                at_line=line,
-            )
+            Wrap(mesh=mesh_of(data_mesh(options)), explicit_dims=options.get("dp_mesh_dims") is not None, at_line=line)
         )
         ignored = {id(p) for p in options.get("ignored_params") or ()}
         for module in modules:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..typed import KINDS, Event, Part, record
+from ..typed import KINDS, Event, Part
 
 
-@record
 class Place(Part):
     """A line of the user's code."""
 
@@ -15,7 +14,6 @@ class Place(Part):
     code: str
 
 
-@record
 class Located(Event):
     """An event at a line of the user's code; None where none of it is running."""
 

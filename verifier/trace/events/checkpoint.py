@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from ..typed import Event, Part, record
+from ..typed import Event, Part
 from .base import Located, Place
 
 
-@record
 class Checkpoint(Located):
     """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
 
@@ -17,7 +16,6 @@ class Checkpoint(Located):
     to: str
 
 
-@record
 class SavedEntry(Part):
     """One value of a state dict on one rank. `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type)."""
 
@@ -32,7 +30,6 @@ class SavedEntry(Part):
     offset: list[int] = field(default_factory=list)
 
 
-@record
 class Saving(Located):
     """What a save is given, and what the rank holds then (events/checkpoints.py)."""
 
@@ -48,7 +45,6 @@ class Saving(Located):
     state: dict[str, dict[str, list[float] | float]]
 
 
-@record
 class SaveInFlight(Located):
     """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
 
@@ -57,7 +53,6 @@ class SaveInFlight(Located):
     apart: bool  # whether the group has a backend for each
 
 
-@record
 class Renamed(Event):
     """What was saved has another name now (events/flight.py)."""
 
@@ -65,12 +60,10 @@ class Renamed(Event):
     new: str
 
 
-@record
 class Killed(Event):
     """This rank is about to be killed in a save, as the request asks (crash.py)."""
 
 
-@record
 class SetState(Located):
     """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
@@ -79,7 +72,6 @@ class SetState(Located):
     broadcast: bool
 
 
-@record
 class Template(Located):
     """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
 
@@ -94,7 +86,6 @@ class Template(Located):
     had_grads: bool
 
 
-@record
 class Lenient(Located):
     """A load that accepts missing keys, and what it did not find (events/templates.py)."""
 
@@ -107,7 +98,6 @@ class Lenient(Located):
     unused: list[str]
 
 
-@record
 class InspectedCheckpoint(Event):
     """A checkpoint as it lies on the disk (opener.py)."""
 

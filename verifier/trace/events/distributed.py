@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from ..typed import Event, Part, record
+from ..typed import Event, Part
 from .base import Located, Place
 
 
-@record
 class Mesh(Part):
     """A device mesh."""
 
@@ -17,7 +16,6 @@ class Mesh(Part):
     ranks: list[int]
 
 
-@record
 class Reduce(Located):
     """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
 
@@ -29,14 +27,12 @@ class Reduce(Located):
     ranks: list[int]
 
 
-@record
 class AllReduce(Located):
     """`set_requires_all_reduce` was called (events/groups.py)."""
 
     value: bool
 
 
-@record
 class Stale(Located):
     """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
 
@@ -45,7 +41,6 @@ class Stale(Located):
     evaluated: Place | None
 
 
-@record
 class Partial(Event):
     """Groups that an optimizer step finds with gradients that were not all-reduced (events/groups.py)."""
 
@@ -53,19 +48,16 @@ class Partial(Event):
     step: int
 
 
-@record
 class InplaceView(Located):
     """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
 
     module: str
 
 
-@record
 class ShardedInput(Event):
     """A root is given a DTensor (events/wrapping.py)."""
 
 
-@record
 class FromLocal(Located):
     """The script made a DTensor of local shards (events/wrapping.py)."""
 
@@ -74,7 +66,6 @@ class FromLocal(Located):
     ranks: list[int]
 
 
-@record
 class PartialRead(Located):
     """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
 
@@ -82,14 +73,12 @@ class PartialRead(Located):
     placements: list[str]
 
 
-@record
 class TrafficLine(Part):
     """A line of the script that gathers."""
 
     at_line: Place
 
 
-@record
 class Traffic(Event):
     """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py)."""
 
@@ -101,7 +90,6 @@ class Traffic(Event):
     expected: dict[str, int]  # {kind: number} by the groups that there are
 
 
-@record
 class ProgressEvent(Part):
     """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
 
