@@ -1,6 +1,4 @@
-"""Whose code is running: the user's lines on the stack, without those of torch, Python and the verifier."""
-
-from __future__ import annotations
+"""The user's lines on the stack, without those of torch, Python and the verifier."""
 
 import linecache
 import os
@@ -29,15 +27,15 @@ class Frames:
         return file.startswith(self._inside) and is_user(file)
 
     def here(self) -> Place | None:
-        """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
+        """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier."""
         line = next((line for line in _running() if self.owns(line[0])), None)
         line = line or next((line for line in _running() if not is_machinery(line[0])), None)
         return None if line is None else _place(line)
 
     def stack(self, error: BaseException | None = None) -> list[Place]:
-        """The frames of the user's code, innermost first, where we are or where `error` came up.
+        """The frames of the user's code, innermost first, of the running code or where `error` was raised.
 
-        They are those inside the project; if there are none, those outside torch, Python and the probe.
+        The frames inside the project; if there are none, those outside torch, Python and the verifier.
         """
         lines = list(_running()) if error is None else list(_raised(error.__traceback__))[::-1]
         own = [line for line in lines if self.owns(line[0])]

@@ -1,7 +1,5 @@
 """What a run left behind, as data: typed events of its ranks, how each ended, and the numbers that rules compare."""
 
-from __future__ import annotations
-
 from .reader import Foreign, read_run
 from .run import Ended, Run, Trace
 from .sketches import Sketch, difference

@@ -4,8 +4,6 @@ It goes by the places where this interpreter has torch, its standard library and
 part of a name, since a user's project may lie in `/home/me/torch/` or `/home/me/verifier/`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Reads what the ranks of a run have written; a line that the probe has not written makes all of it foreign."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

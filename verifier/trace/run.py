@@ -1,7 +1,5 @@
 """A run and its traces, and what of several ranks and records is put together."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

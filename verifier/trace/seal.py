@@ -4,8 +4,6 @@ It guards against what a script writes by accident or by way of its files. A scr
 probe, and no mark can help there (references/verify.md, limits).
 """
 
-from __future__ import annotations
-
 
 def mark(secret: str, number: int, text: str) -> str:
     """The mark of the `number`-th line of a trace."""

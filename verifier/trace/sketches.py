@@ -1,7 +1,5 @@
 """Arithmetic on sketches: [sum of squares, projections ...] of tensors (see `probe/sketch.py`)."""
 
-from __future__ import annotations
-
 import math
 
 Sketch = list[float]

@@ -1,7 +1,5 @@
 """The base of every record: typed, frozen, and read back from JSON with the nested records rebuilt."""
 
-from __future__ import annotations
-
 import functools
 import re
 import types

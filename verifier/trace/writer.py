@@ -1,7 +1,5 @@
 """The trace of one rank in one run: JSON lines, each marked (seal.py) and flushed, so that a crash loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,6 +1,4 @@
-"""`os._exit`, which ends the rank without any of the ends that Python knows."""
-
-from __future__ import annotations
+"""`os._exit`, which ends the rank without exceptions or exit handlers."""
 
 from ...trace.events import End
 from ..dispatcher import Call
@@ -14,4 +12,4 @@ def install(session: Session) -> None:
         session.write(End(how="os._exit", code=call.given(0, "status", 0), frames=session.frames.stack()))
         session.writer.sync()
 
-    session.dispatcher.around("os:_exit", before=before)
+    session.around("os:_exit", before=before)

@@ -9,8 +9,6 @@ Beside tensor parallelism DDP has no place: its reducer takes no DTensor and wou
 gradients are averaged by hand over the mesh that the script gives to `fully_shard`, and the other dims stay as they are.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import warnings

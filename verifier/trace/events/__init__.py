@@ -1,7 +1,5 @@
 """One class for each kind of record: written by the probe, read by rules, built by tests. A record is here by being in a module."""
 
-from __future__ import annotations
-
 from ..typed import KINDS as KINDS
 from ..typed import Event as Event
 from ..typed import Part as Part

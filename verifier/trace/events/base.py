@@ -1,7 +1,5 @@
 """What events of every topic hold."""
 
-from __future__ import annotations
-
 from ..typed import KINDS, Event, Part
 
 

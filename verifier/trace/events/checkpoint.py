@@ -1,7 +1,5 @@
 """Events of checkpoints: what is saved, loaded, asked for and found."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from ..typed import Event, Part

@@ -1,7 +1,5 @@
 """Events of groups and collectives."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from ..typed import Event, Part

@@ -1,7 +1,5 @@
 """Events of models: what is sharded how, what a model is at its first forward."""
 
-from __future__ import annotations
-
 from ..typed import Event, Part
 from .base import Located, Place
 from .distributed import Mesh

@@ -1,7 +1,5 @@
 """Events of the script as a whole: its beginning, its end, its errors, and the errors of the probe."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from ..typed import Event, Part

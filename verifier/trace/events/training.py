@@ -1,7 +1,5 @@
 """Events of training: micro-batches, optimizer steps, gradients, precision, data."""
 
-from __future__ import annotations
-
 from ..typed import Event, Part
 from .base import Located
 
