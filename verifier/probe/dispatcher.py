@@ -90,7 +90,7 @@ class Point:
             return self.real(*call.args, **call.kwargs)
         return self.replacing[depth](call, lambda: self._run(call, depth + 1))
 
-    def _guarded(self, subscriber: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, subscriber: Callable[..., object], *arguments: Any) -> None:
         try:
             subscriber(*arguments)
         except Exception as error:
@@ -123,8 +123,8 @@ class Dispatcher:
             if not optional:
                 self._report(target.replace(":", "."), AttributeError("this torch does not have it"))
             return
-        known: list[Any]
-        for subscriber, known in ((before, point.befores), (after, point.afters), (replace, point.replacing)):
+        lists: tuple[list[Any], ...] = (point.befores, point.afters, point.replacing)
+        for subscriber, known in zip((before, after, replace), lists, strict=True):
             if subscriber is not None and subscriber not in known:
                 known.append(subscriber)
 

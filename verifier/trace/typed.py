@@ -59,13 +59,29 @@ class Event(Part):
     seq: int = 0
     at: float = 0.0
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__()
-        cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        KINDS[cls.kind] = cls
+        if not base:
+            cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+            KINDS[cls.kind] = cls
 
 
 KINDS: dict[str, type[Event]] = {}
+
+
+class Place(Part):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class Located(Event, base=True):
+    """An event at a line of the user's code; None where none of it is running."""
+
+    at_line: Place | None
 
 
 def event_from_json(data: dict[str, Any]) -> Event:

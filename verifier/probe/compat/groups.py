@@ -91,9 +91,13 @@ def collectives(group: Any, backward: bool) -> dict[str, int]:
     }
 
 
-def name_of(group: Any) -> str:
-    """The name of the module whose parameters a group holds."""
-    return str(getattr(group, "_module_fqn", None) or "")
+def reduction(group: Any) -> dict[str, Any]:
+    """The fields of a `Reduce` event: the module of a group, whether FSDP fills missing gradients, and the ranks."""
+    return {
+        "group": str(getattr(group, "_module_fqn", None) or ""),
+        "filled": bool(getattr(group, "reduce_scatter_unused_params", False)),
+        "ranks": group.mesh_info.mesh.mesh.flatten().tolist(),
+    }
 
 
 def modules_of(state: Any) -> tuple[nn.Module, ...]:
@@ -102,17 +106,6 @@ def modules_of(state: Any) -> tuple[nn.Module, ...]:
     return found
 
 
-def fills_unused(group: Any) -> bool:
-    """Whether FSDP puts zeros in the place of gradients that are missing."""
-    return bool(getattr(group, "reduce_scatter_unused_params", False))
-
-
-def ranks_of(group: Any) -> list[int]:
-    """The ranks over which a group reduces."""
-    found: list[int] = group.mesh_info.mesh.mesh.flatten().tolist()
-    return found
-
-
 def not_all_reduced(group: Any) -> bool:
-    """Whether a group holds a gradient that was reduced over a part of its ranks only."""
+    """Whether a group holds a gradient that was reduced over only a part of its ranks."""
     return getattr(group, "_partial_reduce_output", None) is not None

@@ -16,7 +16,6 @@ from .models import Models
 
 
 def install(session: Session) -> None:
-    """Subscribe to calls of modules."""
     models = session.one(Models)
 
     def leave() -> None:

@@ -1,8 +1,8 @@
 """Checkpoint functions that the script calls: which, with which path, and what a save is given."""
 
+import functools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,36 +37,31 @@ class Checkpoints:
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
 
-    def watched(self, operation: str) -> Callable[[Call], Leave | None]:
-        """The subscriber of an operation."""
+    def before(self, call: Call, operation: str) -> Leave | None:
+        """An operation is about to begin."""
+        around = getattr(self.inside, "operation", None)
+        if around is not None or _by_pickle(call):
+            if around is not None and around[0] == "load":  # in the `load_state_dict` of a Stateful of the script
+                self._set_state(operation, call)
+            return None
+        if (place := self.session.here()) is None:
+            return None
+        target = _target(operation, call)
+        if operation == "torch.save":
+            outputs.about_to_write(target)
+        step = self.session.step_number() - 1
+        self.session.write(Checkpoint(op=operation, after_step=step, to=target, at_line=place))
+        self._set_state(operation, call)
+        self.inside.operation = (operation, target, call.kwargs)
+        if operation == "torch.save" and target:
+            self._file(call.given(0, "obj"), target)
 
-        def before(call: Call) -> Leave | None:
-            around = getattr(self.inside, "operation", None)
-            if around is not None or _by_pickle(call):
-                if around is not None and around[0] == "load":  # in the `load_state_dict` of a Stateful of the script
-                    self._set_state(operation, call)
-                return None
-            place = self.session.here()
-            if place is None:
-                return None
-            target = _target(operation, call)
-            if operation == "torch.save":
-                outputs.about_to_write(target)
-            step = self.session.step_number() - 1
-            self.session.write(Checkpoint(op=operation, after_step=step, to=target, at_line=place))
-            self._set_state(operation, call)
-            self.inside.operation = (operation, target, call.kwargs)
-            if operation == "torch.save" and target:
-                self._file(call.given(0, "obj"), target)
+        def leave() -> None:
+            self.inside.operation = None
+            if operation == "async_save" and call.failed is None:
+                self.flight.started(call.result, call.kwargs.get("process_group"))
 
-            def leave() -> None:
-                self.inside.operation = None
-                if operation == "async_save" and call.failed is None:
-                    self.flight.started(call.result, call.kwargs.get("process_group"))
-
-            return leave
-
-        return before
+        return leave
 
     def _set_state(self, operation: str, call: Call) -> None:
         """Record what this rank passes to a setter before it runs: a call on one rank alone hangs."""
@@ -122,10 +117,9 @@ class Checkpoints:
 
 
 def install(session: Session) -> None:
-    """Subscribe to saves, loads and the setters of state dicts."""
     checkpoints = Checkpoints(session, session.one(Flight))
     for target, operation in _OPERATIONS.items():
-        session.around(target, before=checkpoints.watched(operation))
+        session.around(target, before=functools.partial(checkpoints.before, operation=operation))
     session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))
     if checkpoints.watch:
         crash.install(session, checkpoints.let_training_go_on)

@@ -8,7 +8,6 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    """Subscribe to DistributedSampler."""
     datasets: dict[int, Any] = {}  # {id: dataset}, kept so that no id is used twice
 
     def begins(call: Call) -> None:

@@ -62,17 +62,8 @@ class Groups:
         with torch.no_grad():
             missing = groups.without_gradient(group)
         if missing and self.session.first("reduction", _REDUCTIONS):
-            self.session.write(
-                Reduce(
-                    group=groups.name_of(group),
-                    step=self.session.step_number(),
-                    micro=self.session.micro,
-                    missing=missing,
-                    filled=groups.fills_unused(group),
-                    ranks=groups.ranks_of(group),
-                    at_line=self.session.here(),
-                )
-            )
+            step, micro, here = self.session.step_number(), self.session.micro, self.session.here()
+            self.session.write(Reduce(step=step, micro=micro, missing=missing, at_line=here, **groups.reduction(group)))
 
     def flagged(self, call: Call) -> None:
         """`set_requires_all_reduce` is called; the first calls are recorded."""

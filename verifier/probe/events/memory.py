@@ -15,7 +15,6 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    """Subscribe to steps."""
     before = resident("VmRSS")
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:

@@ -8,9 +8,8 @@ event of key K. Only calls of the script itself count, not those inside a forwar
 import functools
 import json
 import os
-import sys
 import threading
-from types import FrameType
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..compat.names import LOADER_NEXT
 from ..dispatcher import Call, Leave
+from ..frames import running
 from ..session import Session
 
 _DEPTH = 8
@@ -63,17 +63,12 @@ class Progress:
         """Append one event. A signal handler that interrupts this logs nothing: keys are numbered in their order."""
         before, self.busy = self.busy, True
         try:
-            self._append(operation, value, sys._getframe(1))
+            self._append(operation, value)
         finally:
             self.busy = before
 
-    def _append(self, operation: str, value: int | None, frame: FrameType | None) -> None:
-        frames: list[tuple[str, int, str]] = []
-        while frame is not None and len(frames) < _DEPTH:
-            code = frame.f_code
-            if self._owns(code.co_filename):
-                frames.append((code.co_filename, frame.f_lineno, code.co_name))
-            frame = frame.f_back
+    def _append(self, operation: str, value: int | None) -> None:
+        frames = list(islice((line for line in running() if self._owns(line[0])), _DEPTH))
         key = (operation, *frames)
         text = ""
         if key not in self._keys:

@@ -21,7 +21,6 @@ DIVIDE = next(n for n in ("set_gradient_divide_factor", "set_reduce_scatter_divi
 
 
 def install(session: Session) -> None:
-    """Subscribe to the functions of FSDP2."""
 
     def sharding(call: Call) -> None:
         given = call.given(0, "module")
@@ -36,13 +35,15 @@ def install(session: Session) -> None:
         session.write(
             Shard(
                 modules=[class_name(module) for module in modules],
-                **{field: None if dtype is None else dtype_name(dtype) for field, dtype in dtypes.items()},
+                param_dtype=param,
+                reduce_dtype=reduce,
+                output_dtype=output,
                 unread=_unread(options),
                 parameters=[
-                    ShardedParameter(name=name, cls=class_name(module), dtype=str(param.dtype), sketch=sketch(param))
+                    ShardedParameter(name=name, cls=class_name(module), dtype=str(plain.dtype), sketch=sketch(plain))
                     for module in modules
-                    for name, param in module.named_parameters()
-                    if not layout(param, 0).sharded and param.device.type != "meta"
+                    for name, plain in module.named_parameters()
+                    if not layout(plain, 0).sharded and plain.device.type != "meta"
                 ],
                 at_line=session.here(),
             )

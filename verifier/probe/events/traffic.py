@@ -4,6 +4,7 @@ torch 2.13 has a public and a functional form of each; one calls the other, so o
 counts with torch's own CommDebugMode.
 """
 
+import functools
 import threading
 
 import torch
@@ -13,7 +14,7 @@ from ...trace.events import Place, TrafficLine
 from ...trace.events import Traffic as Sent
 from ..compat import groups, tensors
 from ..compat.names import FUNCTIONAL
-from ..dispatcher import Before, Call, Leave
+from ..dispatcher import Call, Leave
 from ..session import Session
 from .models import trained
 
@@ -81,7 +82,6 @@ class Traffic:
 
 
 def install(session: Session) -> None:
-    """Count every collective from now on."""
     traffic = Traffic(session)
     busy: set[int] = set()  # threads in a collective
 
@@ -89,29 +89,26 @@ def install(session: Session) -> None:
         if isinstance(call.args[0], FSDPModule):
             traffic.call()
 
-    def watch(kind: str) -> Before:
-        def before(call: Call) -> Leave | None:
-            thread = threading.get_ident()
-            if thread in busy or _beside_training():
-                return None
-            busy.add(thread)
+    def before(call: Call, kind: str) -> Leave | None:
+        thread = threading.get_ident()
+        if thread in busy or _beside_training():
+            return None
+        busy.add(thread)
 
-            def leave() -> None:
-                busy.discard(thread)
-                if call.failed is None:
-                    moved = tensors.tensors((call.args, call.kwargs, call.result))
-                    traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
+        def leave() -> None:
+            busy.discard(thread)
+            if call.failed is None:
+                moved = tensors.tensors((call.args, call.kwargs, call.result))
+                traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
 
-            return leave
-
-        return before
+        return leave
 
     session.around("torch.nn:Module.__call__", before=called)
     for kind, endings in KINDS.items():
-        before = watch(kind)
+        counter = functools.partial(before, kind=kind)  # one object, which a function has once under all its names
         for ending in endings:
             for module in ("torch.distributed", "torch.distributed.distributed_c10d", FUNCTIONAL):
-                session.around(f"{module}:{kind}{ending}", before=before, optional=True)
+                session.around(f"{module}:{kind}{ending}", before=counter, optional=True)
     if not session.stand_in:
         session.subscribe("backward", traffic.backward)
 

@@ -126,7 +126,6 @@ class Wrapping:
 
 
 def install(session: Session) -> None:
-    """Subscribe to notices of sharding and of roots, and to `DTensor.from_local`."""
     watch = Wrapping(session)
     session.subscribe("shard", watch.wrapped)
     session.subscribe("adopt", watch.adopted)

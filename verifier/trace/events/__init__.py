@@ -2,9 +2,10 @@
 
 from ..typed import KINDS as KINDS
 from ..typed import Event as Event
+from ..typed import Located as Located
 from ..typed import Part as Part
+from ..typed import Place as Place
 from ..typed import event_from_json as event_from_json
-from .base import *  # noqa: F403
 from .checkpoint import *  # noqa: F403
 from .distributed import *  # noqa: F403
 from .model import *  # noqa: F403

@@ -1,9 +1,8 @@
-"""Events of checkpoints: what is saved, loaded, asked for and found."""
+"""Events of checkpoints: saves, loads, state dicts and inspected files."""
 
 from dataclasses import field
 
-from ..typed import Event, Part
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 
 
 class Checkpoint(Located):
@@ -29,7 +28,7 @@ class SavedEntry(Part):
 
 
 class Saving(Located):
-    """What a save is given, and what the rank holds then (events/checkpoints.py)."""
+    """What a save is given, and the state of the rank at that time (events/checkpoints.py)."""
 
     op: str
     call: int
@@ -44,7 +43,7 @@ class Saving(Located):
 
 
 class SaveInFlight(Located):
-    """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
+    """A collective of the main thread while an asynchronous save is in flight (events/flight.py)."""
 
     what: str
     saved_line: Place | None
@@ -52,7 +51,7 @@ class SaveInFlight(Located):
 
 
 class Renamed(Event):
-    """What was saved has another name now (events/flight.py)."""
+    """A saved path was renamed (events/flight.py)."""
 
     old: str
     new: str
@@ -63,7 +62,7 @@ class Killed(Event):
 
 
 class SetState(Located):
-    """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
+    """What a rank passes to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
     op: str
     given: int  # keys
@@ -71,7 +70,7 @@ class SetState(Located):
 
 
 class Template(Located):
-    """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
+    """What `get_state_dict` and the like returned (events/templates.py); `states`: parameters with optimizer state."""
 
     op: str
     step: int
@@ -85,7 +84,7 @@ class Template(Located):
 
 
 class Lenient(Located):
-    """A load that accepts missing keys, and what it did not find (events/templates.py)."""
+    """A load that accepts missing keys, and the keys that were missing (events/templates.py)."""
 
     how: str
     wanted: int
@@ -97,7 +96,7 @@ class Lenient(Located):
 
 
 class InspectedCheckpoint(Event):
-    """A checkpoint as it lies on the disk (opener.py)."""
+    """The content of a checkpoint on disk (opener.py)."""
 
     path: str
     format: str = "missing"

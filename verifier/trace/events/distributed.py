@@ -2,8 +2,7 @@
 
 from dataclasses import field
 
-from ..typed import Event, Part
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 
 
 class Mesh(Part):
@@ -15,7 +14,7 @@ class Mesh(Part):
 
 
 class Reduce(Located):
-    """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
+    """A group is about to reduce, and these parameters have no gradient (events/groups.py)."""
 
     group: str
     step: int
@@ -65,7 +64,7 @@ class FromLocal(Located):
 
 
 class PartialRead(Located):
-    """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
+    """A number was read from a Partial DTensor (events/gradients.py)."""
 
     op: str
     placements: list[str]
@@ -89,7 +88,7 @@ class Traffic(Event):
 
 
 class ProgressEvent(Part):
-    """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
+    """A call that a rank has reached (a line of the progress log); `frames`: file, line and function, innermost first."""
 
     op: str
     frames: list[tuple[str, int, str]] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """Events of models: what is sharded how, what a model is at its first forward."""
 
-from ..typed import Event, Part
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 from .distributed import Mesh
 
 
@@ -77,7 +76,7 @@ class Shard(Located):
     param_dtype: str | None
     reduce_dtype: str | None
     output_dtype: str | None
-    unread: list[str]  # options that it takes and does nothing with, in words
+    unread: list[str]  # options that have no effect, each with the reason
     parameters: list[ShardedParameter]
 
 
@@ -103,7 +102,7 @@ class Ties(Located):
 
 
 class Late(Located):
-    """Parameters that came to a module after it was sharded (events/wrapping.py)."""
+    """Parameters added to a module after it was sharded (events/wrapping.py)."""
 
     names: list[str]
 
@@ -119,4 +118,4 @@ class ToEmpty(Located):
 
 
 class Local(Located):
-    """The script asked a plain tensor of the DDP run for its shard (substitutes/ddp.py)."""
+    """The script called `to_local` on a plain tensor of the DDP run (substitutes/ddp.py)."""

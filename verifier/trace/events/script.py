@@ -2,8 +2,7 @@
 
 from dataclasses import field
 
-from ..typed import Event, Part
-from .base import Place
+from ..typed import Event, Part, Place
 
 
 class Start(Event):
@@ -46,7 +45,7 @@ class Raised(Event):
 
 
 class Adapted(Event):
-    """What a library was made to believe so that it shards on the CPU (substitutes/libraries.py)."""
+    """What the probe changed in a library so that it shards on the CPU, in words (substitutes/libraries.py)."""
 
     told: str
 

@@ -1,7 +1,6 @@
 """Events of training: micro-batches, optimizer steps, gradients, precision, data."""
 
-from ..typed import Event, Part
-from .base import Located
+from ..typed import Event, Located, Part
 
 
 class Criterion(Part):
@@ -23,7 +22,7 @@ class Micro(Located):
 
 
 class Cleared(Event):
-    """Gradients of a step were thrown away before it (events/calls.py)."""
+    """Gradients of a step were discarded before it (events/calls.py)."""
 
     step: int
 
@@ -37,7 +36,7 @@ class Optimizer(Located):
 
 
 class Step(Located):
-    """What a step finds before it changes anything (events/optimizers.py); sketches of this rank's shards."""
+    """The state before a step (events/optimizers.py); sketches of this rank's shards."""
 
     step: int
     optimizer: int
@@ -53,7 +52,7 @@ class Step(Located):
 
 
 class Stepped(Event):
-    """What a step left (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
+    """The state after a step (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
 
     step: int
     optimizer: int
@@ -62,7 +61,7 @@ class Stepped(Event):
 
 
 class Stress(Event):
-    """What became of huge gradients, {name: [before.before, before.after, after.after]} (events/stress.py)."""
+    """Huge gradients at the step, {name: [before.before, before.after, after.after]} (events/stress.py)."""
 
     products: dict[str, list[float]]
 
@@ -78,7 +77,7 @@ class Divide(Located):
 
 
 class Zeroed(Located):
-    """Gradients were zeroed, and these unsynced ones stayed (events/gradients.py)."""
+    """`zero_grad` was called and left these unsynced gradients (events/gradients.py)."""
 
     step: int
     unsynced: list[str]
@@ -91,7 +90,7 @@ class NotCleared(Located):
 
 
 class Discarded(Event):
-    """`reset_iter_state` threw unsynced gradients away (events/gradients.py)."""
+    """`reset_iter_state` discarded unsynced gradients (events/gradients.py)."""
 
 
 class Clips(Event):
@@ -105,11 +104,11 @@ class ClipOfNothing(Located):
 
 
 class ShardInStep(Located):
-    """An optimizer's own code asked for a shard within its step (events/gradients.py)."""
+    """An optimizer's own code called `to_local` within its step (events/gradients.py)."""
 
 
 class Recompute(Located):
-    """A recomputed dropout met a random state of the first forward, or not (events/recompute.py)."""
+    """Whether a recomputed dropout started from a random state of the first forward (events/recompute.py)."""
 
     same: bool
     place: str
