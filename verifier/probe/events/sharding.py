@@ -29,9 +29,9 @@ def install(session: Session) -> None:
     def shard(modules: list[nn.Module], options: dict[str, Any]) -> None:
         below = {id(inner) for module in modules for inner in module.modules()}
         session.tops = [top for top in session.tops if id(top()) not in below] + [weakref.ref(m) for m in modules]
-        dtypes = {
-            f: getattr(options.get("mp_policy"), f, None) for f in ("param_dtype", "reduce_dtype", "output_dtype")
-        }
+        fields = ("param_dtype", "reduce_dtype", "output_dtype")
+        dtypes = [getattr(options.get("mp_policy"), field, None) for field in fields]
+        param, reduce, output = (None if dtype is None else dtype_name(dtype) for dtype in dtypes)
         session.write(
             Shard(
                 modules=[class_name(module) for module in modules],
