@@ -21,7 +21,6 @@ DIVIDE = next(n for n in ("set_gradient_divide_factor", "set_reduce_scatter_divi
 
 
 def install(session: Session) -> None:
-
     def sharding(call: Call) -> None:
         given = call.given(0, "module")
         session.publish("shard", list(given) if isinstance(given, list | tuple) else [given], call.kwargs)
