@@ -166,7 +166,8 @@ class Dispatcher:
         module, _, path = target.partition(":")
         *outer, name = path.split(".")
         owner = find(f"{module}:{'.'.join(outer)}")
-        if (real := getattr(owner, name, None)) is None:
+        real = None if owner is None else getattr(owner, name, None)
+        if real is None:
             return None
         known = self._points.get((id(owner), name))
         if known is None and not isinstance(owner, type):  # another module may hold the same function
