@@ -1,10 +1,8 @@
-"""Killing this rank in the middle of a save, at the moment that the request names.
+"""Kills this rank in the middle of a save, at the moment that the request names.
 
-`{"rank": r, "call": n, "moment": m}`: rank r dies in its n-th save. Moments: "before-data" (it has planned, and written nothing),
-"before-metadata" (all data is there; the coordinator has not written `.metadata`), "half-file" (half of a `torch.save`).
+`{"rank": r, "call": n, "moment": m}`: rank r is killed in its n-th save. Moments: "before-data" (it has planned, and written
+nothing), "before-metadata" (all data is written, and no `.metadata`), "half-file" (half of a `torch.save`).
 """
-
-from __future__ import annotations
 
 import io
 import os
@@ -22,52 +20,46 @@ from .dispatcher import Call
 from .saving import place_of
 from .session import Session
 
-_OTHERS_SECONDS = 0.2  # what the other ranks get to write their part
+_OTHERS_SECONDS = 0.2  # in which the other ranks write their part
 _armed: list[str] = []
 
 
 def install(session: Session, before_write: Callable[[], None]) -> None:
     """Subscribe to the file writer of DCP. `before_write` is called in the thread that is about to write."""
-    moment = session.request["crash"].get("moment")
+
+    def kill_at(moment: str, target: object) -> None:
+        if session.request["crash"].get("moment") == moment and place_of(target) in _armed:
+            _kill(session)
 
     def writing(call: Call) -> None:
-        if moment == "before-data" and place_of(call.args[0]) in _armed:
-            _die(session)
+        kill_at("before-data", call.args[0])
         before_write()
 
-    def finishing(call: Call) -> None:
-        if moment == "before-metadata" and place_of(call.args[0]) in _armed:
-            _die(session)
-
-    def given_away(call: Call) -> None:
-        if moment == "before-data" and place_of(call.kwargs.get("checkpoint_id")) in _armed:
-            _die(session)
-
     writer = "torch.distributed.checkpoint.filesystem:FileSystemWriter"
-    session.dispatcher.around(f"{writer}.write_data", before=writing)
-    session.dispatcher.around(f"{writer}.finish", before=finishing)
-    session.dispatcher.around(WRITING_PROCESS, before=given_away)
+    session.around(f"{writer}.write_data", before=writing)
+    session.around(f"{writer}.finish", before=lambda call: kill_at("before-metadata", call.args[0]))
+    session.around(WRITING_PROCESS, before=lambda call: kill_at("before-data", call.kwargs.get("checkpoint_id")))
 
 
 def arm(session: Session, call: int, target: str) -> None:
-    """A save begins; from now on its writes are deadly if it is the one that the request names."""
+    """A save begins: if it is the one that the request names, one of its writes kills this rank."""
     wanted = session.request["crash"]
     if wanted and wanted["rank"] == session.rank and wanted["call"] == call:
         _armed.append(target)
 
 
 def in_file(session: Session, call: int, value: object, target: str) -> None:
-    """If this `torch.save` is the deadly one: write half of the file and die."""
+    """If the request names this `torch.save`: write half of the file and kill this rank."""
     if target not in _armed or session.request["crash"].get("moment") != "half-file":
         return
     memory = io.BytesIO()
     save(value, memory)
     data = memory.getvalue()
     Path(target).write_bytes(data[: len(data) // 2])
-    _die(session)
+    _kill(session)
 
 
-def _die(session: Session) -> None:
+def _kill(session: Session) -> None:
     session.write(Killed())
     session.writer.sync()
     if threading.current_thread() is not threading.main_thread():

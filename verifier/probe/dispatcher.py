@@ -1,22 +1,21 @@
 """Each function of torch is patched once, here; topics subscribe to its calls.
 
-A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. While torch.compile traces, a
-patched function only calls the real one. Subscribers to one function are called in the order in which they subscribed; of two that
-replace it, the first is the outer one.
+A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. While torch.compile traces,
+a patched function only calls the real one. Subscribers are called in the order of subscription; of two that replace a
+function, the first is the outer one.
 """
 
-from __future__ import annotations
-
 import functools
-import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.compiler import is_compiling
 
+from .compat.names import find
+
 Report = Callable[[str, BaseException], None]
-Leave = Callable[[], None]
+Leave = Callable[[], object]
 Before = Callable[["Call"], Leave | None]
 After = Callable[["Call"], None]
 Replace = Callable[["Call", Callable[[], Any]], Any]
@@ -51,7 +50,7 @@ class Point:
         self._report = report
 
     def patched(self) -> Callable[..., Any]:
-        """What stands in the place of the function. One frame for all subscribers, since modules are called often."""
+        """The replacement of the function. One frame for all subscribers, since modules are called often."""
         real, report, guarded = self.real, self._report, self._guarded
         befores, afters = tuple(self.befores), tuple(self.afters)
         run = self._run if self.replacing else None
@@ -91,7 +90,7 @@ class Point:
             return self.real(*call.args, **call.kwargs)
         return self.replacing[depth](call, lambda: self._run(call, depth + 1))
 
-    def _guarded(self, subscriber: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, subscriber: Callable[..., object], *arguments: Any) -> None:
         try:
             subscriber(*arguments)
         except Exception as error:
@@ -99,7 +98,7 @@ class Point:
 
 
 class Dispatcher:
-    """The points of one process. `report(symbol, error)` records what went wrong in a subscriber."""
+    """The points of one process. `report(symbol, error)` records an error of a subscriber."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -115,8 +114,8 @@ class Dispatcher:
     ) -> None:
         """Subscribe to the function `module:attributes` of torch or Python.
 
-        `before` may return what is to be called when the call is over, however it ends; `after` is called only if it succeeded;
-        `replace(call, proceed)` gives the result in the place of the function, and its errors are the run's.
+        `before` may return a function to call when the call ends, with an error or not; `after` is called only if it succeeded;
+        `replace(call, proceed)` returns the result in place of the function, and its errors reach the script.
         A target that this torch lacks is reported, unless it is `optional`.
         """
         point = self._point(target)
@@ -124,12 +123,25 @@ class Dispatcher:
             if not optional:
                 self._report(target.replace(":", "."), AttributeError("this torch does not have it"))
             return
-        if before is not None and before not in point.befores:
-            point.befores.append(before)
-        if after is not None and after not in point.afters:
-            point.afters.append(after)
-        if replace is not None and replace not in point.replacing:
-            point.replacing.append(replace)
+        lists: tuple[list[Any], ...] = (point.befores, point.afters, point.replacing)
+        for subscriber, known in zip((before, after, replace), lists, strict=True):
+            if subscriber is not None and subscriber not in known:
+                known.append(subscriber)
+
+    def outermost(self, targets: Iterable[str], after: After) -> None:
+        """Subscribe to functions of which one may call another: `after` sees only the outermost call that succeeded."""
+        running: list[Call] = []
+
+        def before(call: Call) -> Leave:
+            running.append(call)
+            return running.pop
+
+        def ended(call: Call) -> None:
+            if not running:
+                after(call)
+
+        for target in targets:
+            self.around(target, before=before, after=ended)
 
     def install(self) -> None:
         """Patch every function that has subscribers, in every module of torch that holds it."""
@@ -153,12 +165,9 @@ class Dispatcher:
     def _point(self, target: str) -> Point | None:
         module, _, path = target.partition(":")
         *outer, name = path.split(".")
-        try:
-            owner: Any = importlib.import_module(module)
-            for attribute in outer:
-                owner = getattr(owner, attribute)
-            real = getattr(owner, name)
-        except (ImportError, AttributeError):
+        owner = find(f"{module}:{'.'.join(outer)}")
+        real = None if owner is None else getattr(owner, name, None)
+        if real is None:
             return None
         known = self._points.get((id(owner), name))
         if known is None and not isinstance(owner, type):  # another module may hold the same function
@@ -171,6 +180,5 @@ class Dispatcher:
 def name_of(subscriber: Any) -> str:
     """`topic.function`, for reports."""
     subscriber = getattr(subscriber, "func", subscriber)  # of a partial
-    return (
-        f"{getattr(subscriber, '__module__', '').rpartition('.')[2]}.{getattr(subscriber, '__qualname__', subscriber)}"
-    )
+    module = getattr(subscriber, "__module__", "").rpartition(".")[2]
+    return f"{module}.{getattr(subscriber, '__qualname__', subscriber)}"

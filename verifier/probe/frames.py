@@ -1,13 +1,12 @@
-"""Whose code is running: the user's lines on the stack, without those of torch, Python and the verifier."""
-
-from __future__ import annotations
+"""The user's lines on the stack, without those of torch, Python and the verifier."""
 
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from ..trace.events import Place
 from ..trace.origin import is_machinery, is_user
@@ -29,17 +28,17 @@ class Frames:
         return file.startswith(self._inside) and is_user(file)
 
     def here(self) -> Place | None:
-        """The line of the user's code that is running: the innermost frame in the project, else in no library of ours."""
-        line = next((line for line in _running() if self.owns(line[0])), None)
-        line = line or next((line for line in _running() if not is_machinery(line[0])), None)
+        """The running line of the user's code: the innermost frame in the project, else outside torch, Python and the verifier."""
+        line = next((line for line in running() if self.owns(line[0])), None)
+        line = line or next((line for line in running() if not is_machinery(line[0])), None)
         return None if line is None else _place(line)
 
     def stack(self, error: BaseException | None = None) -> list[Place]:
-        """The frames of the user's code, innermost first, where we are or where `error` came up.
+        """The frames of the user's code, innermost first, of the running code or where `error` was raised.
 
-        They are those inside the project; if there are none, those outside torch, Python and the probe.
+        The frames inside the project; if there are none, those outside torch, Python and the verifier.
         """
-        lines = list(_running()) if error is None else list(_raised(error.__traceback__))[::-1]
+        lines = list(running()) if error is None else [*_lines(traceback.walk_tb(error.__traceback__))][::-1]
         own = [line for line in lines if self.owns(line[0])]
         return [_place(line) for line in own or [line for line in lines if not is_machinery(line[0])]]
 
@@ -52,17 +51,13 @@ def caller() -> FrameType:
     return frame
 
 
-def _running() -> Iterator[_Line]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
+def running() -> Iterator[_Line]:
+    """The lines on the stack, innermost first."""
+    return _lines(traceback.walk_stack(sys._getframe(1)))
 
 
-def _raised(trace: TracebackType | None) -> Iterator[_Line]:
-    while trace is not None:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name
-        trace = trace.tb_next
+def _lines(frames: Iterable[tuple[FrameType, int]]) -> Iterator[_Line]:
+    return ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
 
 
 def _place(line: _Line) -> Place:

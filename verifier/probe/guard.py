@@ -1,6 +1,4 @@
-"""Errors of the probe itself: recorded, and the script goes on as if the probe had not been there. Imports no torch."""
-
-from __future__ import annotations
+"""Records errors of the probe itself; the script goes on as without the probe. Imports no torch."""
 
 import traceback
 
@@ -10,7 +8,7 @@ from ..trace.origin import place_in_ours
 from ..trace.writer import Writer
 
 _MOST = 20  # different errors of one subscriber
-_OF_THE_DEVICE = "CUDA error"  # asynchronous: an operation of the script's may have failed, and nothing works after it
+_OF_THE_DEVICE = "CUDA error"  # asynchronous: an operation of the script may have failed, and no later one works
 
 
 class Guard:
@@ -21,7 +19,7 @@ class Guard:
         self._seen: dict[str, set[str]] = {}
 
     def report(self, symbol: str, error: BaseException) -> None:
-        """Record an error of ours in `symbol`. Raises only an error of the device, which nothing survives."""
+        """Record an error of the probe in `symbol`. Raises only an error of the device, which ends the run."""
         text = text_of(error)
         if _OF_THE_DEVICE in text:
             raise error

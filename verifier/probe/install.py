@@ -1,33 +1,24 @@
-"""Puts the probe into this process: topics subscribe, substitutes take their places, then every function is patched once."""
-
-from __future__ import annotations
+"""Installs the probe in this process: topics subscribe, substitutes replace functions, then each function is patched once."""
 
 from .dispatcher import name_of
 from .events import topics
 from .session import Session
 from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank, simulation
 
+_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install}
+
 
 def install(session: Session) -> None:
-    """Record what happens in this process from now on. What of it cannot be installed is reported, and the rest is recorded."""
+    """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
     for subscribe in topics():
         try:
             subscribe(session)
         except Exception as error:
             session.report(name_of(subscribe), error)
-    _substitute(session)
-    session.dispatcher.install()
-
-
-def _substitute(session: Session) -> None:
-    mode = session.request["mode"]
     full_precision.install(session)
     libraries.install(session)
     if session.request["backend"] == "gloo":
         gloo_for_nccl.install(session)
-    if mode == "ddp":
-        ddp.install(session)
-    if mode == "alone":
-        one_rank.install(session)
-    if mode == "simulate":
-        simulation.install(session)
+    if (substitute := _SUBSTITUTES.get(session.request["mode"])) is not None:
+        substitute(session)
+    session.dispatcher.install()

@@ -1,7 +1,5 @@
 """Small measurements of modules, tensors and optimizers, as values that go into a record."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch
@@ -18,9 +16,14 @@ def class_name(value: object) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def dtype_of(policy: object, field: str) -> str | None:
-    value = getattr(policy, field, None)
-    return None if value is None else str(value).removeprefix("torch.")
+def short_name(value: object) -> str:
+    """The class of a module without the prefix that FSDP gives it: `Linear`."""
+    return type(value).__name__.removeprefix("FSDP")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
@@ -30,11 +33,9 @@ def products(before: torch.Tensor, after: torch.Tensor) -> list[float]:
 
 
 def movement(param: torch.Tensor, before: torch.Tensor) -> list[float]:
-    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 goes downhill."""
+    """[change.change, change.gradient, elements that changed] of this rank's part; change.gradient < 0 reduces the loss."""
     change = (local(param) - before).to(torch.float64).flatten()
-    along = 0.0
-    if param.grad is not None:
-        along = float(change @ local(param.grad).to(torch.float64).flatten())
+    along = 0.0 if param.grad is None else float(change @ local(param.grad).to(torch.float64).flatten())
     return [float(change @ change), along, float(change.count_nonzero())]
 
 
@@ -42,10 +43,7 @@ _DIGESTED = 1 << 16
 
 
 def shard_digest(part: torch.Tensor) -> str | None:
-    """A digest of the bytes of a shard (of its first rows, if it is large).
-
-    None if it is small, or if its rows are all alike, so that equality says nothing.
-    """
+    """A digest of the bytes of a shard (of its first rows, if it is large); None if it is too small or uniform to compare."""
     rows = part.detach()
     if rows.device.type == "meta" or rows.layout != torch.strided or rows.numel() == 0:
         return None
@@ -69,15 +67,9 @@ def optimizer_state(
     """{parameter name: {state key: sketch, or the number itself}} before the step."""
     out: dict[str, dict[str, list[float] | float]] = {}
     for param, state in optimizer.state.items():
-        if (name := names.get(id(param))) is None or not state:
-            continue
-        out[name] = {
-            key: (float(value) if value.numel() == 1 and value.dim() == 0 else sketch(value))
-            if isinstance(value, torch.Tensor)
-            else value
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor | int | float)
-        }
+        if (name := names.get(id(param))) is not None and state:
+            kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor | int | float)}
+            out[name] = {k: sketch(v) if isinstance(v, torch.Tensor) and v.dim() else float(v) for k, v in kept.items()}
     return out
 
 
@@ -87,8 +79,7 @@ def repeated_blocks(root: nn.Module) -> list[Block]:
     for name, parent in root.named_modules():
         kinds: dict[str, list[nn.Module]] = {}
         for child in parent.children():
-            composite = sum(1 for _ in child.children()) > 0 and next(child.parameters(), None) is not None
-            if composite:
+            if any(True for _ in child.children()) and any(True for _ in child.parameters()):
                 kinds.setdefault(class_name(child).replace("FSDP", ""), []).append(child)
         for cls, members in kinds.items():
             if len(members) >= 2:

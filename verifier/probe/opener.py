@@ -1,10 +1,8 @@
-"""Opens checkpoints in one process and records what is in them, in the form in which `saving.py` records what was given.
+"""Reads checkpoints in one process and records their content, in the form in which `saving.py` records what a save is given.
 
-The files are the ones that the run under test has just written. DCP's `.metadata` runs code when it is read; objects in the data files are
-read only as far as `weights_only=True` reads them.
+The files are those that the verified run has just written. DCP's `.metadata` is a pickle, which can run code when it is read;
+objects in the data files are read with `weights_only=True`.
 """
-
-from __future__ import annotations
 
 import argparse
 import collections
@@ -25,30 +23,29 @@ from ..trace.events import End, InspectedCheckpoint, SavedEntry
 from ..trace.writer import Writer
 from .saving import entries, entry
 
-LIMIT = 8 << 30  # bytes of one checkpoint that are opened
+LIMIT = 8 << 30  # bytes of the largest checkpoint that is read
+_TOO_LARGE = f"the checkpoint is larger than {LIMIT >> 30} GiB and was not read"
 
 
 def open_all(paths: list[str], writer: Writer) -> int:
-    """Record what is in every checkpoint; returns the exit code 0."""
+    """Record the content of each checkpoint; returns the exit code 0."""
     for path in paths:
         try:
-            writer.write(_opened(path))
+            writer.write(_inspected(path))
         except Exception as error:
             writer.write(InspectedCheckpoint(path=path, error=f"{type(error).__name__}: {error}"[:300]))
     writer.write(End(how="return"))
     return 0
 
 
-def _opened(path: str) -> InspectedCheckpoint:
+def _inspected(path: str) -> InspectedCheckpoint:
     file = Path(path)
     if file.is_dir():
-        if not (file / ".metadata").is_file():
-            return InspectedCheckpoint(path=path, format="dcp", error="the folder holds no .metadata")
         return _dcp(path)
     if not file.is_file():
         return InspectedCheckpoint(path=path)
     if file.stat().st_size > LIMIT:
-        return InspectedCheckpoint(path=path, format="torch", error=f"larger than {LIMIT} bytes")
+        return InspectedCheckpoint(path=path, format="torch", error=_TOO_LARGE)
     with torch.serialization.safe_globals(_plain_types()):
         found = entries(torch.load(file, map_location="cpu", weights_only=True))
     return InspectedCheckpoint(path=path, format="torch", entries=found)
@@ -56,15 +53,17 @@ def _opened(path: str) -> InspectedCheckpoint:
 
 def _dcp(path: str) -> InspectedCheckpoint:
     folder = Path(path)
+    if not (folder / ".metadata").is_file():
+        return InspectedCheckpoint(path=path, format="dcp", error="the folder holds no .metadata")
     metadata = FileSystemReader(folder).read_metadata()
     stored = {getattr(info, "relative_path", "") for info in (metadata.storage_data or {}).values()}
     lost = sorted(name for name in stored if name and not (folder / name).is_file())
     if lost:
-        told = f"{len(lost)} of {len(stored)} files of the metadata are not there"
-        return InspectedCheckpoint(path=path, format="dcp", missing_files=lost, error=told)
+        error = f"{len(lost)} of the {len(stored)} files that .metadata names are missing"
+        return InspectedCheckpoint(path=path, format="dcp", missing_files=lost, error=error)
     whole = {k: i for k, i in metadata.state_dict_metadata.items() if isinstance(i, TensorStorageMetadata)}
     if sum(i.size.numel() * i.properties.dtype.itemsize for i in whole.values()) > LIMIT:
-        return InspectedCheckpoint(path=path, format="dcp", error=f"larger than {LIMIT} bytes")
+        return InspectedCheckpoint(path=path, format="dcp", error=_TOO_LARGE)
     state: dict[str, Any] = {k: torch.empty(i.size, dtype=i.properties.dtype) for k, i in whole.items()}
     state |= dict.fromkeys((key for key in metadata.state_dict_metadata if key not in whole), None)
     planner = _Reader()
@@ -74,7 +73,7 @@ def _dcp(path: str) -> InspectedCheckpoint:
 
 
 def _plain_types() -> list[Any]:
-    """Types without behaviour that scripts put into checkpoints: parsed arguments, paths, the arrays of a generator state."""
+    """Types of plain data that scripts put into checkpoints: parsed arguments, paths, the arrays of a generator state."""
     types: list[Any] = [argparse.Namespace, pathlib.PosixPath, collections.Counter, collections.deque]
     if (numpy := sys.modules.get("numpy")) is not None:
         arrays = (numpy.empty(0, dtype) for dtype in ("uint32", "uint8", "int64", "float32", "float64"))
@@ -84,7 +83,7 @@ def _plain_types() -> list[Any]:
 
 
 class _Reader(DefaultLoadPlanner):
-    """Takes tensors as they are, and objects only as far as they are plain data."""
+    """Reads tensors, and objects that are plain data."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -1,11 +1,9 @@
-"""What a rank, and what it forks, writes outside the verifier's own folder: each path once, with a copy of what was there before.
+"""Records what a rank and its forks write outside the verifier's own folder: each path once, with a copy of what it held before.
 
-Each path gets an entry in the folder `outputs` of the run, made before the script's own write: `KEY.json` says which path and whether it
-existed, `KEY.copy` is what it held. All ranks share the entries, so a file that one rank makes is not "there before" for another.
-An audit hook sees what Python opens; what torch writes in C++ is announced by `about_to_write`.
+Each path gets an entry in the folder `outputs` of the run, made before the script's own write: `KEY.json` holds the path and
+whether it existed, `KEY.copy` its content. All ranks share the entries, so a file that one rank makes does not count as existing
+for another. An audit hook sees what Python opens; `about_to_write` announces what torch writes in C++.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -30,7 +28,7 @@ _watchers: list[Callable[[object], None]] = []
 
 
 def install(run_folder: str) -> None:
-    """Watch from now on, until this process ends: an audit hook cannot be taken away."""
+    """Watch from now on, until this process ends: an audit hook cannot be removed."""
     outputs = _Outputs(Path(run_folder))
     _watchers.append(outputs.note)
     sys.addaudithook(outputs.hook)
@@ -52,25 +50,22 @@ class _Outputs:
         self._own = threading.local()
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
-        """An audit event; nothing that goes wrong here may reach the script."""
+        """An audit event; no error in here may reach the script."""
         if event == "open":
             if isinstance(args[2], int) and args[2] & _WRITES:
                 self.note(args[0])
         elif event == "os.rename":
             self.note(args[0], folders=True)
             self.note(args[1], folders=True)
-        elif event in ("os.remove", "os.truncate", "os.rmdir", "shutil.rmtree"):
-            if event in ("os.truncate", "shutil.rmtree") or args[1] == -1:
-                self.note(args[0], folders=event != "os.remove")
-        elif event == "os.mkdir":
-            self.note(args[0])
-        elif event in ("os.link", "os.symlink"):
-            self.note(args[1])
+        elif event in ("os.truncate", "shutil.rmtree") or (event in ("os.remove", "os.rmdir") and args[1] == -1):
+            self.note(args[0], folders=event != "os.remove")
+        elif event in ("os.mkdir", "os.link", "os.symlink"):
+            self.note(args[0 if event == "os.mkdir" else 1])
 
     def note(self, path: object, folders: bool = False) -> None:
-        """Make the entry of a path, unless it has one, or lies in a folder that this run has made.
+        """Make the entry of a path, unless it has one, or is in a folder that this run has made.
 
-        What is called on a folder that is there changes it only if `folders`.
+        `folders`: the operation changes a folder that exists.
         """
         if getattr(self._own, "busy", False) or not isinstance(path, str | bytes | os.PathLike):
             return
@@ -91,13 +86,12 @@ class _Outputs:
     def _enter(self, place: str) -> None:
         self._folder.mkdir(exist_ok=True)
         with _locked(self._folder / "lock"):
-            if self._entry(place).exists() or any(self._made_here(str(parent)) for parent in Path(place).parents):
-                return
-            if len(self._known) > MOST:
+            entry = self._entry(place)
+            made_here = entry.exists() or any(self._made_here(str(parent)) for parent in Path(place).parents)
+            if made_here or len(self._known) > MOST:
                 return
             existed = os.path.lexists(place)
-            copied = existed and self._copy(place)
-            entry = self._entry(place)
+            copied = existed and self._copy(Path(place), entry.with_suffix(".copy"))
             entry.write_text(json.dumps({"path": place, "existed": existed, "copied": copied}), encoding="utf-8")
 
     def _entry(self, place: str) -> Path:
@@ -107,25 +101,20 @@ class _Outputs:
         entry = self._entry(parent)
         return entry.exists() and not json.loads(entry.read_text(encoding="utf-8"))["existed"]
 
-    def _copy(self, place: str) -> bool:
-        """Keep what is at a path; False if it is too large or no file."""
-        source, copy = Path(place), self._entry(place).with_suffix(".copy")
-        if size_of(source) > LARGEST:
+    @staticmethod
+    def _copy(source: Path, copy: Path) -> bool:
+        """Keep a file or folder; False if it is larger than LARGEST, or neither."""
+        folder = source.is_dir() and not source.is_symlink()
+        files = [file for file in source.rglob("*") if not file.is_dir()] if folder else [source]
+        if sum(file.lstat().st_size for file in files) > LARGEST:
             return False
-        if source.is_dir() and not source.is_symlink():
+        if folder:
             shutil.copytree(source, copy, symlinks=True)
         elif source.is_file() or source.is_symlink():
             shutil.copy2(source, copy, follow_symlinks=False)
         else:
             return False
         return True
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
 
 
 @contextlib.contextmanager

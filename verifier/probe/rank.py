@@ -1,11 +1,8 @@
-"""One rank's life: environment, probe, the script, and an honest record of how it ended. Imports torch only when it must."""
-
-from __future__ import annotations
+"""Runs one rank: environment, probe, the script, and a record of how it ended. Imports torch only when needed."""
 
 import atexit
 import contextlib
 import faulthandler
-import importlib.util
 import os
 import random
 import runpy
@@ -13,9 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..errors import PROBE_FAILED
@@ -25,6 +20,7 @@ from ..trace.writer import Writer
 from . import outputs
 from .frames import Frames
 from .guard import Guard
+from .imports import after_import
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
@@ -32,7 +28,9 @@ LONGEST = 100_000  # characters of an error's message
 
 def run(request: dict[str, Any], rank: int) -> int:
     """Run the script of `request` as rank `rank`; returns the exit code. Never returns to code of the launcher."""
-    _no_input()
+    null = os.open(os.devnull, os.O_RDONLY)  # no input
+    os.dup2(null, 0)
+    os.close(null)
     stacks = Path(request["folder"], f"rank{rank}.stacks").open("w")  # noqa: SIM115 (open as long as the process is there)
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(processes.STACKS_SIGNAL, stacks, all_threads=True)
@@ -48,7 +46,7 @@ def run(request: dict[str, Any], rank: int) -> int:
         _seed_as_a_new_process()
         probe.start()
     else:
-        _after_torch(probe.start)
+        after_import("torch", lambda module: probe.start())
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"] if request["module"] else str(Path(request["script"]).parent)
     sys.argv = [request["script"], *request["argv"]]
@@ -57,64 +55,33 @@ def run(request: dict[str, Any], rank: int) -> int:
 
 
 class _Probe:
-    """The writer of the trace, and what is subscribed, which comes with torch."""
+    """The writer of the trace, and the session, which starts with torch."""
 
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
-        self._publish: Callable[[str], None] = lambda notice: None  # before torch is imported
+        self.publish: Callable[[str], None] = lambda notice: None  # before torch is imported
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
 
-    def script_failed(self) -> None:
-        """The script has raised an error: what was under way is recorded."""
-        self._publish("failed")
-
     def start(self) -> None:
-        """Record from now on. An error of ours ends this rank here: in the midst of `import torch` it would look like the script's."""
+        """Record from now on. An error of the probe ends this rank here: during `import torch` it would look like the script's."""
+        import torch
+
         try:
-            self._install()
+            from .install import install
+            from .session import Session
+
+            self.writer.write(Start(torch=torch.__version__))
+            session = Session(self._request, self._rank, self.writer, self.frames)
+            install(session)
+            self.publish = session.publish
         except Exception as error:
             Guard(self.writer).report("start", error)
             self.writer.sync()
             traceback.print_exc()
             sys.stderr.flush()
             processes.leave(PROBE_FAILED)
-
-    def _install(self) -> None:
-        import torch
-
-        from .install import install
-        from .session import Session
-
-        self.writer.write(Start(torch=torch.__version__))
-        session = Session(self._request, self._rank, self.writer, self.frames)
-        install(session)
-        self._publish = session.publish
-
-
-def _after_torch(call: Callable[[], None]) -> None:
-    """Let `call` be made when the script has imported torch."""
-
-    class Finder:
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-            if name != "torch":
-                return None
-            sys.meta_path.remove(Finder)
-            spec = importlib.util.find_spec("torch")
-            if spec is None or spec.loader is None:
-                return None
-            execute = spec.loader.exec_module
-
-            def executed(module: ModuleType) -> None:
-                execute(module)
-                call()
-
-            spec.loader.exec_module = executed  # type: ignore[method-assign]
-            return spec
-
-    sys.meta_path.insert(0, Finder)
 
 
 def _run_script(request: dict[str, Any], probe: _Probe) -> int:
@@ -133,12 +100,12 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         return code
     except BaseException as error:
         name = type(error).__name__
-        probe.script_failed()
+        probe.publish("failed")
         if "torch" in sys.modules:
             from .events import raised
 
             raised.note(probe.writer, probe.frames, error)
-        probe.writer.write(End(how="exception", error=name, message=_said(error), frames=probe.frames.stack(error)))
+        probe.writer.write(End(how="exception", error=name, message=_message(error), frames=probe.frames.stack(error)))
         traceback.print_exception(error)
         return 1
     else:
@@ -148,21 +115,20 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.writer.sync()
 
 
-def _said(error: BaseException) -> str:
-    """The message of an error, which may be of any length, or fail itself."""
+def _message(error: BaseException) -> str:
     try:
         return str(error)[:LONGEST]
     except Exception as failed:
-        return f"(its text cannot be had: {type(failed).__name__})"
+        return f"(no message: its `__str__` raised {type(failed).__name__})"
 
 
 def _wind_down(code: int, writer: Writer) -> int:
-    """What an interpreter does at its end, up to finalisation, which some right gloo runs do not survive."""
+    """What an interpreter does at exit, up to finalisation, in which some correct gloo runs abort."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
-        writer.write(End(how="exception", error=type(error).__name__, message=_said(error)))
+        writer.write(End(how="exception", error=type(error).__name__, message=_message(error)))
         code = code or 1
     writer.sync()
     for stream in (sys.stdout, sys.stderr):
@@ -174,13 +140,12 @@ def _wind_down(code: int, writer: Writer) -> int:
 def _seed_as_a_new_process() -> None:
     """Give a forked rank the random state of a new process, as torchrun's workers have it: fresh entropy on every rank.
 
-    Only torch's default CPU generator has a state that the fork has copied: those of devices are made, from fresh entropy,
-    when the rank initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts
-    from the same constant in every process.
+    The fork copies only torch's default CPU generator: those of devices are seeded with fresh entropy when the rank
+    initialises the device, and `torch.seed()` would give them all one seed. A new `torch.Generator()` starts from a constant.
 
-    The salt of string hashes is fixed when an interpreter starts and cannot be matched: torchrun's ranks have one each (unless
-    PYTHONHASHSEED is set), forked ranks share that of the launcher. Only `--launcher torchrun` shows a script whose ranks
-    differ in the order of a set of strings, or in a seed made by `hash`.
+    The salt of string hashes is fixed when an interpreter starts: torchrun's ranks have one each (unless PYTHONHASHSEED is
+    set), forked ranks share the launcher's. Only `--launcher torchrun` shows ranks that differ in the order of a set of
+    strings, or in a seed made by `hash`.
     """
     import torch
 
@@ -188,9 +153,3 @@ def _seed_as_a_new_process() -> None:
     torch.default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
-
-
-def _no_input() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)

@@ -1,20 +1,19 @@
-"""What a script gives to a save, as data: one entry for every tensor and value, at the time of the call."""
-
-from __future__ import annotations
+"""Describes what a script passes to a save: one entry for every tensor and value, at the time of the call."""
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from ..trace.events import SavedEntry
 from .compat.tensors import box, layout
-from .measures import optimizer_state
+from .measures import dtype_name, optimizer_state
 from .session import Session
 from .sketch import sketch
 
-_MOST = 20_000  # entries of one save; what is beyond is not described
+_MOST = 20_000  # entries of one save; the rest is not described
 
 
 def place_of(target: object) -> str:
@@ -30,16 +29,11 @@ def place_of(target: object) -> str:
 
 def entries(state: object) -> dict[str, SavedEntry]:
     """{dotted key: what it holds on this rank} of a state dict, however nested."""
-    found: dict[str, SavedEntry] = {}
-    for key, value in _leaves(state, ()):
-        if len(found) >= _MOST:
-            break
-        found[key] = entry(value)
-    return found
+    return {key: entry(value) for key, value in islice(_leaves(state, ()), _MOST)}
 
 
 def entry(value: object) -> SavedEntry:
-    """One value: a number or text itself, a tensor's shape, dtype and sketch, the type of anything else."""
+    """One value: a number or text itself, the shape, dtype and sketch of a tensor, the type of anything else."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, bool | int | float | str) or value is None:
@@ -48,7 +42,7 @@ def entry(value: object) -> SavedEntry:
 
 
 def _tensor(value: torch.Tensor) -> SavedEntry:
-    shape, dtype = list(value.shape), str(value.dtype).removeprefix("torch.")
+    shape, dtype = list(value.shape), dtype_name(value.dtype)
     if value.device.type == "meta" or value.layout != torch.strided or value.is_complex():
         return SavedEntry(kind="tensor", shape=shape, dtype=dtype)
     placed = layout(value, 0)
@@ -78,18 +72,15 @@ def held(session: Session) -> tuple[dict[str, list[float]], dict[str, dict[str, 
 
 
 def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]:
-    """Leaves with the keys that DCP gives them: dicts are opened, and lists that hold tensors or dicts."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
+    """Leaves with the keys that DCP gives them: dicts are flattened, and lists that hold tensors or dicts."""
+    if isinstance(value, Mapping) or (isinstance(value, list) and _is_flattened(value)):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _leaves(inner, (*path, str(key)))
-    elif isinstance(value, list) and _opened(value):
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, (*path, str(number)))
     else:
         yield ".".join(path), value
 
 
-def _opened(value: object) -> bool:
+def _is_flattened(value: object) -> bool:
     if isinstance(value, list):
-        return any(_opened(inner) for inner in value)
+        return any(_is_flattened(inner) for inner in value)
     return isinstance(value, torch.Tensor | Mapping)

@@ -1,4 +1,4 @@
-"""What one rank knows of the run while it goes on: state that topics share, and the notices that they give each other.
+"""The state of one rank during a run that topics share, and the notices that they publish to each other.
 
 A *root* is a module that the script calls itself (not from within another module) and that has parameters. A *step* is one
 `optimizer.step()`; a *micro-batch* one backward. Nothing here judges.
@@ -10,7 +10,7 @@ A *root* is a module that the script calls itself (not from within another modul
 | shard | modules, options | `fully_shard` is about to be applied |
 | before backward | | a backward is about to begin |
 | backward | tensors | a backward has ended |
-| beyond | parameters | a backward has ended after the last step that was asked for |
+| beyond | parameters | a backward has ended after the last requested step |
 | stepping | optimizer, closure | an optimizer is about to step |
 | closed | | the closure of a step has ended |
 | stepped | optimizer | an optimizer has stepped |
@@ -21,6 +21,7 @@ A *root* is a module that the script calls itself (not from within another modul
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from torch import nn
 
 from ..trace.events import Criterion, End, Event, Place
 from ..trace.writer import Writer
-from .compat.tensors import Slot, slots
+from .compat.groups import Slot, slots
 from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
 from .guard import Guard
@@ -48,6 +49,7 @@ class Session:
         self.frames = frames
         self.report = Guard(writer).report
         self.dispatcher = Dispatcher(self.report)
+        self.around = self.dispatcher.around
         self.steps: int = request["steps"]
         self.stand_in: bool = request["mode"] == "ddp"
         self.depth = 0
@@ -68,14 +70,18 @@ class Session:
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
         self._stopped = False
         self._shared: dict[Any, Any] = {}
+        self._counted: Counter[Any] = Counter()
 
     def one(self, make: Callable[[Session], _One]) -> _One:
-        """The one object of a kind that topics of this rank share, such as `one(Models)`."""
+        """The object of a kind that the topics of this rank share, such as `one(Models)`."""
         if make not in self._shared:
             self._shared[make] = make(self)
         return self._shared[make]  # type: ignore[no-any-return]
 
-    # -- events and notices -------------------------------------------------------------------------------------------
+    def first(self, key: Any, most: int = 1) -> bool:
+        """Whether this is one of the first `most` calls with `key`, for events that are recorded only so often."""
+        self._counted[key] += 1
+        return self._counted[key] <= most
 
     def write(self, event: Event) -> None:
         """Record an event of this rank."""
@@ -98,10 +104,8 @@ class Session:
             except Exception as error:
                 self.report(name_of(subscriber), error)
 
-    # -- steps and parameters -----------------------------------------------------------------------------------------
-
     def step_number(self) -> int:
-        """The step that is being prepared, or made (a closure may run backward in it), from 1."""
+        """The step that is being prepared or made (its closure may run backward), from 1."""
         begun = max((count for _, count in self.optimizers.values()), default=0)
         return begun if self.in_step else 1 + begun
 
@@ -114,7 +118,7 @@ class Session:
         return [found for reference in self.living if (found := reference()) is not None]
 
     def stop(self) -> None:
-        """End the run: it has made all its steps."""
+        """End the run, which has made all its steps. Raises StopRun."""
         if not self._stopped:
             self._stopped = True
             self.publish("stop")

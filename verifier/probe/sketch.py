@@ -1,13 +1,11 @@
-"""A few numbers that stand for a whole tensor and add up over its shards.
+"""A few numbers that represent a whole tensor and add up over its shards.
 
 `sketch(shard)` = [sum of squares, r1.x, r2.x, r3.x, r4.x] in float64, where r1..r4 are fixed pseudo-random vectors over the
-*global* element index, uniform in [-1, 1). A sketch is linear but for its first number, so the sketches of the shards add up to that of
-the tensor, and for two tensors a, b the mean of (rk.a - rk.b)^2 is |a - b|^2 / 3: a difference anywhere shows, without any
-collective and without keeping the tensor.
+*global* element index, uniform in [-1, 1). The sketches of the shards add up to that of the tensor, and for two tensors a, b
+the mean of (rk.a - rk.b)^2 is |a - b|^2 / 3: a difference anywhere shows, without a collective or a copy of the tensor.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterator
 
 import torch
@@ -30,26 +28,18 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     part = part.to_dense() if part.layout != torch.strided else part
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
-    if part.is_complex() or part.numel() != _numel(own):
+    if part.is_complex() or part.numel() != math.prod(own):
         squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(part, (0,) * part.dim()))
         return [squares, *[float("nan")] * PROBES]
-    if part.numel() <= _BLOCK:
-        squared, products = _of_block(part, shape, own, offset)
-        return [float(squared), *products.tolist()]
     total = torch.zeros(1 + PROBES, dtype=torch.float64, device=part.device)
-    for block, corner in _blocks(part.reshape(own), offset):  # small tensors that stay would lie between freed blocks
-        squared, products = _of_block(block, shape, tuple(block.shape), corner)
-        total[0] += squared
-        total[1:] += products
+    for block, corner in _blocks(
+        part.reshape(own), offset
+    ):  # one tensor of sums: small ones would lie between freed blocks
+        values = block.to(torch.float64).reshape(-1)
+        total[0] += values.square().sum()
+        total[1:] += _weights(shape, tuple(block.shape), corner, values.device) @ values
     sums: list[float] = total.tolist()
     return sums
-
-
-def _of_block(
-    block: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], corner: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    values = block.to(torch.float64).reshape(-1)
-    return values.square().sum(), _weights(shape, own, corner, values.device) @ values
 
 
 def _blocks(part: torch.Tensor, corner: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
@@ -68,34 +58,24 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
     """One hash for each row (dim 0) over all tensors of a batch; tensors of another length are left out."""
     batch = [tensors.local(t) for t in batch if t.dim() > 0 and t.layout == torch.strided]
     batch = [torch.view_as_real(t) if t.is_complex() else t for t in batch]
-    if not batch:
-        return []
-    rows = batch[0].shape[0]
-    if rows == 0:
-        return []
+    rows = batch[0].shape[0] if batch else 0
     total: torch.Tensor | None = None
-    for number, tensor in enumerate(t for t in batch if t.shape[0] == rows):
+    for number, tensor in enumerate(t for t in batch if rows and t.shape[0] == rows):
         flat = tensor.reshape(rows, -1)
         bits = flat.to(torch.float64).view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
         index = torch.arange(flat.shape[1], device=flat.device, dtype=torch.int64)
         # Equal at every length: a row's hash must not depend on how rows are grouped into batches.
-        mixed = (bits + _signed((number + 1) * _SALT)) * _hash(index, number)
+        salt = ((number + 1) * _SALT + 2**63) % 2**64 - 2**63  # as int64 holds it
+        mixed = (bits + salt) * _hash(index, number)
         part = (mixed ^ (mixed >> 31)).sum(dim=1)
         total = part if total is None else total + part
     return [] if total is None else total.tolist()
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _weights(
     shape: tuple[int, ...], own: tuple[int, ...], offset: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
-    """The pseudo-random vectors on the elements of one box: float64 [PROBES, numel(own)]."""
+    """The pseudo-random vectors at the elements of one box: float64 [PROBES, numel(own)]."""
     key = (shape, own, offset, device)
     if (hit := _cache.get(key)) is not None:
         return hit
@@ -116,14 +96,9 @@ def _weights(
 
 
 def _hash(index: torch.Tensor, salt: int) -> torch.Tensor:
-    mixed = index + (salt + 1) * 0x5851F42D  # from here on in place: a large tensor must not need many of its size
+    mixed = index + (salt + 1) * 0x5851F42D  # in place from here on: a large tensor must not need several copies
     mixed *= _MULTIPLY
     mixed ^= mixed >> 29
     mixed *= _MIX
     mixed ^= mixed >> 32
     return mixed
-
-
-def _signed(number: int) -> int:
-    """The number modulo 2**64, as int64 would hold it."""
-    return (number + 2**63) % 2**64 - 2**63

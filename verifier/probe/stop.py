@@ -1,5 +1,5 @@
-"""How a run is ended from within. Imports no torch: a script may want to import it itself, after its own settings."""
+"""Ends a run from within. Imports no torch: the script imports it, after its own settings."""
 
 
 class StopRun(BaseException):
-    """Raised inside the script at the optimizer step after the last one asked for."""
+    """Raised inside the script at the optimizer step after the last requested one."""

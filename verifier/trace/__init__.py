@@ -1,6 +1,4 @@
-"""What a run left behind, as data: typed events of its ranks, how each ended, and the numbers that rules compare."""
-
-from __future__ import annotations
+"""The records of a run: typed events of its ranks, how each rank ended, and the numbers that rules compare."""
 
 from .reader import Foreign, read_run
 from .run import Ended, Run, Trace

@@ -1,10 +1,8 @@
-"""Whose code a frame is: the one answer for the probe in a rank, which must not import torch, and for those who judge.
+"""Whose code a frame runs: the user's, torch's, Python's, a library's or the verifier's. Imports no torch.
 
-It goes by the places where this interpreter has torch, its standard library and its packages, and by whole path components; never by a
-part of a name, since a user's project may lie in `/home/me/torch/` or `/home/me/verifier/`.
+It compares with the folders in which this interpreter has torch, its standard library and its packages, and with whole path
+components, never with a part of a name: a user's project may be in `/home/me/torch/` or `/home/me/verifier/`.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib.util
@@ -42,7 +40,7 @@ def is_user(file: str) -> bool:
 
 
 def is_machinery(file: str) -> bool:
-    """Whether a file is torch's, Python's or the verifier's. Other libraries may hold the script that is run."""
+    """Whether a file is torch's, Python's or the verifier's. The script itself may be in another library."""
     return origin(file) in ("torch", "python", "verifier")
 
 
@@ -86,5 +84,5 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def _places(folder: Path) -> tuple[str, ...]:
-    """A folder as it is named and as it is found through symbolic links."""
+    """The path of a folder, as given and with symbolic links resolved."""
     return tuple(dict.fromkeys((str(folder), str(folder.resolve()))))

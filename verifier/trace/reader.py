@@ -1,6 +1,4 @@
-"""Reads what the ranks of a run have written; a line that the probe has not written makes all of it foreign."""
-
-from __future__ import annotations
+"""Reads what the ranks of a run have written; one line that the probe has not written invalidates all of it."""
 
 import json
 from pathlib import Path
@@ -12,7 +10,7 @@ from .seal import mark
 
 
 class Foreign(Exception):
-    """A line in a file of the verifier that the probe has not written."""
+    """A file of the verifier has a line that the probe did not write."""
 
 
 def read_run(
@@ -24,7 +22,7 @@ def read_run(
     timeout: float = 0.0,
     secret: str = "",
 ) -> Run:
-    """The run whose ranks wrote into `folder`; `answer` is the launcher's. Only lines with the mark of `secret` are records."""
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's. A record has the mark of `secret`."""
     found: dict[int, list[Event]] = {}
     progress: dict[int, list[ProgressEvent]] = {}
     foreign = ""
@@ -61,14 +59,16 @@ def _read(path: Path, secret: str) -> list[Event]:
         try:
             found.append(event_from_json(json.loads(text)))
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise Foreign(f"line {number} of {path.name} is no record: the script has changed `json` itself") from None
+            raise Foreign(
+                f"line {number} of {path.name} is not a record: the script changes the `json` module"
+            ) from None
     return found
 
 
 def _without_dry_runs(records: list[Event]) -> list[Event]:
-    """Micro-batches whose gradients were thrown away before the first step belong to no step.
+    """Leave out micro-batches whose gradients were discarded before the first step; they belong to no step.
 
-    A script that throws gradients away again later does so in its loop, where they are missing: there nothing is left out.
+    If the script discards gradients later too, it does so in its training loop: then nothing is left out.
     """
     cleared = [r for r in records if isinstance(r, Cleared)]
     if any(r.step > 1 for r in cleared):
@@ -91,13 +91,11 @@ def _progress(path: Path) -> list[ProgressEvent]:
                 op, frames = keys[int(key)]
                 found.append(ProgressEvent(op=op, frames=frames, value=int(value) if value else None))
     except (ValueError, IndexError, TypeError, KeyError):
-        raise Foreign(f"{path.name} holds what the probe has not written") from None
+        raise Foreign(f"{path.name} has lines that the probe did not write") from None
     return found
 
 
 def _text(path: Path, limit: int | None = 20_000) -> str:
-    """What is in a file of a run; a run that has made something else of it, or removed it, has left nothing."""
-    if not path.is_file():
-        return ""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    """The end of a file of a run; "" if it is missing or not a file."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return text if limit is None else text[-limit:]

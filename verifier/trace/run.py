@@ -1,6 +1,4 @@
-"""A run and its traces, and what of several ranks and records is put together."""
-
-from __future__ import annotations
+"""A run and its traces, and the quantities that combine several ranks and records."""
 
 import math
 import os
@@ -8,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import PROBE_FAILED
 from .events import Divide, End, Event, Micro, Model, Parameter, ProbeError, ProgressEvent, Renamed, Step, Stepped, Wrap
@@ -40,19 +38,19 @@ class Trace:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The records of its steps, each with what other optimizers found when they stepped beside it."""
+        """The records of its steps, each merged with those of the other optimizers in the same step."""
         return [_beside(record, others) for record, others in self._with_others(Step)]
 
     @cached_property
     def stepped(self) -> list[Stepped]:
-        """The records of what its steps changed, each with what the other optimizers changed of their own parameters."""
+        """The records of what its steps changed, each merged with what the other optimizers changed of their own parameters."""
         held = {r.optimizer: r.held for r in self.of(Step)}
         return [_changed_beside(record, others, held) for record, others in self._with_others(Stepped)]
 
     def _with_others(self, kind: type[S]) -> list[tuple[S, list[S]]]:
-        """(record of the first optimizer, those of the others between it and the next one) of a kind.
+        """(record of the first optimizer, those of the others between it and its next one) of a kind.
 
-        The first optimizer is the one that steps first, so another's step of the same iteration comes after it.
+        The first optimizer steps first, so another's step of the same iteration comes after it.
         """
         records = self.of(kind)
         main: list[S] = [r for r in records if r.optimizer == self.first_optimizer]
@@ -64,12 +62,12 @@ class Trace:
 
     @property
     def end(self) -> End | None:
-        """How the script ended on this rank, if it could still say so."""
+        """How the script ended on this rank; None if the rank exited without recording it."""
         return self.first(End)
 
 
 def _beside(record: Step, others: list[Step]) -> Step:
-    """A step's record with the state of the optimizers that step beside it, and the gradients that they find of their own."""
+    """A step's record with the state of the other optimizers in the step, and the gradients of their own parameters."""
     first: dict[int, Step] = {}
     for other in others:
         first.setdefault(other.optimizer, other)
@@ -87,13 +85,12 @@ def _beside(record: Step, others: list[Step]) -> Step:
 
 
 def _changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list[str]]) -> Stepped:
-    """The record of a step's changes, with what the optimizers beside it changed of their own parameters."""
-    weights, moved = dict(record.weights), dict(record.moved)
+    """The record of a step's changes, with those that the other optimizers made to their own parameters."""
     for other in others:
-        names = held.get(other.optimizer, ())
-        weights |= {name: other.weights[name] for name in names if name in other.weights}
-        moved |= {name: other.moved[name] for name in names if name in other.moved}
-    return replace(record, weights=weights, moved=moved)
+        own = set(held.get(other.optimizer, ()))
+        weights, moved = ({k: v for k, v in found.items() if k in own} for found in (other.weights, other.moved))
+        record = replace(record, weights={**record.weights, **weights}, moved={**record.moved, **moved})
+    return record
 
 
 @dataclass(frozen=True)
@@ -124,19 +121,19 @@ class Run:
     stderr: dict[int, str] = field(default_factory=dict)
     progress: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # by rank, in order
     command: str = ""
-    foreign: str = ""  # what stands in the verifier's own files and is not of the probe: then no record is believed
-    note: str = ""  # what was done to it, or to the checkpoint that it finds
-    timeout: float = 0.0  # seconds that it had
+    foreign: str = ""  # what in the verifier's own files the probe has not written: then no record is used
+    note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
+    timeout: float = 0.0  # in seconds
 
     @property
     def completed(self) -> bool:
-        """Whether every rank came to the end that the verifier or the script had set, without an error."""
-        good = all(t.end is not None and _clean(t.end) for t in self.traces)
-        return bool(self.traces) and good and not self.timed_out
+        """Whether every rank reached the end of the script, or the last requested step, without an error."""
+        ends = [(t.end.how, t.end.code) if t.end is not None else None for t in self.traces]
+        return bool(ends) and not self.timed_out and {*ends} <= {("stopped", 0), ("return", 0), ("sys.exit", 0)}
 
     @property
     def probe_failed(self) -> str:
-        """Why a rank was ended by an error of the verifier itself, so that the run says nothing of the script; "" if none was."""
+        """The error of the verifier itself that ended a rank, so that the run cannot be judged; "" if there was none."""
         for item in self.ended:
             trace = next((t for t in self.traces if t.rank == item.rank), None)
             if item.code == PROBE_FAILED and (trace is None or trace.end is None):
@@ -148,9 +145,8 @@ class Run:
     @property
     def probe_errors(self) -> list[str]:
         """The errors of the verifier itself in this run, each once."""
-        found = [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(ProbeError)]
-        if self.probe_failed:
-            found.insert(0, self.probe_failed)
+        found = [self.probe_failed] if self.probe_failed else []
+        found += [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(ProbeError)]
         return list({text.partition(": ")[2]: text for text in reversed(found)}.values())[::-1]
 
     @cached_property
@@ -169,9 +165,9 @@ class Run:
 
     @cached_property
     def data_ranks(self) -> list[int]:
-        """The ranks that differ in their samples: those of rank 0's mesh in `fully_shard`, all if none was given.
+        """The ranks with different samples: those of rank 0's mesh in `fully_shard`, all if none was given.
 
-        Ranks outside of it (tensor parallelism) work on the samples of one of these.
+        Other ranks (tensor parallelism) get the samples of one of these.
         """
         meshes = [wrap.mesh for wrap in self.places(Wrap) if wrap.mesh is not None]
         return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
@@ -201,15 +197,15 @@ class Run:
         micros = self.micros(step)
         per_rank = [[m.loss for m in micros[rank]] for rank in self.data_ranks if rank < len(micros)]
         known = [[loss for loss in losses if loss is not None] for losses in per_rank]
-        if not known or any(not losses for losses in known) or known != per_rank:
+        if not known or [] in known or known != per_rank:
             return None
         return sum(math.fsum(losses) for losses in known) / self.divisor
 
     @cached_property
     def loss_scale(self) -> float:
-        """What the losses of this run can resolve: the largest of them or of their terms, or of the changes that a step makes.
+        """The scale of rounding in the losses: the largest loss, or sum of its terms, or first-order change by a step.
 
-        A loss whose terms cancel is zero but for rounding; the change that its gradient and the step promise is not.
+        A loss whose terms cancel is zero except for rounding; its first-order change is not.
         """
         sizes = [0.0]
         for step in range(1, self.steps() + 1):
@@ -221,14 +217,14 @@ class Run:
 
     @cached_property
     def gradient_scale(self) -> dict[str, float]:
-        """The largest norm of the whole gradient after backward ("grads") and where the optimizer finds it ("grads_at_step")."""
+        """The largest norm of the whole gradient after backward ("grads") and at the optimizer step ("grads_at_step")."""
         steps = range(1, self.steps() + 1)
         norms = {field: [self.grad_norm(step, field) or 0.0 for step in steps] for field in ("grads", "grads_at_step")}
         return {field: max((n for n in found if math.isfinite(n)), default=0.0) for field, found in norms.items()}
 
     @property
     def divisor(self) -> float:
-        """What the sum of gradients over ranks is divided by: the number of data ranks, or a factor that the script has set."""
+        """The divisor of the sum of gradients over ranks: the number of data ranks, or a factor that the script has set."""
         factors = [r.factor for r in self.places(Divide)]
         return factors[-1] if factors else float(len(self.data_ranks))
 
@@ -239,38 +235,30 @@ class Run:
 
     def whole(self, kind: type[S], field: str, step: int) -> dict[str, Sketch | None]:
         """{parameter: sketch of the whole tensor} from the shards of the ranks that hold its first replica."""
-        records = self.at_step(kind, step)
         out: dict[str, Sketch | None] = {}
-        for record, trace in zip(records, self.traces, strict=False):
-            for name, value in getattr(record, field).items():
-                if self.copy(name, trace.rank) != 0:
-                    continue
-                if value is None or (name in out and out[name] is None):
-                    out[name] = None
-                else:
-                    out[name] = add(out.get(name), value)
+        for name, value in self._first_replica(kind, field, step):
+            missing = value is None or (name in out and out[name] is None)
+            out[name] = None if missing else add(out.get(name), value)
         return out
+
+    def _first_replica(self, kind: type[S], field: str, step: int) -> Iterator[tuple[str, Any]]:
+        """(parameter, value) of a field of every rank that holds a part of the parameter's first replica."""
+        for record, trace in zip(self.at_step(kind, step), self.traces, strict=False):
+            yield from ((k, v) for k, v in getattr(record, field).items() if self.copy(k, trace.rank) == 0)
 
     def whole_state(self, field: str, step: int) -> dict[str, Sketch]:
         """`whole` of "weights", or of every tensor of the optimizer's "state" as `parameter.key`, before a step."""
         if field == "weights":
             return {name: value for name, value in self.whole(Step, "weights", step).items() if value is not None}
         out: dict[str, Sketch] = {}
-        for record, trace in zip(self.at_step(Step, step), self.traces, strict=False):
-            for name, state in record.state.items():
-                for key, value in state.items():
-                    if self.copy(name, trace.rank) != 0:
-                        continue
-                    if isinstance(value, list):
-                        out[f"{name}.{key}"] = add(out.get(f"{name}.{key}"), value)
-                    else:
-                        out[f"{name}.{key}"] = of_number(value)
+        for name, state in self._first_replica(Step, "state", step):
+            for key, value in ((f"{name}.{key}", value) for key, value in state.items()):
+                out[key] = add(out.get(key), value) if isinstance(value, list) else of_number(value)
         return out
 
     def copy(self, name: str, rank: int) -> int:
         """Which replica of a parameter a rank holds a part of."""
-        entry = next((e for e in self.parameters.get(name, []) if e.rank == rank), None)
-        return entry.copy if entry else rank
+        return next((entry.copy for entry in self.parameters.get(name, []) if entry.rank == rank), rank)
 
     def grad_norm(self, step: int, field: str = "grads") -> float | None:
         """Norm of the whole gradient after the last backward of a step (before any clipping)."""
@@ -283,12 +271,11 @@ class Run:
         return [self.grad_norm(step) for step in range(1, self.steps() + 1)]
 
     def along(self, step: int) -> float:
-        """The change of the loss that the weight changes of a step promise, to first order."""
-        pairs = zip(self.traces, self.at_step(Stepped, step), strict=False)
-        return math.fsum(m[1] for t, r in pairs for name, m in r.moved.items() if self.copy(name, t.rank) == 0)
+        """The first-order change of the loss by the weight changes of a step."""
+        return math.fsum(moved[1] for _, moved in self._first_replica(Stepped, "moved", step))
 
     def downhill(self) -> bool:
-        """Whether the weight changes of all steps together point against the gradients, as those of a run that learns."""
+        """Whether the weight changes of all steps together reduce the loss to first order."""
         return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 
     def rows(self, step: int) -> list[Counter[int]]:
@@ -301,27 +288,21 @@ class Run:
         return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
 
     def path_at_end(self, path: str, at: float) -> str:
-        """Where what was written to `path` at a time is at the end of the run, after the renames that any rank made."""
+        """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""
         for record in sorted((r for trace in self.traces for r in trace.of(Renamed)), key=lambda r: r.at):
             if record.at >= at and (path == record.old or path.startswith(record.old + os.sep)):
                 path = record.new + path[len(record.old) :]
         return path
 
     def places(self, kind: type[E]) -> Iterator[E]:
-        """Records of a kind on rank 0, the ones that name a line."""
-        for trace in self.traces[:1]:
-            yield from trace.of(kind)
+        """The records of a kind on rank 0."""
+        return iter(self.traces[0].of(kind) if self.traces else ())
 
 
 def _latest_models(trace: Trace) -> list[Model]:
-    """One record for each root name; a root that took in an earlier one has replaced it."""
+    """One record for each root name; a root that contains an earlier one replaces it."""
     return list({r.root: r for r in trace.of(Model)}.values())
 
 
 def _probe_error(record: ProbeError) -> str:
     return f"{record.symbol}: {record.text}{f' in {record.where}' if record.where else ''}"
-
-
-def _clean(end: End) -> bool:
-    """Whether the script came to its end, or to the one that the verifier had set."""
-    return end.how in ("stopped", "return") or (end.how == "sys.exit" and end.code == 0)

@@ -1,10 +1,8 @@
-"""Each line of a trace has a mark that only the probe of this run can make, so that nothing else passes for a record.
+"""Marks each line of a trace, so that only lines of this run's probe are accepted as records.
 
-It guards against what a script writes by accident or by way of its files. A script that is out to deceive shares a process with the
-probe, and no mark can help there (references/verify.md, limits).
+The mark protects against accidental writes by the script. A script that forges records deliberately shares a process with the
+probe, and no mark can prevent it (references/verify.md, limits).
 """
-
-from __future__ import annotations
 
 
 def mark(secret: str, number: int, text: str) -> str:

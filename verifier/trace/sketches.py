@@ -1,7 +1,5 @@
 """Arithmetic on sketches: [sum of squares, projections ...] of tensors (see `probe/sketch.py`)."""
 
-from __future__ import annotations
-
 import math
 
 Sketch = list[float]
@@ -13,10 +11,10 @@ def difference(a: Sketch, b: Sketch) -> float:
 
 
 def add(a: Sketch | None, b: Sketch) -> Sketch:
-    """The sketch of two parts of a tensor together; None is no part."""
+    """The sketch of two parts of a tensor together; None is an empty part."""
     return list(b) if a is None else [x + y for x, y in zip(a, b, strict=True)]
 
 
 def of_number(value: float) -> Sketch:
-    """What stands for a single number among sketches."""
+    """The sketch of a single number."""
     return [value * value, value, value, value, value]

@@ -1,7 +1,5 @@
 """The trace of one rank in one run: JSON lines, each marked (seal.py) and flushed, so that a crash loses nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -15,14 +13,13 @@ from .seal import mark
 class Writer:
     """Appends events of this process to `path`, from any of its threads.
 
-    The mark of a line depends on its number, so events are numbered and appended one at a time. A signal handler may interrupt
-    a write of its own thread: what it writes is appended when that write is done.
+    The mark of a line depends on its number, so events are numbered and appended one at a time. An event of a signal handler
+    that interrupts a write of its thread is appended after that write.
     """
 
     def __init__(self, path: Path, secret: str = "") -> None:
-        self._file = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-        )  # what others write stays, and is seen
+        # appends, so that lines of other writers stay, and are detected
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.path = path
         self._process = os.getpid()
         self._seq = 0
@@ -34,8 +31,7 @@ class Writer:
     def write(self, event: Event) -> None:
         """Append one event, with its number and time.
 
-        A process forked from the rank, such as a data-loader worker, is not the rank: it records nothing. So it does not
-        matter that the fork may have copied a lock that is held.
+        A process forked from the rank, such as a data-loader worker, records nothing: it may have copied a held lock.
         """
         if os.getpid() != self._process:
             return

@@ -1,1 +1,1 @@
-"""The only home of private names of torch: `names` is the table, the other modules are what the probe does with them."""
+"""The only place of private names of torch: `names` is the table, the other modules use them for the probe."""

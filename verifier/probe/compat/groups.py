@@ -1,13 +1,64 @@
-"""FSDP's parameter groups: what they manage, reduce and cost."""
+"""FSDP's parameters and their groups: which module owns them, what they reduce, which collectives they need."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from .names import REPLICATED_MESH, SHARDED_MESH, need
-from .tensors import groups
+from .names import GET_STATE, REPLICATED_MESH, SHARDED_MESH, MissingName, need
+
+
+@dataclass
+class Slot:
+    """One parameter of a model, by the object that lives from step to step (the shard, if FSDP manages it)."""
+
+    name: str
+    param: torch.Tensor
+    fsdp: Any = None
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether FSDP holds a gradient for it that was not reduce-scattered."""
+        return self.fsdp is not None and _has_unsharded_gradient(self.fsdp)
+
+
+def groups(root: nn.Module) -> list[tuple[str, Any]]:
+    """(module name, FSDP parameter group) of every group with parameters below `root`."""
+    found: list[tuple[str, Any]] = []
+    for name, module in root.named_modules():
+        if isinstance(module, FSDPModule) and (state := _state(module)) is not None:
+            many = getattr(state, "_fsdp_param_groups", None)
+            own = [state._fsdp_param_group] if many is None else many  # of versions that know one group
+            found += [(name, g) for g in own if g is not None and all(g is not seen for _, seen in found)]
+    return found
+
+
+def _state(module: FSDPModule) -> Any:
+    """The FSDP state of a module; None of one that a DDP run wraps."""
+    if (ask := getattr(module, GET_STATE.rpartition(".")[2], None)) is None:
+        raise MissingName(GET_STATE.replace(":", "."))
+    return ask()
+
+
+def slots(root: nn.Module) -> list[Slot]:
+    """Every parameter of `root` once, in `named_parameters` order, tied ones under their first name."""
+    held = managed(root)
+    out: dict[int, Slot] = {}
+    for prefix, module in root.named_modules():
+        for name, param in module._parameters.items():
+            item = held.get((id(module), name))
+            kept = item.sharded_param if item is not None else param
+            if kept is not None:
+                out.setdefault(id(kept), Slot(f"{prefix}.{name}" if prefix else name, kept, item))
+    return list(out.values())
+
+
+def _has_unsharded_gradient(item: Any) -> bool:
+    whole = getattr(item, "_unsharded_param", None)
+    accumulated = getattr(item, "unsharded_accumulated_grad", None)
+    return accumulated is not None or (whole is not None and whole.grad is not None)
 
 
 def managed(root: nn.Module) -> dict[tuple[int, str], Any]:
@@ -16,26 +67,19 @@ def managed(root: nn.Module) -> dict[tuple[int, str], Any]:
     for _, group in groups(root):
         for item in group.fsdp_params:
             info = item._module_info
-            found[(id(info.module), info.param_name)] = item
-            for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
-                found[(id(module), name)] = item
+            owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+            found |= {(id(module), name): item for module, name in owners}
     return found
 
 
 def without_gradient(group: Any) -> list[str]:
-    """The trainable parameters of a group that bring no gradient to a reduction that is about to begin."""
-    missing = []
-    for item in group.fsdp_params:
-        whole = getattr(item, "_unsharded_param", None)
-        has = getattr(item, "unsharded_accumulated_grad", None) is not None
-        has = has or (whole is not None and whole.grad is not None)
-        if item.sharded_param.requires_grad and not has:
-            missing.append(str(getattr(item, "_param_fqn", None) or item._module_info.param_name))
-    return missing
+    """The trainable parameters of a group that have no gradient in a reduction that is about to begin."""
+    missing = (i for i in group.fsdp_params if i.sharded_param.requires_grad and not _has_unsharded_gradient(i))
+    return [str(getattr(item, "_param_fqn", None) or item._module_info.param_name) for item in missing]
 
 
 def collectives(group: Any, backward: bool) -> dict[str, int]:
-    """The collectives that one forward, and a backward if there is one, should cost a group, as it is set now."""
+    """The collectives that one forward, and a backward if there is one, need for a group with its current settings."""
     mesh = group.mesh_info
     shards = isinstance(mesh, need(SHARDED_MESH)) and mesh.shard_mesh_size > 1
     trained = group.reduce_grads and any(item.sharded_param.requires_grad for item in group.fsdp_params)
@@ -47,9 +91,13 @@ def collectives(group: Any, backward: bool) -> dict[str, int]:
     }
 
 
-def name_of(group: Any) -> str:
-    """The name of the module whose parameters a group holds."""
-    return str(getattr(group, "_module_fqn", None) or "")
+def reduction(group: Any) -> dict[str, Any]:
+    """The fields of a `Reduce` event: the module of a group, whether FSDP fills missing gradients, and the ranks."""
+    return {
+        "group": str(getattr(group, "_module_fqn", None) or ""),
+        "filled": bool(getattr(group, "reduce_scatter_unused_params", False)),
+        "ranks": group.mesh_info.mesh.mesh.flatten().tolist(),
+    }
 
 
 def modules_of(state: Any) -> tuple[nn.Module, ...]:
@@ -58,22 +106,6 @@ def modules_of(state: Any) -> tuple[nn.Module, ...]:
     return found
 
 
-def fills_unused(group: Any) -> bool:
-    """Whether FSDP puts zeros in the place of gradients that are missing."""
-    return bool(getattr(group, "reduce_scatter_unused_params", False))
-
-
-def ranks_of(group: Any) -> list[int]:
-    """The ranks over which a group reduces."""
-    found: list[int] = group.mesh_info.mesh.mesh.flatten().tolist()
-    return found
-
-
-def trainable(group: Any) -> int:
-    """How many parameters of a group are trained."""
-    return sum(bool(item.sharded_param.requires_grad) for item in group.fsdp_params)
-
-
 def not_all_reduced(group: Any) -> bool:
-    """Whether a group holds a gradient that was reduced over a part of its ranks only."""
+    """Whether a group holds a gradient that was reduced over only a part of its ranks."""
     return getattr(group, "_partial_reduce_output", None) is not None

@@ -1,9 +1,7 @@
-"""Every private name of torch that the probe uses: the one table to edit for a new version of torch.
+"""Every private name of torch that the probe uses: the table to edit for a new version of torch.
 
-A name that this torch lacks switches off what needs it, and a `ProbeError` names it; it is never an ImportError.
+A name that this torch lacks disables what needs it, and a `ProbeError` names it; it is never an ImportError.
 """
-
-from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
@@ -44,26 +42,14 @@ DTENSOR_PART = "_local_tensor"
 
 TABLE = (
     Name(GET_STATE, "parameters of FSDP groups", _BOTH),
-    Name(
-        STATE,
-        "parameters of FSDP groups",
-        _BOTH,
-        ("_fsdp_param_groups", "_fsdp_param_group", "_modules"),
-    ),
+    Name(STATE, "parameters of FSDP groups", _BOTH, ("_fsdp_param_groups", "_fsdp_param_group", "_modules")),
     Name(
         PARAM_GROUP,
         "parameters of FSDP groups, reductions, traffic",
         _BOTH,
         (
-            "fsdp_params",
-            "mesh_info",
-            "reduce_grads",
-            "all_reduce_grads",
-            "reduce_scatter_unused_params",
-            "_module_fqn",
-            "_partial_reduce_output",
-            "_reshard_after_forward",
-            "is_unsharded",
+            *("fsdp_params", "mesh_info", "reduce_grads", "all_reduce_grads", "reduce_scatter_unused_params"),
+            *("_module_fqn", "_partial_reduce_output", "_reshard_after_forward", "is_unsharded"),
         ),
     ),
     Name(
@@ -101,7 +87,7 @@ class MissingName(Exception):
 
 
 def find(path: str) -> Any:
-    """What `module:attributes` names, None if this torch lacks it."""
+    """What `module:attributes` names (the module itself without attributes), None if this torch lacks it."""
     module, _, attributes = path.partition(":")
     try:
         found = importlib.import_module(module)

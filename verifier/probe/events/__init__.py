@@ -1,18 +1,17 @@
-"""What happens in a rank, one topic a file: each subscribes to functions of torch and to notices, and writes events.
+"""The events of a rank, one topic a file: each subscribes to functions of torch and to notices, and writes events.
 
-A topic is a module with a function `install(session)`, found by being there.
+Every module here that has a function `install(session)` is a topic.
 """
-
-from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-# Subscribers are called in the order of their topics. That matters for these; all others come in between, by name.
+# Subscribers are called in the order of their topics. It matters for these; all others are in between, by name.
+# "progress" logs a call before any other topic reads it; "calls" comes after the topics that ask for the depth of calls.
 FIRST = (
-    "progress",  # logs what the script calls before anything else looks at it
+    "progress",
     "traffic",
     "flight",
     "checkpoints",
@@ -21,13 +20,13 @@ FIRST = (
     "optimizers",
     "groups",
     "wrapping",
-    "calls",  # after what asks how deep in calls we are
+    "calls",
 )
 LAST = ("stress", "memory")
 
 
 def topics() -> Iterator[Callable[[Any], None]]:
-    """What installs each topic, in order."""
+    """The `install` of each topic, in order."""
     there = {found.name for found in pkgutil.iter_modules(__path__)}
     for name in (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST):
         install = getattr(import_module(f".{name}", __name__), "install", None)

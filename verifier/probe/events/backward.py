@@ -1,6 +1,4 @@
-"""Backwards: each one is a micro-batch, with its loss, its samples and the gradients that it leaves."""
-
-from __future__ import annotations
+"""Backwards: each one is a micro-batch, with its loss, its samples and its gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,14 +36,31 @@ def install(session: Session) -> None:
                 session.publish("backward", [given] if isinstance(given, torch.Tensor) else list(given))
 
     def ended(tensors: list[torch.Tensor]) -> None:
-        _backward_ended(session, tensors)
+        slots = session.all_slots()
+        if session.backward_for > session.steps and session.request["stress"]:
+            session.publish("beyond", slots)
+            return
+        one_number = len(tensors) == 1 and tensors[0].numel() == 1 and not layout(tensors[0], 0).sharded
+        session.micro += 1
+        session.grads = gradient_sketches(slots)
+        session.write(
+            Micro(
+                step=session.backward_for,
+                loss=float(tensors[0].detach()) if one_number else None,
+                rows=session.rows,
+                criteria=session.criteria,
+                random=session.random_state,
+                at_line=session.here(),
+            )
+        )
+        session.rows, session.criteria, session.random_state = [], [], None
 
-    session.dispatcher.around(BACKWARD, before=before, after=after)
+    session.around(BACKWARD, before=before, after=after)
     session.subscribe("backward", ended)
 
 
 def finish_each(session: Session, finish: Callable[[], None]) -> None:
-    """Let a substitute finish the gradients of each backward, before anything looks at them."""
+    """Let a substitute finish the gradients of each backward, before any subscriber reads them."""
 
     def replaced(call: Call, proceed: Callable[[], Any]) -> Any:
         result = proceed()
@@ -53,28 +68,4 @@ def finish_each(session: Session, finish: Callable[[], None]) -> None:
             finish()
         return result
 
-    session.dispatcher.around(BACKWARD, replace=replaced)
-
-
-def _backward_ended(session: Session, tensors: list[torch.Tensor]) -> None:
-    """The gradients are where the optimizer will find them."""
-    slots = session.all_slots()
-    if session.backward_for > session.steps and session.request["stress"]:
-        session.publish("beyond", slots)
-        return
-    loss = None
-    if len(tensors) == 1 and tensors[0].numel() == 1 and not layout(tensors[0], 0).sharded:
-        loss = float(tensors[0].detach())
-    session.micro += 1
-    session.grads = gradient_sketches(slots)
-    session.write(
-        Micro(
-            step=session.backward_for,
-            loss=loss,
-            rows=session.rows,
-            criteria=session.criteria,
-            random=session.random_state,
-            at_line=session.here(),
-        )
-    )
-    session.rows, session.criteria, session.random_state = [], [], None
+    session.around(BACKWARD, replace=replaced)

@@ -1,6 +1,4 @@
-"""Calls of modules: how deep we are in them, which call is the script's own, and the samples that a root is given."""
-
-from __future__ import annotations
+"""Calls of modules: how deep they are nested, which call is the script's own, and the samples that a root is given."""
 
 from collections.abc import Callable
 
@@ -16,11 +14,8 @@ from ..session import Session
 from ..sketch import row_hashes
 from .models import Models
 
-Given = Callable[[], list[torch.Tensor]]
-
 
 def install(session: Session) -> None:
-    """Subscribe to calls of modules."""
     models = session.one(Models)
 
     def leave() -> None:
@@ -32,25 +27,21 @@ def install(session: Session) -> None:
         session.depth += 1
         return leave
 
-    def called(module: nn.Module, given: Given) -> None:
-        _root_called(session, models, module, given)
+    def called(module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
+        if isinstance(module, DistributedDataParallel) and not session.stand_in:
+            module = module.module  # of a script that was converted to FSDP2: the same names as after
+        if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
+            return
+        if all(module is not root for _, root in session.roots):
+            models.adopt(module)
+        if not (torch.is_grad_enabled() and module.training):
+            return
+        if session.micro and not any(s.unsynced or s.param.grad is not None for s in session.all_slots()):
+            session.micro = 0
+            session.write(Cleared(step=session.step_number()))
+        if session.random_state is None:
+            session.random_state = random_state()
+        session.rows += row_hashes(given())
 
-    session.dispatcher.around("torch.nn:Module.__call__", before=before)
+    session.around("torch.nn:Module.__call__", before=before)
     session.subscribe("call", called)
-
-
-def _root_called(session: Session, models: Models, module: nn.Module, given: Given) -> None:
-    if isinstance(module, DistributedDataParallel) and not session.stand_in:
-        module = module.module  # of a script that FSDP2 code was converted from: the same names as there
-    if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
-        return
-    if all(module is not root for _, root in session.roots):
-        models.adopt(module)
-    if not (torch.is_grad_enabled() and module.training):
-        return
-    if session.micro and not any(s.unsynced or s.param.grad is not None for s in session.all_slots()):
-        session.micro = 0
-        session.write(Cleared(step=session.step_number()))
-    if session.random_state is None:
-        session.random_state = random_state()
-    session.rows += row_hashes(given())

@@ -1,10 +1,8 @@
-"""Checkpoint functions that the script calls: which, where to, and what a save is given."""
+"""Checkpoint functions that the script calls: which, with which path, and what a save is given."""
 
-from __future__ import annotations
-
+import functools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,70 +19,58 @@ from .flight import Flight
 
 _RACE_SECONDS = 0.3
 _DCP = "torch.distributed.checkpoint"
+_SETTERS = ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict")
 _OPERATIONS = {
     **{f"{_DCP}:{name}": name for name in ("save", "async_save", "load")},
-    **{
-        f"{_DCP}.state_dict:{name}": name
-        for name in ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict")
-    },
+    **{f"{_DCP}.state_dict:{name}": name for name in _SETTERS},
     **{f"torch:{name}": f"torch.{name}" for name in ("save", "load")},
 }
 
-_SETTERS = ("set_model_state_dict", "set_state_dict")
-
 
 class Checkpoints:
-    """The checkpoints of one rank. What runs inside a checkpoint function of torch is no call of the script's."""
+    """The checkpoints of one rank. A call inside a checkpoint function of torch is not the script's own."""
 
     def __init__(self, session: Session, flight: Flight) -> None:
         self.session = session
         self.flight = flight
-        self.inside = threading.local()  # operation: the call of the script that this thread is in
+        self.inside = threading.local()  # operation: the script's call that this thread is in
         self.calls = 0
         self.watch: bool = session.request["watch_saves"]
 
-    def watched(self, operation: str) -> Callable[[Call], Leave | None]:
-        """What to do before and after an operation."""
-
-        def before(call: Call) -> Leave | None:
-            around = getattr(self.inside, "operation", None)
-            if around is not None or _by_pickle(call):
-                if around is not None and around[0] == "load" and operation in _SETTERS:  # of a Stateful of the script
-                    self._set_state(operation, call)
-                return None
-            place = self.session.here()
-            if place is None:
-                return None
-            target = _target(operation, call)
-            if operation == "torch.save":
-                outputs.about_to_write(target)
-            self.session.write(
-                Checkpoint(op=operation, after_step=self.session.step_number() - 1, to=target, at_line=place)
-            )
-            if operation in _SETTERS:
+    def before(self, call: Call, operation: str) -> Leave | None:
+        """An operation is about to begin."""
+        around = getattr(self.inside, "operation", None)
+        if around is not None or _by_pickle(call):
+            if around is not None and around[0] == "load":  # in the `load_state_dict` of a Stateful of the script
                 self._set_state(operation, call)
-            self.inside.operation = (operation, target, call.kwargs)
+            return None
+        if (place := self.session.here()) is None:
+            return None
+        target = _target(operation, call)
+        if operation == "torch.save":
+            outputs.about_to_write(target)
+        step = self.session.step_number() - 1
+        self.session.write(Checkpoint(op=operation, after_step=step, to=target, at_line=place))
+        self._set_state(operation, call)
+        self.inside.operation = (operation, target, call.kwargs)
+        if operation == "torch.save" and target:
+            self._file(call.given(0, "obj"), target)
 
-            def leave() -> None:
-                self.inside.operation = None
-                if operation == "async_save" and call.failed is None:
-                    self.flight.started(call.result, call.kwargs.get("process_group"))
+        def leave() -> None:
+            self.inside.operation = None
+            if operation == "async_save" and call.failed is None:
+                self.flight.started(call.result, call.kwargs.get("process_group"))
 
-            if operation == "torch.save" and target:
-                self._file(call.given(0, "obj"), target)
-            return leave
-
-        return before
+        return leave
 
     def _set_state(self, operation: str, call: Call) -> None:
-        """What this rank hands to a setter, before it runs: on one rank alone it waits for ever."""
+        """Record what this rank passes to a setter before it runs: a call on one rank alone hangs."""
         model_first = operation == "set_model_state_dict"
         given = call.given(1, "model_state_dict") if model_first else call.kwargs.get("model_state_dict")
-        if isinstance(given, dict):
+        if (model_first or operation == "set_state_dict") and isinstance(given, dict):
             broadcast = bool(getattr(call.kwargs.get("options"), "broadcast_from_rank0", False))
-            self.session.write(
-                SetState(op=operation, given=len(given), broadcast=broadcast, at_line=self.session.here())
-            )
+            here = self.session.here()
+            self.session.write(SetState(op=operation, given=len(given), broadcast=broadcast, at_line=here))
 
     def _file(self, given: object, target: str) -> None:
         try:
@@ -122,7 +108,7 @@ class Checkpoints:
             )
 
     def let_training_go_on(self) -> None:
-        """In a background thread: write only when the main thread has made its next step, so that a race shows."""
+        """In a background thread: wait with the write for the main thread's next step, so that a race shows."""
         if not self.watch or threading.current_thread() is threading.main_thread():
             return
         step, until = self.session.step_number(), time.monotonic() + _RACE_SECONDS
@@ -131,33 +117,24 @@ class Checkpoints:
 
 
 def install(session: Session) -> None:
-    """Subscribe to saves, loads and the setters of state dicts."""
     checkpoints = Checkpoints(session, session.one(Flight))
     for target, operation in _OPERATIONS.items():
-        session.dispatcher.around(target, before=checkpoints.watched(operation))
-
-    def expanded(call: Call) -> None:
-        checkpoints.saving(call.result)
-
-    session.dispatcher.around(SAVED_DICT, after=expanded)
+        session.around(target, before=functools.partial(checkpoints.before, operation=operation))
+    session.around(SAVED_DICT, after=lambda call: checkpoints.saving(call.result))
     if checkpoints.watch:
         crash.install(session, checkpoints.let_training_go_on)
 
 
 def _target(operation: str, call: Call) -> str:
-    """Where a save goes to or a load comes from, as an absolute path; "" if it is no file."""
-    if operation == "torch.save":
-        return place_of(call.given(1, "f"))
-    if operation == "torch.load":
-        return place_of(call.given(0, "f"))
-    if operation not in ("save", "async_save", "load"):
-        return ""
+    """The absolute path of a save or load; "" if it is not a file."""
+    if operation.startswith("torch."):
+        return place_of(call.given(1 if operation == "torch.save" else 0, "f"))
     storage = call.kwargs.get("storage_writer") or call.kwargs.get("storage_reader")
-    return place_of(call.kwargs.get("checkpoint_id") or storage)
+    return "" if operation in _SETTERS else place_of(call.kwargs.get("checkpoint_id") or storage)
 
 
 def _by_pickle(call: Call) -> bool:
-    """Whether `torch.save` or `torch.load` is only the way in which Python writes a storage, as in `all_gather_object` of a tensor."""
+    """Whether pickle calls `torch.save` or `torch.load` for a storage, as in `all_gather_object` of a tensor."""
     if call.args and isinstance(call.args[0], torch.UntypedStorage | torch.TypedStorage):
         return True
     return caller().f_code.co_name == "_load_from_bytes"

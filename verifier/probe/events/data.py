@@ -1,6 +1,4 @@
-"""Samplers: which order of which epoch a rank goes through."""
-
-from __future__ import annotations
+"""Samplers: the order and epoch that each rank iterates over."""
 
 from typing import Any
 
@@ -10,16 +8,14 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    """Subscribe to DistributedSampler."""
-    datasets: list[Any] = []  # kept, so that an id is never used twice
+    datasets: dict[int, Any] = {}  # {id: dataset}, kept so that no id is used twice
 
     def begins(call: Call) -> None:
         sampler = call.args[0]
-        if all(sampler.dataset is not known for known in datasets):
-            datasets.append(sampler.dataset)
+        datasets.setdefault(id(sampler.dataset), sampler.dataset)
         session.write(
             Sampler(
-                dataset=next(k for k, known in enumerate(datasets) if known is sampler.dataset),
+                dataset=list(datasets).index(id(sampler.dataset)),
                 epoch=sampler.epoch,
                 shuffle=bool(sampler.shuffle),
                 seed=sampler.seed,
@@ -28,8 +24,5 @@ def install(session: Session) -> None:
             )
         )
 
-    def epoch_set(call: Call) -> None:
-        session.write(SetEpoch())
-
-    session.dispatcher.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
-    session.dispatcher.around("torch.utils.data:DistributedSampler.set_epoch", before=epoch_set)
+    session.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
+    session.around("torch.utils.data:DistributedSampler.set_epoch", before=lambda call: session.write(SetEpoch()))

@@ -1,6 +1,4 @@
-"""`os._exit`, which ends the rank without any of the ends that Python knows."""
-
-from __future__ import annotations
+"""`os._exit`, which ends the rank without exceptions or exit handlers."""
 
 from ...trace.events import End
 from ..dispatcher import Call
@@ -8,10 +6,8 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    """Subscribe to `os._exit`."""
-
     def before(call: Call) -> None:
         session.write(End(how="os._exit", code=call.given(0, "status", 0), frames=session.frames.stack()))
         session.writer.sync()
 
-    session.dispatcher.around("os:_exit", before=before)
+    session.around("os:_exit", before=before)

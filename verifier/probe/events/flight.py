@@ -1,6 +1,4 @@
-"""Asynchronous saves on their way: collectives that the script makes meanwhile, and names that saved paths get."""
-
-from __future__ import annotations
+"""Asynchronous saves in flight: collectives that the script calls meanwhile, and renames of saved paths."""
 
 import functools
 import os
@@ -26,10 +24,10 @@ class Flight:
         self.session = session
         self.watch: bool = session.request["watch_saves"]
         self.pending: list[tuple[Any, Any, Place | None]] = []  # future, process group, line of the save
-        self.targets: set[str] = set()  # where something was saved
+        self.targets: set[str] = set()  # paths of saves
 
     def started(self, result: Any, group: Any) -> None:
-        """An asynchronous save is on its way, with collectives on `group`."""
+        """An asynchronous save has started, with collectives on `group`."""
         own = group if group is not None else dist.group.WORLD
         if self.watch and own is not None and dist.is_initialized():
             self.pending.append((getattr(result, "upload_completion", result), own, self.session.here()))
@@ -42,11 +40,11 @@ class Flight:
         used = groups()
         for item in [i for i in self.pending if any(g is i[1] for g in used)]:
             self.pending.remove(item)
-            apart = len(set(_backends(item[1]))) > 1
+            apart = len(_backends(item[1])) > 1
             self.session.write(SaveInFlight(what=what, saved_line=item[2], apart=apart, at_line=self.session.here()))
 
     def renamed(self, call: Call) -> None:
-        """A path has another name now; recorded if something was saved there."""
+        """A path was renamed; recorded if a save wrote there."""
         old, new = place_of(call.given(0, "src")), place_of(call.given(1, "dst"))
         if any(t == old or t.startswith(old + os.sep) for t in self.targets):
             self.targets.add(new)
@@ -54,7 +52,7 @@ class Flight:
 
 
 def install(session: Session) -> None:
-    """Subscribe to collectives of the main thread and to renames, where saves are watched."""
+    """Subscribe to collectives of the main thread and to renames, if saves are watched."""
     flight = session.one(Flight)
 
     def called(call: Call) -> None:
@@ -67,16 +65,16 @@ def install(session: Session) -> None:
             flight.collective(lambda: given or [dist.group.WORLD], f"dist.{name}")
 
     if flight.watch:
-        session.dispatcher.around("torch.nn:Module.__call__", before=called)
+        session.around("torch.nn:Module.__call__", before=called)
         for name in _COLLECTIVES:
-            session.dispatcher.around(f"torch.distributed:{name}", before=functools.partial(used, name=name))
+            session.around(f"torch.distributed:{name}", before=functools.partial(used, name=name))
         for name in ("rename", "replace"):
-            session.dispatcher.around(f"os:{name}", after=flight.renamed)
+            session.around(f"os:{name}", after=flight.renamed)
 
 
-def _backends(group: Any) -> list[str]:
-    """The backend of each device type of a group, as `cpu:gloo,cuda:nccl` names them."""
+def _backends(group: Any) -> set[str]:
+    """The backends of the device types of a group, as `cpu:gloo,cuda:nccl` names them."""
     try:
-        return [part.partition(":")[2] for part in dist.get_backend_config(group).split(",")]
+        return {part.partition(":")[2] for part in dist.get_backend_config(group).split(",")}
     except (RuntimeError, ValueError):
-        return []
+        return set()

@@ -1,6 +1,4 @@
-"""FSDP's groups in training: reductions that lack a gradient, groups that stay unsharded, outputs that are changed in place."""
-
-from __future__ import annotations
+"""FSDP's groups in training: reductions without a gradient, groups that stay unsharded, outputs changed in place."""
 
 import weakref
 from collections.abc import Callable
@@ -13,52 +11,43 @@ from ...trace.events import AllReduce, InplaceView, Partial, Place, Reduce, Stal
 from ..compat import groups, tensors
 from ..compat.names import POST_BACKWARD, PRE_BACKWARD_HOOK, TO_SHARDED
 from ..dispatcher import Call
-from ..measures import class_name
+from ..measures import short_name
 from ..session import Session
+from .sharding import FLAGS
 
-_REDUCTIONS = 256  # reductions that lack a gradient which are recorded
-_FLAGS = 32
+_REDUCTIONS = 256  # reductions without a gradient that are recorded
 _VIEWS = 4096
 
 
 class Groups:
-    """What is remembered of groups between two events of one rank."""
+    """What is kept of groups between two events of one rank."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.stale: weakref.WeakSet[Any] = weakref.WeakSet()
         self.evaluated: Place | None = None
-        self.reductions = 0
         self.views: list[tuple[weakref.ref[torch.Tensor], int, str, Place | None]] = []
-        self.flags = 0
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
-        """A root is called: any group that an optimizer step has left behind is used with the old weights now."""
+        """A root is called: a group that an optimizer step left unsharded is used with the old weights now."""
         if self.session.in_backward:  # recomputed: no root is called
             return
         if not torch.is_grad_enabled():
             self.evaluated = self.session.here()
-        found = tensors.groups(module)
+        found = groups.groups(module)
         behind = [name for name, group in found if group in self.stale and group.is_unsharded]
-        for _, group in found:
-            self.stale.discard(group)
+        self.stale.difference_update([group for _, group in found])
         if behind:
-            self.session.write(
-                Stale(
-                    groups=behind,
-                    after_step=self.session.step_number() - 1,
-                    evaluated=self.evaluated,
-                    at_line=self.session.here(),
-                )
-            )
+            step, here = self.session.step_number() - 1, self.session.here()
+            self.session.write(Stale(groups=behind, after_step=step, evaluated=self.evaluated, at_line=here))
 
     def stepping(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer is about to step: which groups are unsharded, and which hold a gradient that was not all-reduced."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         partial = []
         for root, module in self.session.roots:
-            for name, group in tensors.groups(module):
-                if group.is_unsharded and any(_moves(p.sharded_param, held) for p in group.fsdp_params):
+            for name, group in groups.groups(module):
+                if group.is_unsharded and any(id(p.sharded_param) in held for p in group.fsdp_params):
                     self.stale.add(group)
                 if groups.not_all_reduced(group):
                     partial.append(root + name)
@@ -66,75 +55,47 @@ class Groups:
             self.session.write(Partial(groups=partial, step=self.session.step_number()))
 
     def reducing(self, call: Call) -> None:
-        """A group is about to reduce its gradients; recorded if a parameter of it brings none."""
+        """A group is about to reduce its gradients; recorded if a parameter of it has none."""
         group = call.args[0]
-        if not group.reduce_grads or self.reductions >= _REDUCTIONS:
+        if not group.reduce_grads:
             return
         with torch.no_grad():
             missing = groups.without_gradient(group)
-        if not missing:
-            return
-        self.reductions += 1
-        self.session.write(
-            Reduce(
-                group=groups.name_of(group),
-                step=self.session.step_number(),
-                micro=self.session.micro,
-                missing=missing,
-                filled=groups.fills_unused(group),
-                ranks=groups.ranks_of(group),
-                at_line=self.session.here(),
-            )
-        )
-
-    def resharded(self, call: Call) -> None:
-        """A group goes back to its shards."""
-        self.stale.discard(call.args[0])
+        if missing and self.session.first("reduction", _REDUCTIONS):
+            step, micro, here = self.session.step_number(), self.session.micro, self.session.here()
+            self.session.write(Reduce(step=step, micro=micro, missing=missing, at_line=here, **groups.reduction(group)))
 
     def flagged(self, call: Call) -> None:
         """`set_requires_all_reduce` is called; the first calls are recorded."""
-        self.flags += 1
-        if self.flags <= _FLAGS:
+        if self.session.first("all-reduce", FLAGS):
             value = bool(call.given(1, "requires_all_reduce"))
             self.session.write(AllReduce(value=value, at_line=self.session.here()))
 
     def returned(self, call: Call) -> None:
-        """A wrapped module returns; outputs that are views are remembered with their version."""
-        if not torch.is_grad_enabled():
-            return
+        """A wrapped module returns; outputs that are views are kept with their version."""
         state, output = call.args
-        for tensor in tensors.tensors(output):
+        for tensor in tensors.tensors(output) if torch.is_grad_enabled() else ():
             if tensors.is_view(tensor) and len(self.views) < _VIEWS:
-                names = (class_name(m).rpartition(".")[2].removeprefix("FSDP") for m in groups.modules_of(state))
-                line = self.session.here()
-                self.views.append((weakref.ref(tensor), tensors.version(tensor), ", ".join(names), line))
+                names = ", ".join(short_name(module) for module in groups.modules_of(state))
+                self.views.append((weakref.ref(tensor), tensors.version(tensor), names, self.session.here()))
 
     def backward_begins(self) -> None:
         """Views that were changed in place since their module returned them."""
-        changed = [(cls, line) for ref, version, cls, line in self.views if _changed(ref(), version)]
-        self.views.clear()
-        for cls, line in changed[:4]:
-            self.session.write(InplaceView(module=cls, at_line=line))
+        views, self.views = self.views, []
+        changed = [v for v in views if (tensor := v[0]()) is not None and tensors.version(tensor) != v[1]]
+        for _, _, module, line in changed[:4]:
+            self.session.write(InplaceView(module=module, at_line=line))
 
 
 def install(session: Session) -> None:
-    """Subscribe; where DDP stands in there are no groups."""
+    """Subscribe, except in a DDP run, which has no groups."""
     if session.stand_in:
         return
     watch = Groups(session)
-    around = session.dispatcher.around
-    around("torch.distributed.fsdp:FSDPModule.set_requires_all_reduce", before=watch.flagged)
-    around(POST_BACKWARD, before=watch.reducing)
-    around(TO_SHARDED, before=watch.resharded)
-    around(PRE_BACKWARD_HOOK, before=watch.returned)
+    session.around("torch.distributed.fsdp:FSDPModule.set_requires_all_reduce", before=watch.flagged)
+    session.around(POST_BACKWARD, before=watch.reducing)
+    session.around(TO_SHARDED, before=lambda call: watch.stale.discard(call.args[0]))
+    session.around(PRE_BACKWARD_HOOK, before=watch.returned)
     session.subscribe("call", watch.called)
     session.subscribe("stepping", watch.stepping)
     session.subscribe("before backward", watch.backward_begins)
-
-
-def _moves(param: torch.Tensor, held: set[int]) -> bool:
-    return id(param) in held and param.grad is not None
-
-
-def _changed(tensor: torch.Tensor | None, version: int) -> bool:
-    return tensor is not None and tensors.version(tensor) != version

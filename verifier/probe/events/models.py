@@ -1,14 +1,13 @@
-"""Models at their first forward: they get the common starting point, or leave it for other runs, and are recorded."""
-
-from __future__ import annotations
+"""Models at their first forward: they are recorded, and load the common starting point or save it for other runs."""
 
 import torch
 from torch import nn
 
 from ...trace.events import Buffer, Group, Model, Parameter
 from .. import starting_point
-from ..compat.tensors import Slot, groups, layout, local, slots
-from ..measures import repeated_blocks
+from ..compat.groups import Slot, groups, slots
+from ..compat.tensors import layout, local
+from ..measures import dtype_name, repeated_blocks
 from ..session import Session
 from ..sketch import sketch
 from .empty import unset
@@ -21,26 +20,24 @@ class Models:
         self._session = session
 
     def adopt(self, root: nn.Module) -> None:
-        """First call of a root: give it the common starting point or leave it for the others, and record what it is."""
+        """First call of a root: load the common starting point or save it for other runs, and record the model."""
         session = self._session
         session.roots = [(name, old) for name, old in session.roots if all(old is not m for m in root.modules())]
-        number = self._number(root)
-        name = _root_name(number)
+        number, name = self._number(root)
         session.roots.append((name, root))
         held, found = slots(root), groups(root)
-        untouched = {slot.name: sketch(slot.param) for slot in held}
+        untouched = [sketch(slot.param) for slot in held]
         loaded = starting_point.share(root, held, session.request, session.rank, number)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
+        buffers = [(name + key, value) for key, value in root.named_buffers()]
         session.write(
             Model(
                 root=name,
                 parameters=[
-                    self._parameter(name, slot, untouched[slot.name], owners.get(id(slot.fsdp))) for slot in held
+                    self._parameter(name, slot, before, owners.get(id(slot.fsdp)))
+                    for slot, before in zip(held, untouched, strict=True)
                 ],
-                buffers=[
-                    Buffer(name=name + key, shape=list(value.shape), unset=unset(session, value))
-                    for key, value in root.named_buffers()
-                ],
+                buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
                 groups=[Group(module=name + key) for key, _ in found],
                 blocks=repeated_blocks(root),
                 starting_point=loaded,
@@ -50,30 +47,29 @@ class Models:
         session.publish("adopt", root, name)
 
     def adopt_the_rest(self) -> None:
-        """Models that were sharded and have not been called when training begins, such as an average of the weights."""
+        """Models that were sharded and not called before training begins, such as an average of the weights."""
         for top in [reference() for reference in self._session.tops]:
             if top is None or any(p.device.type == "meta" for p in top.parameters()):
                 continue
             if all(top is not module for _, root in self._session.roots for module in root.modules()):
                 self.adopt(top)
 
-    def _number(self, root: nn.Module) -> int:
-        """Models are counted in the order in which they were sharded, whichever is called first."""
+    def _number(self, root: nn.Module) -> tuple[int, str]:
+        """(number, prefix of its names): models are counted in the order of sharding, whichever is called first."""
         inside = {id(module) for module in root.modules()}
         tops = [reference() for reference in self._session.tops]
         number = next((k for k, top in enumerate(tops) if id(top) in inside), len(tops))
         taken = {name for name, _ in self._session.roots}
-        while _root_name(number) in taken:
+        while (name := f"model{number}." if number else "") in taken:
             number += 1
-        return number
+        return number, name
 
     def _parameter(self, root: str, slot: Slot, untouched: list[float], group: str | None) -> Parameter:
         part = local(slot.param)
-        placed = layout(slot.param, self._session.rank)
         return Parameter(
             name=root + slot.name,
             shape=list(slot.param.shape),
-            dtype=str(slot.param.dtype).removeprefix("torch."),
+            dtype=dtype_name(slot.param.dtype),
             trainable=slot.param.requires_grad,
             managed=slot.fsdp is not None,
             group=group,
@@ -81,12 +77,7 @@ class Models:
             numel=slot.param.numel(),
             sketch=untouched,
             unset=unset(self._session, part),
-            sharded=placed.sharded,
-            placements=placed.placements,
-            mesh=placed.mesh,
-            mesh_names=placed.mesh_names,
-            ranks=placed.ranks,
-            copy=placed.copy,
+            **vars(layout(slot.param, self._session.rank)),
         )
 
 
@@ -99,7 +90,3 @@ def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
     """The sketch of each gradient; None where there is none."""
     found: dict[str, torch.Tensor | None] = {slot.name: slot.param.grad for slot in held}
     return {name: None if grad is None else sketch(grad) for name, grad in found.items()}
-
-
-def _root_name(number: int) -> str:
-    return "" if number == 0 else f"model{number}."

@@ -1,11 +1,9 @@
-"""Optimizers: how they are made, what each step finds and what it leaves. The run ends at the step after the last one asked for."""
-
-from __future__ import annotations
+"""Optimizers: their construction, the state before and after each step. The run ends at the step after the last requested one."""
 
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from ...trace.events import Optimizer as Constructed
 from ...trace.events import Step, Stepped
 from ..compat.tensors import local
-from ..dispatcher import Call, Leave
+from ..dispatcher import Call
 from ..measures import class_name, movement, optimizer_state
 from ..session import Session
 from ..sketch import sketch
@@ -30,25 +28,18 @@ class Steps:
         self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
         self.before: dict[str, torch.Tensor] = {}  # the weights before the step
 
-    def constructed(self, optimizer: Optimizer) -> None:
-        """An optimizer was made."""
-        session = self.session
-        number = len(session.optimizers)
+    def constructed(self, call: Call) -> None:
+        """An optimizer was constructed."""
+        session, optimizer = self.session, call.args[0]
+        number, called, here = len(session.optimizers), bool(session.roots), session.here()
         session.optimizers[id(optimizer)] = (number, 0)
         session.living.append(weakref.ref(optimizer))
-        session.write(
-            Constructed(
-                number=number,
-                cls=class_name(optimizer),
-                after_forward=bool(session.roots),
-                at_line=session.here(),
-            )
-        )
+        session.write(Constructed(number=number, cls=class_name(optimizer), after_forward=called, at_line=here))
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. Stops the run if it has made all its steps.
 
-        With a closure, what the step finds is known when the closure has ended, and is recorded then.
+        With a closure, the gradients are known, and recorded, when the closure has ended.
         """
         session = self.session
         number, count = session.optimizers.setdefault(id(optimizer), (len(session.optimizers), 0))
@@ -64,13 +55,13 @@ class Steps:
             self.record()
 
     def closed(self) -> None:
-        """The closure of the step that is being made has ended: it ran backward, and may have clipped."""
+        """The closure of the current step has ended: it ran backward, and may have clipped."""
         if self.session.step_number() > self.session.steps:
             self.session.stop()
         self.record()
 
     def record(self) -> None:
-        """What the optimizer that steps finds, before it changes anything."""
+        """Record the state before the step."""
         session, optimizer, self.waiting = self.session, self.waiting, None
         if optimizer is None:
             return
@@ -109,23 +100,8 @@ class Steps:
 
 
 def install(session: Session) -> None:
-    """Subscribe to optimizers: their making through the dispatcher, their steps through torch's own hooks."""
+    """Subscribe to optimizers: their construction through the dispatcher, their steps through torch's own hooks."""
     steps = Steps(session, session.one(Models))
-    depth = 0
-
-    def constructing(call: Call) -> Leave:
-        nonlocal depth
-        depth += 1
-
-        def leave() -> None:
-            nonlocal depth
-            depth -= 1
-
-        return leave
-
-    def constructed(call: Call) -> None:
-        if depth == 0:
-            steps.constructed(call.args[0])
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if _by_state_dict_helper():
@@ -135,17 +111,24 @@ def install(session: Session) -> None:
             session.publish("stepping", optimizer, callable(closure))
         if not callable(closure):
             return None
-        watched = _watched(closure, session)
-        return (
-            (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
-        )
+
+        @functools.wraps(closure)
+        def closed(*given: Any, **named: Any) -> Any:
+            value = closure(*given, **named)
+            with torch.no_grad():
+                session.publish("closed")
+            return value
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closed}
+        return (args[0], closed, *args[2:]), kwargs
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _by_state_dict_helper():
             with torch.no_grad():
                 session.publish("stepped", optimizer)
 
-    session.dispatcher.around("torch.optim:Optimizer.__init__", before=constructing, after=constructed)
+    session.dispatcher.outermost(["torch.optim:Optimizer.__init__"], steps.constructed)
     session.subscribe("stepping", steps.stepping)
     session.subscribe("stepped", steps.stepped)
     session.subscribe("closed", steps.closed)
@@ -153,24 +136,11 @@ def install(session: Session) -> None:
     register_optimizer_step_post_hook(after)
 
 
-def _watched(closure: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    @functools.wraps(closure)
-    def closed(*given: Any, **named: Any) -> Any:
-        value = closure(*given, **named)
-        with torch.no_grad():
-            session.publish("closed")
-        return value
-
-    return closed
-
-
 def _by_state_dict_helper() -> bool:
-    """torch's state-dict helpers step an optimizer once with zero gradients to create its state; that is no training step."""
-    frame = sys._getframe(2)
+    """Whether a state-dict helper of torch steps the optimizer, with zero gradients, to create its state."""
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(8):
-        if frame.f_code.co_name == "_init_optim_state":
-            return True
-        if frame.f_back is None:
-            return False
+        if frame is None or frame.f_code.co_name == "_init_optim_state":
+            break
         frame = frame.f_back
-    return False
+    return frame is not None and frame.f_code.co_name == "_init_optim_state"

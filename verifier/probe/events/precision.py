@@ -1,8 +1,7 @@
-"""What low precision does: dropout and autocast, FSDP's cast of forward inputs, a loss scaler."""
-
-from __future__ import annotations
+"""Low precision and randomness: dropout and autocast, FSDP's cast of forward inputs, a loss scaler."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from ...trace.events import Autocast, Inexact, LossyCast, Scaler
 from ..compat import tensors
 from ..dispatcher import Call
-from ..measures import class_name
+from ..measures import class_name, dtype_name, short_name
 from ..session import Session
 
 # the dropouts of torch.nn.functional, with the name and the position of their rate
@@ -22,41 +21,53 @@ DROPOUTS = {
     "scaled_dot_product_attention": ("dropout_p", 4),
 }
 _LOW = (torch.bfloat16, torch.float16)
-_LOOKS = 16  # forwards of one module whose inputs are looked at
+_FORWARDS = 16  # of one module whose inputs are checked
 _WHOLE = float(1 << 24)  # up to here float32 holds every whole number
 
 
 def install(session: Session) -> None:
-    """Subscribe to what is not exact in every run; to casts and scalers in runs of the script as it is."""
-    found: set[str] = set()
-    autocast: set[str] = set()
+    """Subscribe to dropout and autocast in every run; to casts and scalers in runs of the script as it is."""
     plain = not (session.stand_in or session.request["full_precision"])
 
     def inexact(what: str) -> None:
-        if what not in found:
-            found.add(what)
+        if session.first(("inexact", what)):
             session.write(Inexact(what=what))
-
-    def dropped(call: Call, key: str, position: int) -> None:
-        if is_active(call, key, position):
-            inexact("dropout")
 
     def constructed(call: Call) -> None:
         context = call.args[0]
         if tensors.autocast_is_on(context):
             inexact("autocast")
-            if plain and not autocast:
-                autocast.add("seen")
-                session.write(Autocast(dtype=str(context.fast_dtype).removeprefix("torch.")))
+            if plain and session.first("autocast"):
+                session.write(Autocast(dtype=dtype_name(context.fast_dtype)))
+
+    def sharded(call: Call) -> None:
+        policy = call.kwargs.get("mp_policy")
+        low = getattr(policy, "param_dtype", None)
+        if low in _LOW and getattr(policy, "cast_forward_inputs", False):
+            given = call.given(0, "module")
+            for module in given if isinstance(given, list | tuple) else [given]:
+                _watch_inputs(session, module, low)
+
+    def scaled(call: Call) -> None:
+        if call.args[0].is_enabled() and session.first("scaler"):
+            session.write(Scaler(cls=class_name(call.args[0])))
+
+    watch_dropouts(session, lambda given: inexact("dropout"))
+    session.around("torch:autocast.__init__", after=constructed)
+    if plain:
+        session.around("torch.distributed.fsdp:fully_shard", after=sharded)
+        session.around("torch.amp:GradScaler.scale", before=scaled)
+
+
+def watch_dropouts(session: Session, dropped: Callable[[torch.Tensor], None]) -> None:
+    """Call `dropped` with the input of each call of a dropout that is active."""
+
+    def called(call: Call, key: str, position: int) -> None:
+        if is_active(call, key, position):
+            dropped(call.given(0, "input" if key == "p" else "query"))
 
     for name, (key, position) in DROPOUTS.items():
-        session.dispatcher.around(
-            f"torch.nn.functional:{name}", before=functools.partial(dropped, key=key, position=position)
-        )
-    session.dispatcher.around("torch:autocast.__init__", after=constructed)
-    if plain:
-        _watch_casts(session)
-        _watch_scalers(session)
+        session.around(f"torch.nn.functional:{name}", before=functools.partial(called, key=key, position=position))
 
 
 def is_active(call: Call, key: str, position: int) -> bool:
@@ -65,81 +76,50 @@ def is_active(call: Call, key: str, position: int) -> bool:
     return bool(rate) and (key != "p" or bool(call.given(2, "training", True)))
 
 
-def _watch_casts(session: Session) -> None:
-    def sharded(call: Call) -> None:
-        policy = call.kwargs.get("mp_policy")
-        low = getattr(policy, "param_dtype", None)
-        if low in _LOW and getattr(policy, "cast_forward_inputs", False):
-            given = call.given(0, "module")
-            for module in given if isinstance(given, list | tuple) else [given]:
-                _watch(session, module, low)
+def _watch_inputs(session: Session, module: nn.Module, low: torch.dtype) -> None:
+    """Check the inputs of `module` before FSDP casts them."""
+    checked = 0
 
-    session.dispatcher.around("torch.distributed.fsdp:fully_shard", after=sharded)
-
-
-def _watch(session: Session, module: nn.Module, low: torch.dtype) -> None:
-    """Look at what `module` is given, before FSDP casts it."""
-    looked = 0
-
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal looked
-        if torch.compiler.is_compiling() or looked >= _LOOKS or session.in_backward:
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal checked
+        if torch.compiler.is_compiling() or checked >= _FORWARDS or session.in_backward:
             return
-        looked += 1
+        checked += 1
         try:
-            if _record_lost(session, module, tensors.tensors((args, kwargs)), low):
-                looked = _LOOKS
+            for value in tensors.tensors((args, kwargs)):
+                if (lost := lost_whole_numbers(value, low)) is not None:
+                    checked = _FORWARDS
+                    changed, was, now = lost
+                    event = LossyCast(
+                        cls=short_name(module),
+                        shape=list(value.shape),
+                        dtype=dtype_name(low),
+                        changed=changed,
+                        was=was,
+                        now=now,
+                        at_line=session.here(),
+                    )
+                    session.write(event)
+                    return
         except Exception as error:
-            session.report("precision.look", error)
+            session.report("precision.check", error)
 
-    module.register_forward_pre_hook(look, prepend=True, with_kwargs=True)
-
-
-def _record_lost(session: Session, module: nn.Module, given: list[torch.Tensor], low: torch.dtype) -> bool:
-    for value in given:
-        if (lost := lost_whole_numbers(value, low)) is not None:
-            session.write(
-                LossyCast(
-                    cls=class_name(module).rpartition(".")[2].removeprefix("FSDP"),
-                    shape=list(value.shape),
-                    dtype=str(low).removeprefix("torch."),
-                    changed=lost[0],
-                    was=lost[1],
-                    now=lost[2],
-                    at_line=session.here(),
-                )
-            )
-            return True
-    return False
+    module.register_forward_pre_hook(check, prepend=True, with_kwargs=True)
 
 
 def lost_whole_numbers(value: torch.Tensor, low: torch.dtype) -> tuple[int, float, float] | None:
-    """(elements changed by a cast to `low`, the first of them, what it becomes) of a tensor of counts, positions or times.
+    """(elements changed by a cast to `low`, the first of them, its value after) of a tensor of counts, positions or times.
 
-    Only tensors of whole numbers from 0 up are looked at: a mask of large negative numbers loses nothing that matters.
+    Only tensors of whole numbers from 0 up are checked: a mask of large negative numbers may be rounded.
     """
     with torch.no_grad():
         part = tensors.local(value)
         wide = part.dtype in (torch.float32, torch.float64)
         if value.requires_grad or not wide or part.numel() == 0 or part.layout != torch.strided:
             return None
-        whole = bool(((part >= 0) & (part <= _WHOLE) & (part == part.round())).all())
-        if not whole:
+        if not bool(((part >= 0) & (part <= _WHOLE) & (part == part.round())).all()):
             return None
         cast = part.to(low).to(part.dtype)
         wrong = cast != part
         number = int(wrong.sum())
         return (number, float(part[wrong][0]), float(cast[wrong][0])) if number else None
-
-
-def _watch_scalers(session: Session) -> None:
-    seen = False
-
-    def scaled(call: Call) -> None:
-        nonlocal seen
-        scaler = call.args[0]
-        if not seen and scaler.is_enabled():
-            seen = True
-            session.write(Scaler(cls=class_name(scaler)))
-
-    session.dispatcher.around("torch.amp:GradScaler.scale", before=scaled)

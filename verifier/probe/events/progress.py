@@ -1,17 +1,15 @@
-"""Which collective calls, steps and batches a rank has come to, in order, so that ranks can be compared after a hang.
+"""Which collective calls, steps and batches a rank has reached, in order, so that ranks can be compared after a hang.
 
-`rank{r}.progress` is appended to at each event, with one small write, because a rank that hangs or is killed can say nothing
+Each event is appended to `rank{r}.progress` with one small write, because a rank that hangs or is killed can record nothing
 later. A line `+{...}` defines the next key: operation and the user's frames, innermost first; a line `K` or `K VALUE` is an
-event of key K. Only what the script itself calls counts: what runs inside a forward, a backward or another event does not.
+event of key K. Only calls of the script itself count, not those inside a forward, a backward or another event.
 """
 
-from __future__ import annotations
-
+import functools
 import json
 import os
-import sys
 import threading
-from types import FrameType
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..compat.names import LOADER_NEXT
 from ..dispatcher import Call, Leave
+from ..frames import running
 from ..session import Session
 
 _DEPTH = 8
@@ -29,7 +28,16 @@ _COLLECTIVES = (
     *("broadcast", "broadcast_object_list", "scatter", "scatter_object_list", "gather", "gather_object"),
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
 )
-_STATES = tuple(f"{verb}_{what}state_dict" for verb in ("get", "set") for what in ("model_", "optimizer_", ""))
+_WATCHED = {
+    "torch.distributed:": _COLLECTIVES,
+    "torch.distributed.checkpoint.state_dict:": tuple(
+        f"{verb}_{what}state_dict" for verb in ("get", "set") for what in ("model_", "optimizer_", "")
+    ),
+    "torch.distributed.checkpoint:": ("save", "async_save", "load"),
+    "torch.nn.utils:": ("clip_grad_norm_",),
+    "torch.distributed.tensor:DTensor.": ("full_tensor", "redistribute"),
+    "torch.autograd:": ("backward",),
+}
 
 
 class Progress:
@@ -52,20 +60,15 @@ class Progress:
         return not inside and threading.get_ident() == self._thread and os.getpid() == self._process
 
     def log(self, operation: str, value: int | None = None) -> None:
-        """Append one event. A signal handler that interrupts this logs nothing of its own: the numbers of keys are their order."""
+        """Append one event. A signal handler that interrupts this logs nothing: keys are numbered in their order."""
         before, self.busy = self.busy, True
         try:
-            self._append(operation, value, sys._getframe(1))
+            self._append(operation, value)
         finally:
             self.busy = before
 
-    def _append(self, operation: str, value: int | None, frame: FrameType | None) -> None:
-        frames: list[tuple[str, int, str]] = []
-        while frame is not None and len(frames) < _DEPTH:
-            code = frame.f_code
-            if self._owns(code.co_filename):
-                frames.append((code.co_filename, frame.f_lineno, code.co_name))
-            frame = frame.f_back
+    def _append(self, operation: str, value: int | None) -> None:
+        frames = list(islice((line for line in running() if self._owns(line[0])), _DEPTH))
         key = (operation, *frames)
         text = ""
         if key not in self._keys:
@@ -78,7 +81,7 @@ class Progress:
 
 
 def install(session: Session) -> None:
-    """Log the events of this rank; not in a reference run, where DDP stands in, and not where there is one process."""
+    """Log the events of this rank in runs of the script as it is: not in a DDP run, nor in a single process."""
     if session.request["mode"] != "fsdp":
         return
     progress = Progress(session)
@@ -86,26 +89,17 @@ def install(session: Session) -> None:
     def leave() -> None:
         progress.busy = False
 
-    def watch(target: str, name: str) -> None:
-        def before(call: Call) -> Leave | None:
-            if not progress.listens:
-                return None
-            progress.log(name)
-            progress.busy = True
-            return leave
+    def before(call: Call, name: str) -> Leave | None:
+        if not progress.listens:
+            return None
+        progress.log(name)
+        progress.busy = True
+        return leave
 
-        session.dispatcher.around(target, before=before, optional=True)
-
-    for name in _COLLECTIVES:
-        watch(f"torch.distributed:{name}", name)
-    for name in _STATES:
-        watch(f"torch.distributed.checkpoint.state_dict:{name}", name)
-    for name in ("save", "async_save", "load"):
-        watch(f"torch.distributed.checkpoint:{name}", f"dcp.{name}")
-    watch("torch.nn.utils:clip_grad_norm_", "clip_grad_norm_")
-    for name in ("full_tensor", "redistribute"):
-        watch(f"torch.distributed.tensor:DTensor.{name}", name)
-    watch("torch.autograd:backward", "backward")
+    for prefix, names in _WATCHED.items():
+        for name in names:
+            operation = f"dcp.{name}" if prefix == "torch.distributed.checkpoint:" else name
+            session.around(prefix + name, before=functools.partial(before, name=operation), optional=True)
     _watch_models(session, progress)
     _watch_loaders(session, progress)
 
@@ -152,5 +146,5 @@ def _watch_loaders(session: Session, progress: Progress) -> None:
 
         return leave
 
-    session.dispatcher.around("torch.utils.data:DataLoader.__iter__", before=begins, after=begun)
-    session.dispatcher.around(LOADER_NEXT, before=following)
+    session.around("torch.utils.data:DataLoader.__iter__", before=begins, after=begun)
+    session.around(LOADER_NEXT, before=following)

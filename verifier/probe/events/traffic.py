@@ -1,11 +1,10 @@
-"""Counting the collectives of each step: how many of each kind, and the bytes that a rank puts in or takes out.
+"""Counts the collectives of each step: how many of each kind, and the bytes that a rank sends or receives.
 
-torch 2.13 has a public and a functional form of each; one calls the other, so only the outermost counts. A test holds the
-counts against torch's own CommDebugMode.
+torch 2.13 has a public and a functional form of each; one calls the other, so only the outermost counts. A test compares the
+counts with torch's own CommDebugMode.
 """
 
-from __future__ import annotations
-
+import functools
 import threading
 
 import torch
@@ -19,28 +18,18 @@ from ..dispatcher import Call, Leave
 from ..session import Session
 from .models import trained
 
+# {kind: what may follow it in the name of a function}
 KINDS = {
-    "all_gather": (
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "all_gather_tensor",
-        "all_gather_single_coalesced",
-    ),
-    "reduce_scatter": (
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor_coalesced",
-    ),
-    "all_reduce": ("all_reduce", "all_reduce_coalesced"),
-    "all_to_all": ("all_to_all", "all_to_all_single"),
-    "broadcast": ("broadcast",),
+    "all_gather": ("", "_into_tensor", "_single", "_tensor", "_single_coalesced"),
+    "reduce_scatter": ("", "_tensor", "_single", "_tensor_coalesced"),
+    "all_reduce": ("", "_coalesced"),
+    "all_to_all": ("", "_single"),
+    "broadcast": ("",),
 }
 
 
 class Traffic:
-    """What this rank has sent in the step that is being prepared; written when the next one begins."""
+    """What this rank has sent in the current step; written when the next one begins."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -53,7 +42,7 @@ class Traffic:
 
     def add(self, kind: str, size: int) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
-        self._turn_page()
+        self._next_step()
         inside = self.session.depth > 0 or self.session.in_backward
         entry = (self.model if inside else self.script).setdefault(kind, [0, 0])
         entry[0] += 1
@@ -63,19 +52,19 @@ class Traffic:
             self.lines[key] = (self.lines.get(key, (0, place))[0] + size, place)
 
     def call(self) -> None:
-        """The forward of a module with FSDP groups begins (again, if activation checkpointing recomputes it)."""
-        self._turn_page()
+        """The forward of a module with FSDP groups begins, or its recomputation by activation checkpointing."""
+        self._next_step()
         self.calls += 1
 
     def backward(self, given: list[torch.Tensor]) -> None:
-        """A backward has ended: what it and its forward should have cost, by the groups that there are."""
-        self._turn_page()
+        """A backward has ended: the collectives that it and its forward should need for the existing groups."""
+        self._next_step()
         for _, root in self.session.roots:
-            for _, group in tensors.groups(root):
+            for _, group in groups.groups(root):
                 for kind, number in groups.collectives(group, trained(root)).items():
                     self.expected[kind] = self.expected.get(kind, 0) + number
 
-    def _turn_page(self) -> None:
+    def _next_step(self) -> None:
         if (step := self.session.step_number()) == self.step:
             return
         largest = sorted(self.lines.values(), key=lambda line: -line[0])[:3]
@@ -93,49 +82,38 @@ class Traffic:
 
 
 def install(session: Session) -> None:
-    """Count every collective from now on."""
     traffic = Traffic(session)
+    busy: set[int] = set()  # threads in a collective
 
     def called(call: Call) -> None:
         if isinstance(call.args[0], FSDPModule):
             traffic.call()
 
-    session.dispatcher.around("torch.nn:Module.__call__", before=called)
-    busy: set[int] = set()  # threads in a collective
-    for kind, names in KINDS.items():
-        counter = _Counter(traffic, kind, busy)
-        for name in names:
+    def before(call: Call, kind: str) -> Leave | None:
+        thread = threading.get_ident()
+        if thread in busy or _beside_training():
+            return None
+        busy.add(thread)
+
+        def leave() -> None:
+            busy.discard(thread)
+            if call.failed is None:
+                moved = tensors.tensors((call.args, call.kwargs, call.result))
+                traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
+
+        return leave
+
+    session.around("torch.nn:Module.__call__", before=called)
+    for kind, endings in KINDS.items():
+        counter = functools.partial(before, kind=kind)  # one object, which a function has once under all its names
+        for ending in endings:
             for module in ("torch.distributed", "torch.distributed.distributed_c10d", FUNCTIONAL):
-                session.dispatcher.around(f"{module}:{name}", before=counter.before, optional=True)
+                session.around(f"{module}:{kind}{ending}", before=counter, optional=True)
     if not session.stand_in:
         session.subscribe("backward", traffic.backward)
 
 
-class _Counter:
-    """Counts the outermost collectives of one kind."""
-
-    def __init__(self, traffic: Traffic, kind: str, busy: set[int]) -> None:
-        self._traffic = traffic
-        self._kind = kind
-        self._busy = busy
-
-    def before(self, call: Call) -> Leave | None:
-        """A collective begins."""
-        thread = threading.get_ident()
-        if thread in self._busy or _beside_training():
-            return None
-        self._busy.add(thread)
-
-        def leave() -> None:
-            self._busy.discard(thread)
-            if call.failed is None:
-                moved = tensors.tensors((call.args, call.kwargs, call.result))
-                self._traffic.add(self._kind, max((t.numel() * t.element_size() for t in moved), default=0))
-
-        return leave
-
-
 def _beside_training() -> bool:
-    """Whether this is a thread that Python started, such as that of a save: autograd's own threads are not."""
+    """Whether Python started this thread, as for a save; it does not start those of autograd."""
     thread = threading.current_thread()
     return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)

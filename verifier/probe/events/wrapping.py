@@ -1,6 +1,4 @@
-"""What is wrapped on which mesh, ties, parameters that come late, shards, tensors that the script joins itself."""
-
-from __future__ import annotations
+"""Meshes of wrapped modules, ties, parameters added after sharding, shards, DTensors that the script makes itself."""
 
 import weakref
 from collections.abc import Callable
@@ -12,41 +10,35 @@ from torch.distributed.fsdp import FSDPModule
 
 from ...trace.events import FromLocal, Late, Place, ShardedInput, Shards, Tie, Ties, Wrap
 from ...trace.origin import within_torch
-from ..compat.groups import managed
-from ..compat.tensors import data_mesh, layout, local, mesh_of, own_parameters, slots
+from ..compat.groups import managed, slots
+from ..compat.tensors import data_mesh, layout, local, mesh_of, own_parameters
 from ..dispatcher import Call
 from ..frames import caller
 from ..measures import shard_digest
 from ..session import Session
 
 _MARK = "_seen_by_fully_shard"
-_JOINED = 256
+_JOINED = 256  # calls of `DTensor.from_local` that are recorded
 
 _Owner = tuple[weakref.ref[nn.Module], str, Place | None]  # module, name of its parameter, line of `fully_shard`
 
 
 class Wrapping:
-    """What is remembered of wrapped modules between two events of one rank."""
+    """What is kept of wrapped modules between two events of one rank."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.owners: dict[int, list[_Owner]] = {}  # mark of a parameter -> where it was at the time of sharding
+        self.owners: dict[int, list[_Owner]] = {}  # mark of a parameter -> its owners at the time of sharding
         self.sharded: weakref.WeakKeyDictionary[nn.Module, Place | None] = weakref.WeakKeyDictionary()
         self.known: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self.ties: list[list[_Owner]] = []
         self.sharded_input = False
-        self.joined_calls = 0
 
     def wrapped(self, modules: list[nn.Module], options: dict[str, Any]) -> None:
         """`fully_shard` is about to be applied."""
         line = self.session.here()
-        self.session.write(
-            Wrap(
-                mesh=mesh_of(data_mesh(options)),
-                explicit_dims=options.get("dp_mesh_dims") is not None,
-                at_line=line,
-            )
-        )
+        explicit = options.get("dp_mesh_dims") is not None
+        self.session.write(Wrap(mesh=mesh_of(data_mesh(options)), explicit_dims=explicit, at_line=line))
         ignored = {id(p) for p in options.get("ignored_params") or ()}
         for module in modules:
             held = managed(module)
@@ -60,7 +52,7 @@ class Wrapping:
         self._find_ties()
 
     def _mark(self, param: torch.Tensor) -> int:
-        """A number that this object alone has: ids come back, and a weak reference would forbid `swap_tensors`."""
+        """A number unique to this object: an id can be reused, and a weak reference would forbid `swap_tensors`."""
         mark: int | None = getattr(param, _MARK, None)
         if mark is None:
             mark = len(self.owners) + 1
@@ -75,7 +67,7 @@ class Wrapping:
                 self.ties.append(list(places.values()))
 
     def adopted(self, root: nn.Module, own: str) -> None:
-        """A root is called for the first time: what of it was tied, and what came after it was sharded."""
+        """A root is called for the first time: which parameters of it were tied, or added after it was sharded."""
         ties = self._ties_in(root)
         if ties and isinstance(root, FSDPModule):
             self.session.write(Ties(ties=ties, at_line=self.session.here()))
@@ -90,17 +82,13 @@ class Wrapping:
         for tie in self.ties:
             inside = [(m, name, line) for ref, name, line in tie if (m := ref()) is not None and id(m) in names]
             if len(inside) > 1:
-                found.append(
-                    Tie(
-                        names=[f"{names[id(m)]}.{name}".lstrip(".") for m, name, _ in inside],
-                        parameters=len({id(own_parameters(m).get(name)) for m, name, _ in inside}),
-                        line=inside[-1][2],
-                    )
-                )
+                tied = [f"{names[id(m)]}.{name}".lstrip(".") for m, name, _ in inside]
+                objects = {id(own_parameters(m).get(name)) for m, name, _ in inside}
+                found.append(Tie(names=tied, parameters=len(objects), line=inside[-1][2]))
         return found
 
     def _late(self, root: nn.Module, own: str) -> None:
-        # the model of an adapter is above what was sharded
+        # the outermost sharded module: the model of an adapter contains it
         top = next((module for module in root.modules() if module in self.sharded), None)
         if top is None:
             return
@@ -121,36 +109,28 @@ class Wrapping:
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
         """A root is called: is it given a DTensor?
 
-        Not in a backward: selective checkpointing raises at an operator that the first forward did not call, and to look is to call one.
+        Not in a backward: this check calls an operator, and selective checkpointing raises at one that the first forward did not call.
         """
-        if self.sharded_input or self.session.in_backward:
+        if self.session.in_backward or self.sharded_input:
             return
         if any(layout(value, 0).sharded for value in given()):
             self.sharded_input = True
             self.session.write(ShardedInput())
 
     def joined(self, call: Call) -> None:
-        """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls are left out."""
-        if self.joined_calls < _JOINED and not within_torch(caller().f_code.co_filename):
-            self.joined_calls += 1
-            made = call.result
-            self.session.write(
-                FromLocal(
-                    shape=list(made.shape),
-                    local=list(local(made).shape),
-                    ranks=made.device_mesh.mesh.flatten().tolist(),
-                    at_line=self.session.here(),
-                )
-            )
+        """The shape that the script's own `DTensor.from_local` gives a tensor; torch's own calls do not count."""
+        if not within_torch(caller().f_code.co_filename) and self.session.first("from_local", _JOINED):
+            shape, own = list(call.result.shape), list(local(call.result).shape)
+            ranks, here = call.result.device_mesh.mesh.flatten().tolist(), self.session.here()
+            self.session.write(FromLocal(shape=shape, local=own, ranks=ranks, at_line=here))
 
 
 def install(session: Session) -> None:
-    """Subscribe to notices of sharding and of roots, and to `DTensor.from_local`."""
     watch = Wrapping(session)
     session.subscribe("shard", watch.wrapped)
     session.subscribe("adopt", watch.adopted)
     session.subscribe("call", watch.called)
-    session.dispatcher.around("torch.distributed.tensor:DTensor.from_local", after=watch.joined)
+    session.around("torch.distributed.tensor:DTensor.from_local", after=watch.joined)
 
 
 def _places(tie: list[_Owner]) -> set[tuple[int, str]]:

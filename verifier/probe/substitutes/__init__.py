@@ -1,1 +1,1 @@
-"""What stands in the place of something that the script asks for, so that its run can be compared or can run here at all."""
+"""Replacements for functions that the script calls, so that its run can be compared, or can run on this machine."""

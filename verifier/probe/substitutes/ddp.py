@@ -1,18 +1,16 @@
-"""`fully_shard` standing in as real DDP, so that a script becomes its own reference without an edit.
+"""Replaces `fully_shard` by real DDP, so that a script becomes its own reference without an edit.
 
 `mark` gives a module the methods of FSDPModule and nothing else; the outermost marked module is wrapped in
-DistributedDataParallel at its first call. `set_requires_gradient_sync` drives DDP's own flag. With one rank there is
-nothing to reduce and the module runs as it is. Plain tensors answer `full_tensor()`, `to_local()` and
-`_local_tensor` with themselves.
+DistributedDataParallel at its first call. `set_requires_gradient_sync` sets DDP's own flag. With one rank there is nothing to
+reduce and the module runs as it is. Plain tensors return themselves from `full_tensor()`, `to_local()` and `_local_tensor`.
 
-Beside tensor parallelism DDP has no place: its reducer takes no DTensor and would average over all ranks. There the
-gradients are averaged by hand over the mesh that the script gives to `fully_shard`, and the other dims stay as they are.
+DDP's reducer takes no DTensor and would average over all ranks, so beside tensor parallelism the gradients are averaged with a
+manual all-reduce over the mesh that the script gives to `fully_shard`; the other dims stay as they are.
 """
-
-from __future__ import annotations
 
 import functools
 import gc
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +28,10 @@ from ..compat import tensors
 from ..compat.names import DTENSOR_PART
 from ..dispatcher import Call
 from ..events.backward import finish_each
+from ..events.sharding import FLAGS
 from ..session import Session
 
 _state: dict[str, Any] = {}
-_classes: dict[type, type] = {}
-_FLAGS = 32  # calls of `set_requires_gradient_sync` that are recorded
 
 
 class DDPSubstitute(FSDPModule):
@@ -60,8 +57,7 @@ class DDPSubstitute(FSDPModule):
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         session: Session = _state["session"]
-        _state["flags"] += 1
-        if _state["flags"] <= _FLAGS:
+        if session.first("sync", FLAGS):
             session.write(Sync(at_line=session.here()))
         _state["sync"] = requires_gradient_sync
         for wrapper in _state["wrappers"].values():
@@ -76,16 +72,17 @@ class DDPSubstitute(FSDPModule):
         for param in own.parameters():
             if id(param) not in nested and param.requires_grad:
                 if id(param) not in _state["factors"]:
-                    param.register_hook(_scaled(id(param), _ranks(own)))  # type: ignore[no-untyped-call]
+                    hook = functools.partial(_scaled, key=id(param), ranks=tensors.ranks_of(_mesh(own)))
+                    param.register_hook(hook)  # type: ignore[no-untyped-call]
                 _state["factors"][id(param)] = factor
 
     set_reduce_scatter_divide_factor = set_gradient_divide_factor
 
     def unshard(self, async_op: bool = False) -> Any:
-        return _Handle() if async_op else None
+        return types.SimpleNamespace(wait=lambda: None) if async_op else None
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch does it for DTensors: a parameter is swapped in place, so that `to_empty` leaves a tied one tied."""
+        """Swap parameters in place, as torch does for DTensors, so that tied ones stay tied in `to_empty`."""
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -94,21 +91,12 @@ class DDPSubstitute(FSDPModule):
             torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _scaled(key: int, ranks: int) -> Any:
-    def scale(grad: torch.Tensor) -> torch.Tensor:
-        factor: float = _state["factors"][key]
-        return grad * (ranks / factor)
-
-    return scale
-
-
-class _Handle:
-    def wait(self) -> None:
-        """Nothing to wait for."""
+def _scaled(grad: torch.Tensor, key: int, ranks: int) -> torch.Tensor:
+    return grad * float(ranks / _state["factors"][key])
 
 
 def _nothing(self: DDPSubstitute, *args: Any, **kwargs: Any) -> None:
-    """A setting of FSDP that changes no mathematics, or that DDP has no counterpart for."""
+    """A setting of FSDP that does not change the mathematics, or that DDP does not have."""
 
 
 for _name, _value in vars(FSDPModule).items():
@@ -117,57 +105,50 @@ for _name, _value in vars(FSDPModule).items():
 
 
 def install(session: Session) -> None:
-    """From now on `fully_shard` gives what DDP stands in for; plain tensors answer the questions that scripts put to DTensors."""
-    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True, flags=0)
-    asked = False
-
-    def sharded(call: Call, proceed: Callable[[], Any]) -> Any:
-        return mark(*call.args, **call.kwargs)
+    """Replace `fully_shard` by DDP, and give plain tensors the methods of DTensors that scripts use."""
+    _state.update(session=session, wrappers={}, built=set(), factors={}, inside=False, sync=True)
 
     def registered(call: Call, proceed: Callable[[], Any]) -> Any:
         module, name = call.given(0, "module"), call.given(1, "method_name")
-        setattr(module, name, _reduced_by_hand(module, getattr(module, name)))
-
-    def itself(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return tensor
+        setattr(module, name, _reduced_manually(module, getattr(module, name)))
 
     def whole(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        nonlocal asked
-        if not asked:
-            asked = True
+        if session.first("local"):
             session.write(Local(at_line=session.here()))
         return tensor
 
-    session.dispatcher.around("torch.distributed.fsdp:fully_shard", replace=sharded)
-    session.dispatcher.around("torch.distributed.fsdp:register_fsdp_forward_method", replace=registered)
+    fsdp = "torch.distributed.fsdp"
+    session.around(f"{fsdp}:fully_shard", replace=lambda call, proceed: mark(*call.args, **call.kwargs))
+    session.around(f"{fsdp}:register_fsdp_forward_method", replace=registered)
     finish_each(session, _average_the_rest)
-    torch.Tensor.full_tensor = itself  # type: ignore[attr-defined]
+    torch.Tensor.full_tensor = lambda tensor, **kwargs: tensor  # type: ignore[attr-defined]
     torch.Tensor.to_local = whole  # type: ignore[attr-defined]
     setattr(torch.Tensor, DTENSOR_PART, property(whole))  # a DTensor has its own
 
 
 def mark(module: Any, **options: Any) -> Any:
-    """In place of `fully_shard(module, **options)`."""
-    ignored = options.get("ignored_params") or set()
+    """Replaces `fully_shard(module, **options)`; like it, moves parameters to the current accelerator."""
     for item in module if isinstance(module, list | tuple) else [module]:
-        cls = type(item)
         if not isinstance(item, DDPSubstitute):
-            made = _classes.get(cls) or type(f"FSDP{cls.__name__}", (DDPSubstitute, cls), {})
-            _classes[cls] = made
-            item.__class__ = made
-        item.__dict__.setdefault("_ignored_by_fsdp", set()).update(id(p) for p in ignored)
+            item.__class__ = _marked(type(item))  # type: ignore[arg-type]
         item.__dict__["_mesh_of_fsdp"] = tensors.data_mesh(options)
-        _move(item)
+        if torch.cuda.is_available() and any(p.device.type == "cpu" for p in item.parameters()):
+            item.to(torch.device("cuda", torch.cuda.current_device()))
     return module
 
 
-def _reduced_by_hand(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method registered with `register_fsdp_forward_method`: DDP knows only `forward`, so averaging is by hand."""
+@functools.cache
+def _marked(cls: type) -> type:
+    return type(f"FSDP{cls.__name__}", (DDPSubstitute, cls), {})
+
+
+def _reduced_manually(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method registered with `register_fsdp_forward_method`: DDP handles only `forward`, so the all-reduce is manual."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
         if dist.is_initialized() and dist.get_world_size() > 1:
-            _state["wrappers"].setdefault(id(module), _ByHand(module))
+            _state["wrappers"].setdefault(id(module), _Manual(module))
         outer, _state["inside"] = _state["inside"], True
         try:
             return method(*args, **kwargs)
@@ -178,9 +159,9 @@ def _reduced_by_hand(module: nn.Module, method: Callable[..., Any]) -> Callable[
 
 
 def _average_the_rest() -> None:
-    """Average by hand what DDP's reducer did not: it works once for each forward, with the sync flag that it met there.
+    """All-reduce what DDP's reducer did not: it reduces once for each forward, with the sync flag at that time.
 
-    What is averaged is the gradient accumulated so far; the part that was averaged before is equal on all ranks and stays.
+    The gradient accumulated so far is averaged; its part that was averaged before is equal on all ranks and does not change.
     """
     for wrapper in _state["wrappers"].values():
         if _state["sync"] and not wrapper.armed:
@@ -189,9 +170,9 @@ def _average_the_rest() -> None:
 
 
 def _average(module: nn.Module) -> None:
-    """Average over the data-parallel ranks every gradient that one of them has; who has none has zeros."""
+    """Average over the data-parallel ranks every gradient that one of them has; ranks without it contribute zeros."""
     params = [p for p in module.parameters() if p.requires_grad]
-    groups = _groups(module)
+    groups = tensors.groups_of(_mesh(module))
     present = torch.tensor([float(p.grad is not None) for p in params])
     present = present.to(tensors.local(params[0]).device) if params else present
     for group in groups:
@@ -206,28 +187,16 @@ def _average(module: nn.Module) -> None:
         part = tensors.local(param.grad)
         for group in groups:
             dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-        part.div_(_ranks(module))
+        part.div_(tensors.ranks_of(_mesh(module)))
 
 
-def _groups(module: nn.Module) -> list[Any]:
-    """The process groups over which the gradients of a marked module are reduced, one after the other."""
-    return tensors.groups_of(module.__dict__.get("_mesh_of_fsdp"))
-
-
-def _ranks(module: nn.Module) -> int:
-    """How many ranks share the gradients of a marked module."""
-    mesh: DeviceMesh | None = module.__dict__.get("_mesh_of_fsdp")
-    if mesh is not None:
-        return int(mesh.size())
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _beside_tensor_parallelism(module: nn.Module) -> bool:
-    return _groups(module) != [None] or any(isinstance(p, DTensor) for p in module.parameters())
+def _mesh(module: nn.Module) -> DeviceMesh | None:
+    """The mesh of data parallelism that the script gives for a marked module."""
+    return module.__dict__.get("_mesh_of_fsdp")
 
 
 class _Reference(DistributedDataParallel):
-    """DDP that remembers whether its reducer waits for the next backward, and which parameters it was built for."""
+    """DDP, with whether its reducer waits for the next backward (`armed`) and the parameters that it was built for."""
 
     armed = False
     trainable: set[int] | None = None
@@ -238,8 +207,8 @@ class _Reference(DistributedDataParallel):
         return super().forward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-class _ByHand(nn.Module):
-    """In the place of DDP, for graphs that its reducer refuses: the module itself, never armed, whatever is trainable."""
+class _Manual(nn.Module):
+    """Replaces DDP for graphs that its reducer does not support: the module itself, never armed."""
 
     trainable: set[int] | None = None
 
@@ -253,39 +222,37 @@ class _ByHand(nn.Module):
 
 
 def _wrapper(module: nn.Module) -> nn.Module | None:
-    """The DDP wrapper of an outermost marked module, made at its first call; None where there is nothing to reduce."""
+    """The DDP wrapper of an outermost marked module, made at its first call; None if there is nothing to reduce."""
     trainable = {id(p) for p in module.parameters() if p.requires_grad}
     if not trainable or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    if (old := _state["wrappers"].get(id(module))) is not None and old.trainable not in (None, trainable):
+    wrappers: dict[int, _Reference | _Manual] = _state["wrappers"]
+    if (old := wrappers.get(id(module))) is not None and old.trainable not in (None, trainable):
         # FSDP reads `requires_grad` at every forward, DDP only when it is built.
-        del _state["wrappers"][id(module)], old
-        gc.collect()  # the reducer takes its hooks off the parameters when it is destroyed
-    if id(module) not in _state["wrappers"]:
-        made: _Reference | _ByHand
-        with warnings.catch_warnings():
-            # torch 2.13 renames broadcast_buffers; the old name still means what is needed here.
-            warnings.simplefilter("ignore", FutureWarning)
-            if _state["session"].request["by_hand"] or _beside_tensor_parallelism(module):
-                made = _ByHand(module)
-            else:
-                first = id(module) not in _state["built"]
-                made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True, init_sync=first)
-                made.trainable = trainable
-                _state["built"].add(id(module))
+        del wrappers[id(module)], old
+        gc.collect()  # the reducer removes its hooks from the parameters when it is destroyed
+    if id(module) not in wrappers:
+        beside_tp = tensors.groups_of(_mesh(module)) != [None] or any(
+            isinstance(p, DTensor) for p in module.parameters()
+        )
+        manual = _state["session"].request["by_hand"] or beside_tp
+        made = wrappers[id(module)] = _Manual(module) if manual else _ddp(module, trainable)
         made.require_backward_grad_sync = _state["sync"]
-        _state["wrappers"][id(module)] = made
-    wrapper: nn.Module = _state["wrappers"][id(module)]
-    wrapper.training = module.training
-    return wrapper
+    wrappers[id(module)].training = module.training
+    return wrappers[id(module)]
+
+
+def _ddp(module: nn.Module, trainable: set[int]) -> _Reference:
+    with warnings.catch_warnings():
+        # torch 2.13 renames broadcast_buffers; the old name is still supported
+        warnings.simplefilter("ignore", FutureWarning)
+        first = id(module) not in _state["built"]
+        made = _Reference(module, broadcast_buffers=False, find_unused_parameters=True, init_sync=first)
+    made.trainable = trainable
+    _state["built"].add(id(module))
+    return made
 
 
 def _module(item: DDPSubstitute) -> nn.Module:
     assert isinstance(item, nn.Module)
     return item
-
-
-def _move(module: nn.Module) -> None:
-    """`fully_shard` moves parameters to the current accelerator; so does its stand-in."""
-    if torch.cuda.is_available() and any(p.device.type == "cpu" for p in module.parameters()):
-        module.to(torch.device("cuda", torch.cuda.current_device()))

@@ -1,10 +1,7 @@
-"""Full precision, so that runs can be compared: no mixed precision, no autocast, no dropout.
+"""Switches off mixed precision, autocast and dropout, so that runs can be compared.
 
-The request asks for all three (`full_precision`) or for dropout alone to be off (`dropless`), so that no random mask stands between two
-world sizes.
+The request asks for all three (`full_precision`) or for dropout alone (`dropless`), whose masks differ between world sizes.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +15,13 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    """From now on nothing is rounded or dropped, as far as the request says."""
-    around = session.dispatcher.around
+    """Switch off what the request names."""
+    around = session.around
     if session.request["full_precision"] or session.request["dropless"]:
         for name, (key, position) in DROPOUTS.items():
             around(f"torch.nn.functional:{name}", replace=_without(key, position))
     if session.request["full_precision"]:
-        around("torch:autocast.__init__", after=_off)
+        around("torch:autocast.__init__", after=lambda call: tensors.turn_off(call.args[0]))
         around("torch.distributed.fsdp:fully_shard", replace=_sharded)
 
 
@@ -40,11 +37,6 @@ def _without(key: str, position: int) -> Callable[[Call, Callable[[], Any]], Any
         return proceed()
 
     return dropped
-
-
-def _off(call: Call) -> None:
-    if tensors.autocast_is_on(call.args[0]):
-        tensors.turn_off(call.args[0])
 
 
 def _sharded(call: Call, proceed: Callable[[], Any]) -> Any:

@@ -1,12 +1,10 @@
-"""`fully_shard` over one rank each: the reference for scripts that ask DTensors what DDP's plain tensors cannot answer.
+"""`fully_shard` over a mesh of one rank: the reference for scripts that use DTensor methods, which DDP's plain tensors lack.
 
-Every rank shards over a mesh of its own, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no
-collective of FSDP moves data between ranks. Gradients are averaged after each backward, with a manual all-reduce over the mesh that the
-script gives to `fully_shard`; beside tensor parallelism the other dims stay as they are. So FSDP's own sharding, gathering and reducing
-is still judged by something that has none of them.
+Every rank shards over its own mesh, so that parameters are DTensors, state dicts and `distribute_tensor` work, and no collective
+of FSDP moves data between ranks. Gradients are averaged after each backward, with a manual all-reduce over the mesh that the
+script gives to `fully_shard`; the dims of tensor parallelism stay as they are. So FSDP's sharding, gathering and reducing are
+compared with a run that does none of them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..compat import tensors
+from ..compat.groups import groups
 from ..dispatcher import Call
 from ..events.backward import finish_each
 from ..events.sharding import DIVIDE
@@ -39,7 +38,7 @@ def install(session: Session) -> None:
         return result
 
     def divided(call: Call, proceed: Callable[[], Any]) -> Any:
-        factor = call.given(1, "factor") / max((_ranks(mesh) for _, mesh in _state["modules"]), default=1)
+        factor = call.given(1, "factor") / max((tensors.ranks_of(mesh) for _, mesh in _state["modules"]), default=1)
         call.args, call.kwargs = (call.args[0], factor), {}
         return proceed()
 
@@ -50,12 +49,12 @@ def install(session: Session) -> None:
 
 
 def _average_all() -> None:
-    """Average the gradients that FSDP has left in `.grad`. What was averaged before is equal everywhere and stays."""
+    """Average the gradients in `.grad`. The part that was averaged before is equal on all ranks and does not change."""
     if not _state["modules"] or dist.get_world_size() == 1:
         return
     seen: set[int] = set()
     for module, mesh in _state["modules"]:
-        for _, group in tensors.groups(module):
+        for _, group in groups(module):
             for item in group.fsdp_params:
                 param = item.sharded_param
                 if id(param) not in seen and param.requires_grad:
@@ -64,27 +63,20 @@ def _average_all() -> None:
 
 
 def _average(param: nn.Parameter, mesh: DeviceMesh | None) -> None:
-    """The mean over the data ranks; a rank without a gradient gives zeros, and takes the mean if any rank has one."""
+    """The mean over the data ranks; a rank without a gradient contributes zeros, and gets the mean if any rank has one."""
     mine = torch.zeros_like(tensors.local(param)) if param.grad is None else tensors.local(param.grad)
     there = torch.tensor([float(param.grad is not None)], device=mine.device)
-    groups = tensors.groups_of(mesh)
-    for group in groups:
+    data_groups = tensors.groups_of(mesh)
+    for group in data_groups:
         dist.all_reduce(there, group=group)
     if there.item() == 0.0:
         return
-    for group in groups:
+    for group in data_groups:
         dist.all_reduce(mine, group=group)
-    mine.div_(_ranks(mesh))
+    mine.div_(tensors.ranks_of(mesh))
     if param.grad is None:
         param.grad = torch.empty_like(param)
         tensors.local(param.grad).copy_(mine)
-
-
-def _ranks(mesh: DeviceMesh | None) -> int:
-    """How many ranks share the gradients of what is sharded over a mesh; without one, all."""
-    if mesh is not None:
-        return int(mesh.size())
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _mesh() -> DeviceMesh:

@@ -1,14 +1,10 @@
-"""Events of checkpoints: what is saved, loaded, asked for and found."""
-
-from __future__ import annotations
+"""Events of checkpoints: saves, loads, state dicts and inspected files."""
 
 from dataclasses import field
 
-from ..typed import Event, Part, record
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 
 
-@record
 class Checkpoint(Located):
     """The script called a checkpoint function: `save`, `torch.load`, `set_state_dict` ... (events/checkpoints.py)."""
 
@@ -17,7 +13,6 @@ class Checkpoint(Located):
     to: str
 
 
-@record
 class SavedEntry(Part):
     """One value of a state dict on one rank. `kind`: "tensor", "dtensor", "value" (its text) or "object" (its type)."""
 
@@ -32,9 +27,8 @@ class SavedEntry(Part):
     offset: list[int] = field(default_factory=list)
 
 
-@record
 class Saving(Located):
-    """What a save is given, and what the rank holds then (events/checkpoints.py)."""
+    """What a save is given, and the state of the rank at that time (events/checkpoints.py)."""
 
     op: str
     call: int
@@ -48,40 +42,35 @@ class Saving(Located):
     state: dict[str, dict[str, list[float] | float]]
 
 
-@record
 class SaveInFlight(Located):
-    """A collective of the main thread while an asynchronous save is on its way (events/flight.py)."""
+    """A collective of the main thread while an asynchronous save is in flight (events/flight.py)."""
 
     what: str
     saved_line: Place | None
     apart: bool  # whether the group has a backend for each
 
 
-@record
 class Renamed(Event):
-    """What was saved has another name now (events/flight.py)."""
+    """A saved path was renamed (events/flight.py)."""
 
     old: str
     new: str
 
 
-@record
 class Killed(Event):
     """This rank is about to be killed in a save, as the request asks (crash.py)."""
 
 
-@record
 class SetState(Located):
-    """What a rank hands to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
+    """What a rank passes to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
     op: str
     given: int  # keys
     broadcast: bool
 
 
-@record
 class Template(Located):
-    """What `get_state_dict` and the like gave back (events/templates.py); `states`: parameters with optimizer state."""
+    """What `get_state_dict` and the like returned (events/templates.py); `states`: parameters with optimizer state."""
 
     op: str
     step: int
@@ -94,9 +83,8 @@ class Template(Located):
     had_grads: bool
 
 
-@record
 class Lenient(Located):
-    """A load that accepts missing keys, and what it did not find (events/templates.py)."""
+    """A load that accepts missing keys, and the keys that were missing (events/templates.py)."""
 
     how: str
     wanted: int
@@ -107,9 +95,8 @@ class Lenient(Located):
     unused: list[str]
 
 
-@record
 class InspectedCheckpoint(Event):
-    """A checkpoint as it lies on the disk (opener.py)."""
+    """The content of a checkpoint on disk (opener.py)."""
 
     path: str
     format: str = "missing"

@@ -1,14 +1,10 @@
 """Events of groups and collectives."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
-from ..typed import Event, Part, record
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 
 
-@record
 class Mesh(Part):
     """A device mesh."""
 
@@ -17,9 +13,8 @@ class Mesh(Part):
     ranks: list[int]
 
 
-@record
 class Reduce(Located):
-    """A group is about to reduce, and these parameters bring no gradient (events/groups.py)."""
+    """A group is about to reduce, and these parameters have no gradient (events/groups.py)."""
 
     group: str
     step: int
@@ -29,14 +24,12 @@ class Reduce(Located):
     ranks: list[int]
 
 
-@record
 class AllReduce(Located):
     """`set_requires_all_reduce` was called (events/groups.py)."""
 
     value: bool
 
 
-@record
 class Stale(Located):
     """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
 
@@ -45,7 +38,6 @@ class Stale(Located):
     evaluated: Place | None
 
 
-@record
 class Partial(Event):
     """Groups that an optimizer step finds with gradients that were not all-reduced (events/groups.py)."""
 
@@ -53,19 +45,16 @@ class Partial(Event):
     step: int
 
 
-@record
 class InplaceView(Located):
     """A view that a wrapped module returned was changed in place before backward (events/groups.py)."""
 
     module: str
 
 
-@record
 class ShardedInput(Event):
     """A root is given a DTensor (events/wrapping.py)."""
 
 
-@record
 class FromLocal(Located):
     """The script made a DTensor of local shards (events/wrapping.py)."""
 
@@ -74,22 +63,19 @@ class FromLocal(Located):
     ranks: list[int]
 
 
-@record
 class PartialRead(Located):
-    """A number was read from a DTensor that is still to be reduced (events/gradients.py)."""
+    """A number was read from a Partial DTensor (events/gradients.py)."""
 
     op: str
     placements: list[str]
 
 
-@record
 class TrafficLine(Part):
     """A line of the script that gathers."""
 
     at_line: Place
 
 
-@record
 class Traffic(Event):
     """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py)."""
 
@@ -101,9 +87,8 @@ class Traffic(Event):
     expected: dict[str, int]  # {kind: number} by the groups that there are
 
 
-@record
 class ProgressEvent(Part):
-    """What a rank has come to (a line of the progress log, events/progress.py); `frames`: file, line and function, innermost first."""
+    """A call that a rank has reached (a line of the progress log); `frames`: file, line and function, innermost first."""
 
     op: str
     frames: list[tuple[str, int, str]] = field(default_factory=list)

@@ -1,13 +1,9 @@
 """Events of models: what is sharded how, what a model is at its first forward."""
 
-from __future__ import annotations
-
-from ..typed import Event, Part, record
-from .base import Located, Place
+from ..typed import Event, Located, Part, Place
 from .distributed import Mesh
 
 
-@record
 class Parameter(Part):
     """A parameter at the first forward of its model, as one rank holds it; `unset`: elements that nothing has written since `to_empty`."""
 
@@ -30,7 +26,6 @@ class Parameter(Part):
     rank: int = 0  # filled in by `Run.parameters`
 
 
-@record
 class Buffer(Part):
     """A buffer at the first forward of its model."""
 
@@ -39,14 +34,12 @@ class Buffer(Part):
     unset: int
 
 
-@record
 class Group(Part):
     """An FSDP parameter group, by its module."""
 
     module: str
 
 
-@record
 class Block(Part):
     """Sibling modules of one class that each hold further modules: what a wrapping plan would name."""
 
@@ -56,7 +49,6 @@ class Block(Part):
     numel: int
 
 
-@record
 class Model(Located):
     """A root at its first forward (events/models.py). `root`: the prefix of its names, "" for the first."""
 
@@ -68,7 +60,6 @@ class Model(Located):
     starting_point: str  # "own", "left", "loaded" or why it could not be loaded
 
 
-@record
 class ShardedParameter(Part):
     """A plain parameter that is about to be sharded."""
 
@@ -78,7 +69,6 @@ class ShardedParameter(Part):
     sketch: list[float]
 
 
-@record
 class Shard(Located):
     """`fully_shard` is about to be applied (events/sharding.py)."""
 
@@ -86,11 +76,10 @@ class Shard(Located):
     param_dtype: str | None
     reduce_dtype: str | None
     output_dtype: str | None
-    unread: list[str]  # options that it takes and does nothing with, in words
+    unread: list[str]  # options that have no effect, each with the reason
     parameters: list[ShardedParameter]
 
 
-@record
 class Wrap(Located):
     """The mesh of a `fully_shard` (events/wrapping.py)."""
 
@@ -98,7 +87,6 @@ class Wrap(Located):
     explicit_dims: bool
 
 
-@record
 class Tie(Part):
     """One parameter under several names before sharding; `parameters`: how many objects it is now."""
 
@@ -107,32 +95,27 @@ class Tie(Part):
     line: Place | None
 
 
-@record
 class Ties(Located):
     """The ties of a root at its first forward (events/wrapping.py)."""
 
     ties: list[Tie]
 
 
-@record
 class Late(Located):
-    """Parameters that came to a module after it was sharded (events/wrapping.py)."""
+    """Parameters added to a module after it was sharded (events/wrapping.py)."""
 
     names: list[str]
 
 
-@record
 class Shards(Event):
     """A digest of each shard of a root, None where equality says nothing (events/wrapping.py)."""
 
     digests: dict[str, str | None]
 
 
-@record
 class ToEmpty(Located):
     """`Module.to_empty` has allocated memory (events/empty.py)."""
 
 
-@record
 class Local(Located):
-    """The script asked a plain tensor of the DDP run for its shard (substitutes/ddp.py)."""
+    """The script called `to_local` on a plain tensor of the DDP run (substitutes/ddp.py)."""

@@ -1,21 +1,16 @@
 """Events of the script as a whole: its beginning, its end, its errors, and the errors of the probe."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
-from ..typed import Event, Part, record
-from .base import Place
+from ..typed import Event, Part, Place
 
 
-@record
 class Start(Event):
     """The probe is installed (rank.py)."""
 
     torch: str
 
 
-@record
 class End(Event):
     """How the script ended: `how` is "return", "stopped", "sys.exit", "os._exit" or "exception" (rank.py, events/exit.py)."""
 
@@ -26,7 +21,6 @@ class End(Event):
     frames: list[Place] = field(default_factory=list)
 
 
-@record
 class RaisedFrame(Part):
     """A frame of an error; if its `self` is a module: its class, a number for the object, how many weights are shards now."""
 
@@ -44,21 +38,18 @@ class RaisedFrame(Part):
     buffers: dict[str, str] = field(default_factory=dict)
 
 
-@record
 class Raised(Event):
     """The frames of the script's error, innermost first (events/raised.py)."""
 
     frames: list[RaisedFrame]
 
 
-@record
 class Adapted(Event):
-    """What a library was made to believe so that it shards on the CPU (substitutes/libraries.py)."""
+    """What the probe changed in a library so that it shards on the CPU, in words (substitutes/libraries.py)."""
 
     told: str
 
 
-@record
 class ProbeError(Event):
     """An error of the probe, which the script did not see. `symbol`: the subscriber or the name of torch that is missing."""
 

@@ -1,12 +1,8 @@
 """Events of training: micro-batches, optimizer steps, gradients, precision, data."""
 
-from __future__ import annotations
-
-from ..typed import Event, Part, record
-from .base import Located
+from ..typed import Event, Located, Part
 
 
-@record
 class Criterion(Part):
     """A cross entropy of a micro-batch: how many targets counted, and its value if it is one number."""
 
@@ -15,7 +11,6 @@ class Criterion(Part):
     value: float | None
 
 
-@record
 class Micro(Located):
     """A backward has ended (events/backward.py). `rows`: hashes of the samples; `random`: of the generators before the forward."""
 
@@ -26,14 +21,12 @@ class Micro(Located):
     random: str | None
 
 
-@record
 class Cleared(Event):
-    """Gradients of a step were thrown away before it (events/calls.py)."""
+    """Gradients of a step were discarded before it (events/calls.py)."""
 
     step: int
 
 
-@record
 class Optimizer(Located):
     """An optimizer was constructed (events/optimizers.py)."""
 
@@ -42,9 +35,8 @@ class Optimizer(Located):
     after_forward: bool
 
 
-@record
 class Step(Located):
-    """What a step finds before it changes anything (events/optimizers.py); sketches of this rank's shards."""
+    """The state before a step (events/optimizers.py); sketches of this rank's shards."""
 
     step: int
     optimizer: int
@@ -59,9 +51,8 @@ class Step(Located):
     weights: dict[str, list[float]]
 
 
-@record
 class Stepped(Event):
-    """What a step left (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
+    """The state after a step (events/optimizers.py). `moved`: [change.change, change.gradient, elements that changed]."""
 
     step: int
     optimizer: int
@@ -69,78 +60,66 @@ class Stepped(Event):
     moved: dict[str, list[float]]
 
 
-@record
 class Stress(Event):
-    """What became of huge gradients, {name: [before.before, before.after, after.after]} (events/stress.py)."""
+    """Huge gradients at the step, {name: [before.before, before.after, after.after]} (events/stress.py)."""
 
     products: dict[str, list[float]]
 
 
-@record
 class Sync(Located):
     """`set_requires_gradient_sync` was called (events/sharding.py)."""
 
 
-@record
 class Divide(Located):
     """`set_gradient_divide_factor` was called (events/sharding.py)."""
 
     factor: float
 
 
-@record
 class Zeroed(Located):
-    """Gradients were zeroed, and these unsynced ones stayed (events/gradients.py)."""
+    """`zero_grad` was called and left these unsynced gradients (events/gradients.py)."""
 
     step: int
     unsynced: list[str]
 
 
-@record
 class NotCleared(Located):
     """`Module.zero_grad` left these gradients as they were (events/gradients.py)."""
 
     names: list[str]
 
 
-@record
 class Discarded(Event):
-    """`reset_iter_state` threw unsynced gradients away (events/gradients.py)."""
+    """`reset_iter_state` discarded unsynced gradients (events/gradients.py)."""
 
 
-@record
 class Clips(Event):
     """The first call of `clip_grad_norm_` (events/gradients.py)."""
 
 
-@record
 class ClipOfNothing(Located):
     """A clip was given no tensor at a line where it was given some before (events/gradients.py)."""
 
     step: int
 
 
-@record
 class ShardInStep(Located):
-    """An optimizer's own code asked for a shard within its step (events/gradients.py)."""
+    """An optimizer's own code called `to_local` within its step (events/gradients.py)."""
 
 
-@record
 class Recompute(Located):
-    """A recomputed dropout met a random state of the first forward, or not (events/recompute.py)."""
+    """Whether a recomputed dropout started from a random state of the first forward (events/recompute.py)."""
 
     same: bool
     place: str
 
 
-@record
 class Inexact(Event):
     """ "dropout" or "autocast" is active, which a full-precision run switches off (events/precision.py)."""
 
     what: str
 
 
-@record
 class LossyCast(Located):
     """FSDP's cast of a forward's input changes whole numbers (events/precision.py)."""
 
@@ -152,21 +131,18 @@ class LossyCast(Located):
     now: float
 
 
-@record
 class Scaler(Event):
     """A loss scaler is used (events/precision.py)."""
 
     cls: str
 
 
-@record
 class Autocast(Event):
     """Autocast is used, with this dtype (events/precision.py)."""
 
     dtype: str
 
 
-@record
 class Sampler(Located):
     """A DistributedSampler begins an order (events/data.py)."""
 
@@ -177,12 +153,10 @@ class Sampler(Located):
     samples: int
 
 
-@record
 class SetEpoch(Event):
     """`DistributedSampler.set_epoch` was called (events/data.py)."""
 
 
-@record
 class Memory(Event):
     """Bytes on this rank after a step (events/memory.py); `before` and `peak` are of the process."""
 

@@ -1,4 +1,4 @@
-"""What the probe could not see must not pass, and what a library was told is in the report."""
+"""Errors of the probe: the rules that need the missing records are inconclusive, and changes to libraries are in the report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from verified_fsdp2.verifier.report.assemble import notes
 from verified_fsdp2.verifier.trace.events import ProbeError
 
 RIGHT = [model(), micro(), step(), stepped()]
-DEAF = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
+PROBE_ERROR = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
 
 
-@pytest.mark.parametrize(("records", "status"), [([], "not_applicable"), ([DEAF], "inconclusive")])
-def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, object]], status: str) -> None:
+@pytest.mark.parametrize(("records", "status"), [([], "not_applicable"), ([PROBE_ERROR], "inconclusive")])
+def test_rules_are_inconclusive_after_an_error_of_their_topic(records: list[dict[str, object]], status: str) -> None:
     evidence = Evidence(train=run(*[[*records, *RIGHT]] * 2))
     found, *others = judge(evidence, ["tied-weights-split-groups"])
     assert [(f.rule, f.status) for f in others] == [("verifier", "error")] * bool(records)
@@ -26,7 +26,7 @@ def test_a_listener_that_failed_leaves_its_rules_open(records: list[dict[str, ob
     assert ("ties: KeyError" in found.evidence) is (status == "inconclusive")
 
 
-def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
+def test_an_error_while_an_error_is_noted_is_recorded() -> None:
     written: list[tuple[str, str]] = []
 
     class Broken:
@@ -41,6 +41,6 @@ def test_a_failure_while_an_error_is_noted_is_recorded() -> None:
     assert written == [("probe_error", "RuntimeError: no stack")]
 
 
-def test_what_a_library_was_told_is_a_note(tmp_path: Path) -> None:
-    told = {"kind": "adapted", "library": "accelerate", "told": "it was told", "line": LINE}
-    assert notes(None, Evidence(train=run([told, told], [told])), ()) == ["it was told"]
+def test_a_change_to_a_library_is_a_note_once(tmp_path: Path) -> None:
+    adapted = {"kind": "adapted", "library": "accelerate", "told": "its state was changed", "line": LINE}
+    assert notes(None, Evidence(train=run([adapted, adapted], [adapted])), ()) == ["its state was changed"]
