@@ -372,7 +372,7 @@ def test_skipped_and_required_is_refused() -> None:
 def test_a_widened_limit_is_told_first() -> None:
     by = {"matches-ddp": Widening(2.5, "a sum in another order")}
     told = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
-    assert told.evidence == "[limit taken 2.5 times: a sum in another order] 5 steps"
+    assert "2.5: a sum in another order" in told.evidence and told.evidence.endswith("5 steps")
     assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
 
 
@@ -461,7 +461,7 @@ def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.Captur
     assert report["verdict"] == "pass" and findings["resume-is-exact"]["status"] == "inconclusive"
     assert not findings["resume-is-exact"]["required"]
     wide, plain = findings["matches-ddp"], findings["matches-single-process"]
-    assert wide["evidence"].startswith("[limit taken 50 times: because] ")
+    assert "50: because" in wide["evidence"]
     assert wide["limit"] > plain["limit"] > 0 and not plain["evidence"].startswith("[")
     assert {s["rule"] for s in report["skipped"]} == {n for n, rule in RULES.items() if rule.family == "clipping"}
     assert not set(findings) & {s["rule"] for s in report["skipped"]}

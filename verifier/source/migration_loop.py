@@ -7,7 +7,7 @@ from .looks import is_const
 from .migration_scene import Found, Scene, Table, rows
 from .values import Value, choices, reach
 
-_STATES: Table = {
+_STATE_ROWS: Table = {
     "state_dict_type": ("state_dict_type", "set_state_dict_type"),
     "FullStateDictConfig": ("FullStateDictConfig", "FullOptimStateDictConfig"),
     "ShardedStateDictConfig": ("ShardedStateDictConfig", "ShardedOptimStateDictConfig"),
@@ -19,6 +19,7 @@ _STATES: Table = {
     ),
     "summon_full_params": ("summon_full_params",),
 }
+_STATES = {name: row for row, names in _STATE_ROWS.items() for name in names}
 _CALLS: Table = {
     "ShardedGradScaler": ("fsdp.ShardedGradScaler",),
     "GradScaler": ("torch.amp.GradScaler", "torch.GradScaler", "torch.amp.grad_scaler.GradScaler"),
@@ -113,9 +114,9 @@ def states(scene: Scene) -> Found:
         held = scene.held(event.args[0]) if event.args else set()
         if held:
             yield "torch.save" + (" of the model alone" if held == {"model"} else ""), event, {}
-    for row, names in _STATES.items() if scene.kind == "fsdp1" else ():
-        methods = [event for event in flow.methods(*names) if scene.wrapper(event.on)]
-        yield from rows(row, (*flow.ops(*(f"fsdp.{name}" for name in names)), *methods))
+    for name, row in _STATES.items() if scene.kind == "fsdp1" else ():
+        methods = (event for event in flow.methods(name) if scene.wrapper(event.on))
+        yield from rows(row, (*flow.ops(f"fsdp.{name}"), *methods))
 
 
 def libraries(scene: Scene) -> Found:
