@@ -118,7 +118,7 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
     by = tolerances.get(finding.rule)
     if by is None or finding.limit is None:
         return finding
-    return replace(finding, evidence=f"[limit multiplied by {by.times:g}: {by.reason}] {finding.evidence}")
+    return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:

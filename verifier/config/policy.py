@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..finding import Finding
 from ..trace.events import Place
 
-BY_HAND = "skipped by --skip"
+BY_HAND = "option --skip"
 
 
 @dataclass(frozen=True)
