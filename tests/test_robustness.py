@@ -340,9 +340,7 @@ def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, caps
     (folder / "a.py").write_text(script)
     assert main(["verify", "a.py", "--steps", "3", "--only", "root-not-wrapped", "--only", "matches-ddp"]) == 4
     told = " ".join(capsys.readouterr().out.split())
-    assert (
-        "CUT SHORT after 1 run: incomplete: environment error: the process that manages a run" in told
-    )
+    assert "CUT SHORT after 1 run: incomplete: environment error: the process that manages a run" in told
     assert "pass root-not-wrapped" in told and "open matches-ddp" in told
 
 
