@@ -22,7 +22,7 @@ class UserError(Exception):
 
 
 class MachineRefuses(Exception):
-    """This machine cannot run what was asked (exit 4): no sockets, too few devices, no fork."""
+    """The environment cannot run what was requested (exit 4): no sockets, too few devices, no fork."""
 
 
 class Interrupted(KeyboardInterrupt):

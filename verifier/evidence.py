@@ -1,11 +1,11 @@
-"""All that the rules may look at: the runs of one verification, and why a run is missing."""
+"""The input of the rules: the runs of one verification, and why a run is missing."""
 
 from __future__ import annotations
 
 import ast
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from .config.policy import Widening
@@ -92,38 +92,24 @@ class Evidence:
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     followed: bool = False  # whether the static tier has come to the training by following the sources
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
-    average: float | None = None  # what gloo gives for the mean of 1 and 2, where that was measured
+    average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
     suppressions: tuple[Suppression, ...] = ()  # the comments in the sources that ignore a rule
 
     def times(self, rule: str) -> float:
-        """How many times its limit a rule takes."""
+        """The factor on the limit of a rule."""
         return self.tolerances[rule].times if rule in self.tolerances else 1.0
 
     @property
     def runs(self) -> list[Run]:
         """Every run there is, once, in the order in which they were made."""
-        candidates = [
-            self.train,
-            self.provoked,
-            self.full_precision,
-            self.plain,
-            self.rounded_weights,
-            self.reference,
-            self.perturbed,
-            self.single,
-            self.original,
-            self.resume,
-            self.resume_full_precision,
-            *self.reshards,
-            self.inspect,
-            *(run for pair in self.crashes for run in pair),
-            *self.damaged,
-        ]
         found: list[Run] = []
-        for run in candidates:
-            if run is not None and run not in found:
+        values = [getattr(self, one.name) for one in fields(self)]
+        groups = [value if isinstance(value, tuple) else (value,) for value in values]
+        flat = [run for group in groups for one in group for run in (one if isinstance(one, tuple) else (one,))]
+        for run in flat:
+            if isinstance(run, Run) and run not in found:
                 found.append(run)
         return found
 
@@ -161,9 +147,9 @@ LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict")
 
 
 def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
-    """(path below the folder of `{checkpoint}`, step) of the one checkpoint that a command names by hand; None if it names none.
+    """(path below the folder of `{checkpoint}`, step) of the one checkpoint that a command names literally; None if it names none.
 
-    A folder that holds the checkpoints of several steps, or one that is written anew at each, leaves the choice to the script.
+    A folder that holds the checkpoints of several steps, or one that is overwritten at each, leaves the choice to the script.
     """
     saves = [(train.path_at_end(r.to, r.at), r.after_step) for r in _saves(train) if r.to]
     for word in shlex.split(command):

@@ -32,7 +32,7 @@ Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has en
 
 @dataclass(frozen=True)
 class Made:
-    """A planned run and what came of it: no run where its files could not be brought into their state, which `trouble` explains."""
+    """A planned run and its result. There is no run where its files could not be prepared; `trouble` says why."""
 
     planned: PlannedRun
     run: Run | None = None
@@ -99,7 +99,7 @@ class Executor:
         return int(self.launcher.versions["devices"]) or len(os.sched_getaffinity(0))
 
     def timeout(self, planned: PlannedRun) -> float:
-        """Once a run has ended, others need not be waited for much longer than for that one: whole minutes."""
+        """Once a run has ended, the limit for others is a multiple of its time, in whole minutes."""
         minutes = math.ceil(SLOWER * self.longest / LEAST_TIMEOUT)
         return min(planned.timeout, LEAST_TIMEOUT * minutes) if minutes else planned.timeout
 
@@ -126,69 +126,54 @@ class Executor:
             return "no file of the last save was found"
         request = self._request(planned, folder, checkpoint)
         self._going.append(_Going(planned, request, self.launcher.start(request), note))
-        self._tell()
+        self._report()
         return ""
 
     def _request(self, planned: PlannedRun, folder: Path, checkpoint: Path) -> Request:
-        """What the launcher is asked for."""
+        """The request for the launcher."""
+        taken = {number for other in self._going for number in other.request.devices}
+        same = {name: getattr(planned, name) for name in ("world_size", "module", "launcher", "grace", "mode", "steps")}
+        same |= {name: str(getattr(planned, name)) for name in ("script", "cwd", "project")}
         return Request(
             folder=str(folder),
-            script=str(planned.script),
-            cwd=str(planned.cwd),
-            world_size=planned.world_size,
             argv=[word.replace("{checkpoint}", str(checkpoint)) for word in planned.arguments],
-            module=planned.module,
-            project=str(planned.project),
-            launcher=planned.launcher,
-            devices=free(planned.world_size, int(self.launcher.versions["devices"]), self._taken()),
+            devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
             timeout=self.timeout(planned),
-            grace=planned.grace,
-            mode=planned.mode,
-            steps=planned.steps,
             secret=self._secret,
             starting_point=str(self.work / "starting_point") if planned.starting_point else "",
             open=list(planned.opens),
+            **same,
             **planned.probe,
         )
-
-    def _taken(self) -> set[int]:
-        """The GPUs of the runs that go on."""
-        return {number for other in self._going for number in other.request.devices}
 
     def _finish(self, going: _Going) -> Made:
         """Wait for the end of a run."""
         answer = self.launcher.finish(going.number)
         self._going.remove(going)
         planned, request = going.planned, going.request
-        folder = Path(request.folder)
-        run = read_run(
-            folder, planned.role, answer, planned.world_size, _command(planned), request.timeout, request.secret
-        )
+        folder, world, ranks = Path(request.folder), planned.world_size, _ranks(planned.world_size)
+        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret)
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
-        if run.completed:  # what hung says nothing of how long a run takes
+        if run.completed:  # the time of a run that hung says nothing about other runs
             self.longest = max(self.longest, run.seconds)
         why = f", expected: {planned.expected}" if planned.expected else ""
         ending = "" if run.completed else f"  did not complete{why}"
-        self._tell(
-            f"{planned.role:<10} {_ranks(planned.world_size):<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}"
-        )
+        self._report(f"{planned.role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(map(str, wrote)))
 
-    def _tell(self, line: str = "") -> None:
+    def _report(self, line: str = "") -> None:
         self.progress(line, [other.name for other in self._going])
 
 
 def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path) -> str:
     """How ranks share GPUs, "" if they need not. Raises MachineRefuses if they cannot."""
     devices = launcher.versions["devices"]
-
-    def works(backend: str) -> bool:
-        return shares_a_gpu(launcher, backend, work / f"trial-{backend}")
-
-    found = sharing.decide(ranks, devices, oversubscribe, works)
+    found = sharing.decide(
+        ranks, devices, oversubscribe, lambda name: shares_a_gpu(launcher, name, work / f"trial-{name}")
+    )
     if found == "none":
         raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
     return found
@@ -238,9 +223,8 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
     if run.role == "rounded_weights" and evidence.plain is None:
         evidence = replace(evidence, plain=evidence.train)
     if run.role == "reshard":
-        return replace(
-            evidence, reshards=(*evidence.reshards, *([run] if run.completed or not planned.optional else []))
-        )
+        counts = run.completed or not planned.optional
+        return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
     if run.role == "crash":
         killed = any(trace.first(Killed) is not None for trace in run.traces)
         course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=run if killed else None)
@@ -260,9 +244,5 @@ def _without_run(evidence: Evidence, made: Made) -> Evidence:
     course, role = evidence.course, made.planned.role
     if role == "damaged":
         return replace(evidence, course=replace(course, damages_tried=course.damages_tried + 1))
-    missing = {
-        **evidence.missing,
-        role: made.trouble,
-        **({"saved": made.trouble} if made.planned.files == "saved" else {}),
-    }
-    return replace(evidence, missing=missing)
+    roles = (role, "saved") if made.planned.files == "saved" else (role,)
+    return replace(evidence, missing=evidence.missing | dict.fromkeys(roles, made.trouble))

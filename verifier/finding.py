@@ -26,7 +26,7 @@ class Finding:
     consequence: bool = False
     seconds: float = 0.0
     tier: str = "ranks"
-    required: bool = True  # whether it may not stay open
+    required: bool = True  # whether it may not be inconclusive
 
     @property
     def margin(self) -> float | None:

@@ -1,6 +1,6 @@
-"""Judges evidence: for each rule whether it applies, what it finds, and what suppressions, tolerances and a team's policy make of that.
+"""Judges evidence: for each rule whether it applies and what it finds; then applies suppressions, tolerances and a team's policy.
 
-Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of ours, and the other rules are still judged.
+Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of fsdp2, and the other rules are judged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .rules import RULES
 from .rules.base import Rule
 from .rules.naming import is_named, is_skipped
 from .source.suppress import RULE as UNUSED
-from .source.suppress import Use, covering, problems, uses
+from .source.suppress import covering, problems, uses
 from .trace.events import ProbeError
 from .trace.origin import place_in_ours
 from .verdict import Verdict
@@ -34,11 +34,11 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
     failures: list[Finding] = []  # before suppressions
     for name in chosen:
         started = time.monotonic()
-        if name == UNUSED:
+        if name == UNUSED:  # judged after the rules that suppressions name
             used = uses(evidence.suppressions, ((f.rule, f.location) for f in failures))
-            found = _unused(
-                evidence, used, {f.rule for f in findings if f.status in ("pass", "fail", "not_applicable")}
-            )
+            judged = {f.rule for f in findings if f.status in ("pass", "fail", "not_applicable")}
+            hits = tuple(problems(evidence.suppressions, RULES, judged, used))
+            found = judge_one(RULES[UNUSED], replace(evidence, hits={UNUSED: hits}))
         else:
             found = judge_one(RULES[name], evidence, (beyond or {}).get(name, ""))
         found = with_code(found, evidence.sources)
@@ -79,7 +79,7 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
 def fault(rule: str, error: Exception) -> Finding:
     """An exception in a rule: an error of ours, never of the script."""
     what = f"fsdp2 itself failed in this rule: {text_of(error)} ({place_in_ours(error)})"
-    return Finding(rule, "error", what, fix=f"Report it with this line; `--skip {rule}` leaves the rule out.")
+    return Finding(rule, "error", what, fix=f"Report it with this line; `--skip {rule}` skips the rule.")
 
 
 def _probe_error(evidence: Evidence) -> str:
@@ -113,12 +113,6 @@ def apply_suppressions(finding: Finding, suppressions: Sequence[Suppression]) ->
     return finding
 
 
-def _unused(evidence: Evidence, used: Collection[Use], judged: Collection[str]) -> Finding:
-    """The finding of the rule on suppressions themselves, which is judged after those that they name."""
-    hits = tuple(problems(evidence.suppressions, RULES, judged, used))
-    return judge_one(RULES[UNUSED], replace(evidence, hits={UNUSED: hits}))
-
-
 def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Finding:
     """The finding; one whose limit a team has widened says so first."""
     by = tolerances.get(finding.rule)
@@ -128,36 +122,32 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:
-    causes = any(f.status == "fail" and RULES[f.rule].names_a_cause for f in findings)
-    return [
-        replace(f, consequence=True) if causes and f.status == "fail" and not RULES[f.rule].names_a_cause else f
-        for f in findings
-    ]
+    failed = [f for f in findings if f.status == "fail"]
+    effects = [f for f in failed if not RULES[f.rule].names_a_cause]
+    causes = len(effects) < len(failed)
+    return [replace(f, consequence=True) if causes and f in effects else f for f in findings]
 
 
 def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:
-    """The verdict by a team's policy: what it does not require may be inconclusive, and a skip that is over fails.
+    """The verdict by a team's policy: what it does not require may be inconclusive, and an expired skip fails.
 
     `left_out` are the rules that were not judged because they are skipped.
     """
-    findings = [
-        replace(f, required=False)
-        if f.status == "inconclusive" and policy.required and not is_named(f.rule, policy.required)
-        else f
-        for f in verdict.findings
-    ]
+    required = policy.required
+    allowed = [f for f in verdict.findings if f.status == "inconclusive" and not is_named(f.rule, required)]
+    findings = [replace(f, required=False) if required and f in allowed else f for f in verdict.findings]
     late = [_late(skip) for skip in policy.skips if skip.over]
-    if late:  # one finding a rule, as far as that goes: a failure takes the place of the pass
+    if late:  # a failure replaces the pass of the same rule
         findings = [f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")] + late
-    skipped = [
-        {"rule": rule, "reason": told.reason if told else BY_HAND, "until": told.until if told else None}
-        for rule in left_out
-        for told in [next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)]
-    ]
+    skipped = []
+    for rule in left_out:
+        skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)
+        reason, until = (skip.reason, skip.until) if skip else (BY_HAND, None)
+        skipped.append({"rule": rule, "reason": reason, "until": until})
     return replace(verdict, verdict=verdict.of(findings), findings=findings, skipped=skipped)
 
 
 def _late(skip: Skip) -> Finding:
-    told = f"the skip of {skip.rule} ended on {skip.until} ({skip.reason}); the rule is judged again"
-    fix = f"Fix what {skip.rule} says and take the skip away, or decide anew and give it another date."
-    return Finding(UNUSED, "fail", told, location=skip.location, fix=fix, tier="static")
+    message = f"the skip of {skip.rule} expired on {skip.until} ({skip.reason}); the rule is judged again"
+    fix = f"Fix what {skip.rule} reports and remove the skip, or give the skip a new date."
+    return Finding(UNUSED, "fail", message, location=skip.location, fix=fix, tier="static")

@@ -45,7 +45,7 @@ def verify(
 ) -> Verdict:
     """Run the target in every role that the tier allows, under `work`, and judge. Every launch is bounded by `target.timeout`.
 
-    Where this machine lets no ranks run, the verdict is that of the other tiers. Raises Interrupted, with the verdict so far.
+    Where the environment cannot run ranks, the verdict is that of the other tiers. Raises Interrupted, with the verdict so far.
     """
     chosen = select(only, (*skip, *target.policy.skipped), tier)
     left_out = [rule for rule in select(only, (), tier) if rule not in chosen]
@@ -60,7 +60,7 @@ def verify(
         part = replace(part, interrupted=name, seconds=time.monotonic() - started)
         raise Interrupted(code, apply_policy(part.decided(), target.policy, left_out)) from None
     except MachineRefuses as error:
-        part = _part(target, work, chosen, ended, f"this machine refuses: {error}")
+        part = _part(target, work, chosen, ended, f"environment error: {error}")
         verdict = replace(part, refused=str(error), seconds=time.monotonic() - started).decided()
     return apply_policy(verdict, target.policy, left_out)
 
@@ -98,8 +98,8 @@ def verify_with(
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
 
-    Runs are added to `ended`. `refused`: why ranks cannot be run, where the simulated tier is all there is; more rules are then open.
-    `files`: who keeps the user's files as they are; at its end they are as they were.
+    Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier runs; more rules are then inconclusive.
+    `files` restores the user's files at its end.
     """
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
@@ -113,13 +113,9 @@ def verify_with(
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
-    beyond = {
-        name: f"this machine refuses: {refused}" for name in chosen if tier == "simulate" and not RULES[name].simulated
-    }
-    findings = [
-        replace(f, tier=tier if f.tier == "ranks" and f.rule not in beyond else f.tier)
-        for f in judge(evidence, chosen, beyond)
-    ]
+    unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
+    findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
+    findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
     known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     environment = environment_of(launcher.versions, tier, backend, target.nproc, target.launcher, known)
     verdict = assemble(target.describe(), work, evidence, evidence.runs, findings, environment)
@@ -128,25 +124,23 @@ def verify_with(
 
 def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
     """What the plan is made from."""
-    distributed = bool(target.reference) and is_distributed(Path(target.reference[0]))
-    return Settings(target, chosen, tier, distributed)
+    return Settings(target, chosen, tier, bool(target.reference) and is_distributed(Path(target.reference[0])))
 
 
 def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
-    evidence = with_sources(
-        Evidence(tolerances=settings.target.policy.tolerances), settings.target.script, settings.target.module
-    )
+    target = settings.target
+    evidence = with_sources(Evidence(tolerances=target.policy.tolerances), target.script, target.module)
     for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
             evidence = added(evidence, executor.make(due), executor.files)
         if stage is plan.first:
-            tell_early(settings, evidence, executor.progress)
+            report_early(settings, evidence, executor.progress)
     return evidence if settings.tier == "simulate" else replace(evidence, missing=plan.missing(settings, evidence))
 
 
-def tell_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:
-    """Say which rules fail by the train run alone, before later runs begin."""
+def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:
+    """Report the rules that fail by the train run alone, before later runs begin."""
     early = [name for name in settings.chosen if RULES[name].needs <= {"train"}]
     for finding in judge(with_texts(evidence), early):
         if finding.status in ("fail", "error") and not finding.consequence:

@@ -1,7 +1,7 @@
-"""The runs of a verification as data: which runs are due, after what earlier ones have shown. Pure functions; nothing is run here.
+"""The runs of a verification as data: which runs are due, given the results of earlier ones. Pure functions; nothing is run here.
 
-A stage is a function from the settings and the evidence so far to the runs that are due now. It is asked again until none is.
-Who makes the runs knows only a `PlannedRun`.
+A stage is a function from the settings and the evidence so far to the runs that are due now. It is called until none is.
+The executor sees only `PlannedRun`s.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from .trace import Run
 from .trace.events import Inexact, Shard, ToEmpty
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
-FURTHER_STEPS = (
-    20  # a checkpoint of `--resume-args` that is no later than this many steps is written by making more steps
-)
+FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 RESUMED = ("resume", "reshard", "crash", "damaged")
@@ -103,25 +101,16 @@ class Settings:
     def run(self, role: str, world: int, *own: str, **fields: Any) -> PlannedRun:
         """A run of the target with arguments of its own after the common ones."""
         target = self.target
-        return PlannedRun(
-            role=role,
-            world_size=world,
-            script=target.script,
-            cwd=target.cwd,
-            module=target.module,
-            project=root(target.script, target.module),
-            launcher=target.launcher,
-            timeout=target.timeout,
-            arguments=(*target.args, *own),
-            **{"steps": self.steps, "grace": min(GRACE, target.timeout), **fields},
-        )
+        same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
+        same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
+        return PlannedRun(role, world, project=root(target.script, target.module), **{**same, **fields})
 
 
 Stage = Callable[[Settings, Evidence], list[PlannedRun]]
 
 
 def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The train run, which leaves its initial weights for the others; in the simulated tier, one process that takes itself for rank 0."""
+    """The train run, which saves its initial weights for the others; in the simulated tier, one process that acts as rank 0."""
     target = settings.target
     if evidence.train is not None:
         return []
@@ -129,18 +118,8 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         return [settings.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)]
     options = {"leave_starting_point": True, "watch_saves": True}
     given = "--save-args" if target.save_args else "the arguments after `--`"
-    return [
-        settings.run(
-            "train",
-            target.nproc,
-            *target.save_args,
-            files="empty",
-            keeps=True,
-            leaves=False,
-            given=given,
-            probe=options,
-        )
-    ]
+    fields = {"files": "empty", "keeps": True, "given": given, "probe": options}
+    return [settings.run("train", target.nproc, *target.save_args, **fields)]
 
 
 def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -150,8 +129,8 @@ def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         return []
     if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after_the_last_step(train):
         return []
-    run = settings.run("repeat", target.nproc, *target.save_args, steps=after, files="empty", keeps=True)
-    return [replace(run, starting_point=False)]
+    fields = {"steps": after, "files": "empty", "keeps": True, "starting_point": False}
+    return [settings.run("repeat", target.nproc, *target.save_args, **fields)]
 
 
 def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -162,27 +141,21 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if not _trained(evidence):  # perhaps for what lay in memory
         return provoked(settings, evidence)
     exact = needs_full_precision(train)
-    planned = [
-        settings.run("full_precision", target.nproc, probe={"full_precision": True})
-        if exact and "full_precision" in needs
-        else None,
-        settings.run("reference", target.nproc, mode="ddp", probe={"full_precision": exact})
-        if "reference" in needs
-        else None,
-        _single(settings, exact, "ddp") if "single" in needs else None,
-        *_in_low_precision(settings, train),
-        _original(settings, exact) if "original" in needs else None,
-        *provoked(settings, evidence),
-        *inspection(settings, evidence),
-        *resumes(settings, evidence),
-    ]
-    return [run for run in planned if run is not None]
+    found = []
+    if exact and "full_precision" in needs:
+        found.append(settings.run("full_precision", target.nproc, probe={"full_precision": True}))
+    if "reference" in needs:
+        found.append(settings.run("reference", target.nproc, mode="ddp", probe={"full_precision": exact}))
+    found += [_single(settings, exact, "ddp")] if "single" in needs else []
+    found += _in_low_precision(settings, train)
+    found += [_original(settings, exact)] if "original" in needs and target.reference else []
+    return [*found, *provoked(settings, evidence), *inspection(settings, evidence), *resumes(settings, evidence)]
 
 
 def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """A short run under conditions that the script would not meet: NaN in memory that `to_empty` allocates, huge gradients.
+    """A short run with fault injection: NaN in memory that `to_empty` allocates, huge gradients.
 
-    Its completion is never judged. It is made where it can show what the train run has not shown.
+    Its completion is never judged. It is made only where it can show more than the train run.
     """
     train = evidence.train
     if "provoked" not in settings.needs or train is None:
@@ -191,8 +164,9 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     clips = clip_is_open(evidence)
     if not fill and not clips:
         return []
-    run = settings.run("provoked", settings.target.nproc, steps=int(clips), probe={"fill": fill, "stress": clips})
-    return [replace(run, starting_point=False, expected="gradients or memory were changed on purpose")]
+    fields = {"steps": int(clips), "starting_point": False, "probe": {"fill": fill, "stress": clips}}
+    expected = "fault injection: gradients or memory are changed"
+    return [settings.run("provoked", settings.target.nproc, expected=expected, **fields)]
 
 
 def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -200,39 +174,33 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     paths = saved_paths(evidence.train) if evidence.train is not None else []
     if "inspect" not in settings.needs or not paths:
         return []
-    run = settings.run("inspect", 1, files="saved", opens=tuple(paths))
-    return [replace(run, arguments=(), starting_point=False)]
+    return [settings.run("inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False)]
 
 
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
-    if (
-        train is None
-        or after is None
-        or not settings.needs & {*RESUMED}
-        or no_resume(target.resume_args, settings.steps, evidence)
-    ):
+    if train is None or after is None or not settings.needs & {*RESUMED}:
+        return []
+    if no_resume(target.resume_args, settings.steps, evidence):
         return []
     if path := unwritten(target.resume_args, evidence.course.left):
         raise UserError(never_written(path, settings.steps, evidence))
     exact = needs_full_precision(train)
-    left = settings.steps - after
 
-    def resumed(role: str, world: int, exact: bool, *extra: str, given: str = "--resume-args") -> PlannedRun:
-        run = settings.run(
-            role, world, *target.resume_args, *extra, steps=left, files="saved", probe={"full_precision": exact}
-        )
-        return replace(run, given=given, starting_point=False)
+    def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
+        words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
+        fields = {"steps": settings.steps - after, "files": "saved", "probe": {"full_precision": exact}}
+        return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
     found = [resumed("resume", target.nproc, False)]
     found += [resumed("resume_full_precision", target.nproc, True)] if exact and sizes else []
     given = "--reshard-args" if target.reshard_args else ""
-    found += [resumed("reshard", world, exact, *target.reshard_args, given=given) for world in sizes]
+    found += [resumed("reshard", world, exact, given) for world in sizes]
     new = target.nproc != UNEVEN and UNEVEN not in sizes and not target.sizes_chosen
     if sizes and new and keeps_its_batch_on(UNEVEN, train):
-        found.append(replace(resumed("reshard", UNEVEN, exact, *target.reshard_args, given=""), optional=True))
+        found.append(resumed("reshard", UNEVEN, exact, "", optional=True))
     return found
 
 
@@ -256,26 +224,15 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The reference once more, from weights one unit in the last place away: its noise sets the tolerance."""
-    if (
-        not _trained(evidence)
-        or evidence.train is None
-        or evidence.perturbed is not None
-        or "perturbed" not in settings.needs
-    ):
+    train, course = evidence.train, evidence.course
+    if not _trained(evidence) or train is None or evidence.perturbed is not None or "perturbed" not in settings.needs:
         return []
-    options = {"full_precision": needs_full_precision(evidence.train), "nudge": True}
-    if (
-        evidence.reference is not None and not evidence.reference.completed
-    ):  # then the noise of one process is the measure
-        one = _single(
-            settings,
-            options["full_precision"],
-            evidence.course.single_ways[-1] if evidence.course.single_ways else "ddp",
-        )
+    options = {"full_precision": needs_full_precision(train), "nudge": True}
+    if evidence.reference is not None and not evidence.reference.completed:  # the noise of one process is the measure
+        one = _single(settings, options["full_precision"], course.single_ways[-1] if course.single_ways else "ddp")
         return [replace(one, role="perturbed", probe=options)]
-    way = evidence.course.ways[-1] if evidence.course.ways else "ddp"
-    mode = "alone" if way == "alone" else "ddp"
-    options |= {"by_hand": "manual" in evidence.course.ways}
+    mode = "alone" if course.ways[-1:] == ("alone",) else "ddp"
+    options |= {"by_hand": "manual" in course.ways}
     return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
@@ -285,15 +242,15 @@ def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if train is None or "crash" not in settings.needs or no_damage(evidence):
         return []
     if evidence.course.crashed is not None:
-        run = settings.run("recovered", target.nproc, *target.resume_args, steps=1, files="left")
-        return [replace(run, note=evidence.course.crashed.note, starting_point=False)]
+        fields = {"steps": 1, "files": "left", "note": evidence.course.crashed.note, "starting_point": False}
+        return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     if evidence.crashes and not target.thorough:
         return []
     for moment in moments(train, target.thorough)[evidence.course.crashes_tried :]:
-        options = {"watch_saves": True, "crash": moment.request}
-        run = settings.run("crash", target.nproc, *target.save_args, steps=moment.steps, files="empty", probe=options)
-        run = replace(run, grace=min(CRASH_GRACE, target.timeout), note=moment.note, leaves=True, starting_point=False)
-        return [replace(run, expected="a rank is killed on purpose")]
+        fields = {"steps": moment.steps, "note": moment.note, "probe": {"watch_saves": True, "crash": moment.request}}
+        fields |= {"files": "empty", "leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
+        expected = "fault injection: a rank is killed"
+        return [settings.run("crash", target.nproc, *target.save_args, expected=expected, **fields)]
     return []
 
 
@@ -303,9 +260,10 @@ def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if train is None or "damaged" not in settings.needs or no_damage(evidence):
         return []
     for kind in (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]:
-        run = settings.run("damaged", target.nproc, *target.resume_args, steps=1, files="saved", damage=kind)
         paths = tuple(saved_paths(train, evidence.saved_after()))
-        return [replace(run, damaged=paths, starting_point=False, expected="its checkpoint was damaged on purpose")]
+        fields = {"steps": 1, "files": "saved", "damage": kind, "damaged": paths, "starting_point": False}
+        expected = "fault injection: its checkpoint is damaged"
+        return [settings.run("damaged", target.nproc, *target.resume_args, expected=expected, **fields)]
     return []
 
 
@@ -320,23 +278,17 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
     if train is None or not _trained(evidence):
         what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
         return dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
-    found = dict(evidence.missing)
-    reason = (
-        ""
-        if "alone" not in evidence.course.ways or evidence.course.refused is None
-        else root_cause(evidence.course.refused).text
-    )
-    if evidence.reference is not None and evidence.reference.completed and reason:
-        found["ddp"] = reason
+    found, refused = dict(evidence.missing), evidence.course.refused
+    if "alone" in evidence.course.ways and refused is not None and evidence.reference and evidence.reference.completed:
+        found |= {"ddp": text} if (text := root_cause(refused).text) else {}
     if reason := no_resume(target.resume_args, settings.steps, evidence):
         return found | dict.fromkeys(RESUMED, reason)
     if "reshard" in settings.needs and not target.reshard_to:
-        found["reshard"] = "no other world size was asked for: give --reshard-to"
+        found["reshard"] = "no other world size was requested: pass --reshard-to"
     if reason := no_damage(evidence):
         return found | dict.fromkeys(("crash", "damaged"), reason)
     if not evidence.crashes:
-        told = "no save of this script could be interrupted (it writes through neither DCP nor torch.save)"
-        found.setdefault("crash", told)
+        found.setdefault("crash", "no save could be interrupted (the script saves through neither DCP nor torch.save)")
     if not evidence.damaged:
         found.setdefault("damaged", "no file of the last save was found")
     return found
@@ -347,22 +299,18 @@ def _trained(evidence: Evidence) -> bool:
 
 
 def _single(settings: Settings, exact: bool, mode: str) -> PlannedRun:
-    given = "--single-args" if settings.target.single_args else ""
-    return settings.run(
-        "single", 1, *settings.target.single_args, mode=mode, given=given, probe={"full_precision": exact}
-    )
+    words = settings.target.single_args
+    fields = {"mode": mode, "given": "--single-args" if words else "", "probe": {"full_precision": exact}}
+    return settings.run("single", 1, *words, **fields)
 
 
-def _original(settings: Settings, exact: bool) -> PlannedRun | None:
+def _original(settings: Settings, exact: bool) -> PlannedRun:
     """The script that this one was converted from: on as many ranks if it is a distributed one, else on one."""
     target = settings.target
-    if not target.reference:
-        return None
     script, *args = target.reference
     old = replace(settings, target=replace(target, script=Path(script), module="", args=tuple(args)))
     world = target.nproc if settings.original_distributed else 1
-    run = old.run("original", world, given="--reference", probe={"full_precision": exact})
-    return replace(run, steps=settings.steps)
+    return old.run("original", world, given="--reference", steps=settings.steps, probe={"full_precision": exact})
 
 
 def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:

@@ -1,11 +1,11 @@
-"""What all findings together come to, and how they compare with an earlier report."""
+"""The verdict on all findings, and its comparison with an earlier report."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
 from .finding import Answer, Finding, Status, Tier
@@ -13,9 +13,9 @@ from .finding import Answer, Finding, Status, Tier
 
 @dataclass(frozen=True)
 class Comparison:
-    """A verdict held against an earlier report (see baseline.py): which failures are new, which stood there already, which have gone.
+    """A verdict compared with an earlier report (see baseline.py): failures that are new, known, or fixed.
 
-    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not decided this time) are failures of the earlier one.
+    `new` and `standing` are findings of this verdict; `gone` and `unjudged` (not judged this time) are failures of the earlier one.
     `still_open` are rules that were inconclusive then and are now.
     """
 
@@ -33,7 +33,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one target. With a `baseline`, `verdict` still tells of the target, and `answer` of what is new."""
+    """The answer for one target. With a `baseline`, `verdict` is about the target, and `answer` about what is new."""
 
     verdict: Answer
     target: dict[str, Any]
@@ -45,8 +45,8 @@ class Verdict:
     seconds: float = 0.0
     skipped: Sequence[dict[str, Any]] = ()  # rules that were not judged: {"rule", "reason", "until"}
     baseline: Comparison | None = None
-    interrupted: str = ""  # by which signal: what was not judged until then is open
-    refused: str = ""  # why ranks could not run here: what needs them is open
+    interrupted: str = ""  # by which signal: what was not judged until then is inconclusive
+    refused: str = ""  # why ranks could not run here: what needs them is inconclusive
 
     @property
     def tier(self) -> Tier:
@@ -65,37 +65,35 @@ class Verdict:
         """Why this is not what was asked for, in one line; "" if it is."""
         number = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
         if self.interrupted:
-            return f"INTERRUPTED by {self.interrupted} after {number}: a part of a verification, and no verdict on the script"
+            return f"INTERRUPTED by {self.interrupted} after {number}: incomplete, not a verdict on the script"
         if self.tier == "static" and self.verdict == "inconclusive":
             files = self.facts["sources"]["files"]
-            return (
-                f"no training found in {self.target['script'] if files == 1 else f'{files} files'}: nothing was checked"
-            )
+            where = self.target["script"] if files == 1 else f"{files} files"
+            return f"no training found in {where}: nothing was checked"
         if self.verdict == "no_findings" and not self.linted:
-            return "only the sources were read: --tier ranks runs the script and proves it"
+            return "only the sources were read: --tier ranks runs the script and verifies it"
         if not self.refused:
             return ""
         if any(run["role"] != "simulate" for run in self.runs):
-            return f"CUT SHORT after {number}: a part of a verification: this machine refuses: {self.refused}"
+            return f"CUT SHORT after {number}: incomplete: environment error: {self.refused}"
         tiers = "the static and the simulated tier" if self.runs else "the static tier"
-        return f"NO RANKS WERE JUDGED, only {tiers}: this machine refuses: {self.refused}"
+        return f"NO RANKS WERE JUDGED, only {tiers}: environment error: {self.refused}"
 
     @property
     def counts(self) -> dict[Status, int]:
         """How many findings there are of each status that occurs."""
-        order: tuple[Status, ...] = ("pass", "fail", "inconclusive", "not_applicable", "error")
-        numbers = {status: sum(f.status == status for f in self.findings) for status in order}
-        return {status: number for status, number in numbers.items() if number}
+        statuses = [finding.status for finding in self.findings]
+        return {status: statuses.count(status) for status in get_args(Status) if status in statuses}
 
     @property
     def answer(self) -> Answer:
-        """What a gate goes by: the verdict, or, with a baseline, that of all findings but the standing failures."""
+        """The answer for a CI gate: the verdict, or, with a baseline, that of all findings but the standing failures."""
         if self.baseline is None:
             return self.verdict
         return self.of([f for f in self.findings if not self.baseline.stands(f)])
 
     def of(self, findings: Sequence[Finding]) -> Answer:
-        """`verdict_of`, where nothing was interrupted or refused: a part passes never, and a part of runs does not fail either.
+        """`verdict_of`, unless runs are missing: a partial result never passes, and an interrupted one does not fail either.
 
         Sources alone never pass: without findings they give `no_findings`, and without any training nothing at all.
         """
@@ -107,7 +105,7 @@ class Verdict:
         return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
 
     def decided(self) -> Verdict:
-        """This verdict, with what its findings come to."""
+        """This verdict, recomputed from its findings."""
         return replace(self, verdict=self.of(self.findings))
 
     @property
@@ -115,7 +113,7 @@ class Verdict:
         """The exit code of the command that has this answer."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
-        clean = PASS if self.linted else INCONCLUSIVE  # as other linters; `verify` was to prove something
+        clean = PASS if self.linted else INCONCLUSIVE  # as for other linters; `verify` has to prove something
         codes = {"pass": PASS, "fail": FAIL, "inconclusive": INCONCLUSIVE, "error": OUR_FAULT, "no_findings": clean}
         return codes[self.answer]
 

@@ -38,23 +38,16 @@ def root(script: Path, module: str) -> Path:
 
 
 def _spec(name: str, folder: Path) -> ModuleSpec | None:
-    found: ModuleSpec | None = None
-    places: list[str] | None = None
-    for number, part in enumerate(name.split(".")):
-        whole = ".".join(name.split(".")[: number + 1])
-        if number == 0:
-            found = PathFinder.find_spec(part, [str(folder.resolve())]) or _installed(part)
-        else:
-            found = PathFinder.find_spec(whole, places)
-        if found is None:
-            return None
-        places = list(found.submodule_search_locations or [])
+    top, *below = name.split(".")
+    found = PathFinder.find_spec(top, [str(folder.resolve())]) or _installed(top)
+    for part in below:
+        if found is not None:
+            top = f"{top}.{part}"
+            found = PathFinder.find_spec(top, list(found.submodule_search_locations or []))
     return found
 
 
 def _installed(name: str) -> ModuleSpec | None:
     """A top-level module on the path of this interpreter, or of an editable install."""
-    for finder in sys.meta_path:
-        if (spec := finder.find_spec(name, None, None)) is not None:
-            return spec
-    return None
+    found = (finder.find_spec(name, None, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)

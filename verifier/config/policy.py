@@ -1,4 +1,4 @@
-"""What a team has decided about verdicts: rules that are skipped for a time, rules that must be decided, limits that are wider."""
+"""A team's decisions about verdicts: rules skipped until a date, rules that must not be inconclusive, limits that are multiplied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..finding import Finding
 from ..trace.events import Place
 
-BY_HAND = "left out by --skip"
+BY_HAND = "option --skip"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Widening:
-    """A limit is taken this many times."""
+    """A limit is multiplied by `times`."""
 
     times: float
     reason: str
@@ -34,7 +34,7 @@ class Widening:
 
 @dataclass(frozen=True)
 class Policy:
-    """Without `required`, every rule must be decided."""
+    """Without `required`, no rule may be inconclusive."""
 
     skips: tuple[Skip, ...] = ()
     required: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Policy:
         for skip in self.skips:
             if skip.rule in self.required:
                 place = f"{skip.location.file}:{skip.location.line}:{skip.column}"
-                raise UserError(f"{place}: {skip.rule} is skipped and required; take one of them away")
+                raise UserError(f"{place}: {skip.rule} is both skipped and required; remove one of the two")
 
     @property
     def skipped(self) -> list[str]:
@@ -53,5 +53,5 @@ class Policy:
 
 
 def open_but_allowed(findings: Sequence[Finding]) -> list[str]:
-    """The rules that are open without holding up the verdict."""
+    """The rules that are inconclusive without changing the verdict."""
     return [f.rule for f in findings if f.status == "inconclusive" and not f.required]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
 
 DEVICES = ("auto", "cpu", "cuda")
 LAUNCHERS = ("fork", "torchrun")
+WORDS = ("save_args", "resume_args", "single_args", "reshard_args", "reference")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Target:
 
     script: Path
     name: str = ""  # in a configuration with several targets
-    policy: Policy = field(default_factory=Policy)  # what the configuration has decided about the verdict
+    policy: Policy = field(default_factory=Policy)  # the team's decisions about the verdict, from the configuration
     module: str = ""  # as in `python -m`; `script` is its file
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
@@ -39,31 +40,18 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
-    reference: tuple[
-        str, ...
-    ] = ()  # the script that this one was converted from (its absolute path), and its arguments
-    sizes_chosen: bool = False  # reshard_to was given, not worked out
+    reference: tuple[str, ...] = ()  # absolute path of the script that this one was converted from, and its arguments
+    sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each
     cwd: Path = field(default_factory=Path.cwd)
     command: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """The target as it stands in a report."""
-        lists = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference")
-        return {
-            "name": self.name,
-            "command": shlex.join(self.command),
-            "script": str(self.script),
-            "module": self.module,
-            "cwd": str(self.cwd),
-            "nproc": self.nproc,
-            "reshard_to": list(self.reshard_to),
-            "steps": self.steps,
-            "device": self.device,
-            "launcher": self.launcher,
-            "oversubscribe": self.oversubscribe,
-            **{name: shlex.join(getattr(self, name)) for name in lists},
-        }
+        """The target as JSON data, for a report."""
+        names = ("name", "command", "script", "module", "cwd", "nproc", "reshard_to", "steps", "device", "launcher")
+        found = {name: getattr(self, name) for name in (*names, "oversubscribe", "args", *WORDS)}
+        joined = {name: shlex.join(found[name]) for name in ("command", "args", *WORDS)}
+        return found | joined | {"script": str(self.script), "cwd": str(self.cwd), "reshard_to": list(self.reshard_to)}
 
 
 def resolve(
@@ -101,14 +89,12 @@ def resolve_all(
         config = config_in(where)
     entries = read(config, unknown_rule=unknown_rule) if config is not None else [Entry()]
     if name is not None:
-        known = [entry.name for entry in entries if entry.name]
+        known = ", ".join(entry.name for entry in entries if entry.name) or "none"
         entries = [entry for entry in entries if entry.name == name]
         if not entries:
-            raise UserError(
-                f"--target {name}: no such target{f' in {config}' if config else ''}; known: {', '.join(known) or 'none'}"
-            )
+            raise UserError(f"--target {name}: no such target{f' in {config}' if config else ''}; known: {known}")
     if len(entries) > 1 and (where.is_file() or flags.get("module")):
-        raise UserError(f"{config}: it has several targets; leave the script out, or choose one with --target NAME")
+        raise UserError(f"{config}: it has several targets; omit the script, or choose one with --target NAME")
     return [_one(path, flags, config, entry, unknown_rule) for entry in entries]
 
 
@@ -117,33 +103,30 @@ def _one(
 ) -> Target:
     """The target of one entry of the configuration."""
     where = path or Path()
-    base = where if where.is_dir() else where.parent
-    if config is not None and where.is_dir():
-        base = config.parent
+    base = where.parent if not where.is_dir() else where if config is None else config.parent
     if "folder" in entry.values and where.is_dir():
         base /= entry.values["folder"]
         if not base.is_dir():
             raise UserError(f"{config}: target {entry.name}: {base}: no such folder")
         entry = entry.over(_only(base, unknown_rule))
     values = {**entry.values, **{key: value for key, value in flags.items() if value is not None}}
-    named = values.pop("script", None)
+    own = values.pop("script", None)
     module = str(values.get("module", ""))
     if module and not where.is_dir():
         raise UserError(f"-m {module}: give a module or a script, not both")
     if module:
         script = find(module, base)
     elif where.is_dir():
-        script = base / (named or "train.py")
+        script = base / (own or "train.py")
         if not script.is_file():
             raise UserError(f"{script}: no such file (a folder is verified through its {CONFIG} or its train.py)")
     else:
         script = where
     parse(script)
     cwd = base if where.is_dir() else Path.cwd()
-    command = _command(path, flags, config, entry.name)
     target = _build(script.resolve(), values, cwd.resolve())
-    target = replace(target, name=entry.name, policy=entry.policy, command=command)
-    return replace(target, reference=_reference(target, cwd))
+    reference, command = _reference(target, cwd), _command(path, flags, config, entry.name)
+    return replace(target, name=entry.name, policy=entry.policy, reference=reference, command=command)
 
 
 def _only(folder: Path, unknown_rule: CheckName) -> Entry:
@@ -182,26 +165,9 @@ def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, n
 
 
 def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
-    ready: dict[str, Any] = {}
-    for key in ("nproc", "steps"):
-        if key in values:
-            ready[key] = _whole(key, values[key], 1 if key == "nproc" else 2)
-    if "timeout" in values:
-        ready["timeout"] = _positive("timeout", values["timeout"])
-    for key, known in (("device", DEVICES), ("launcher", LAUNCHERS)):
-        if key in values:
-            ready[key] = values[key]
-            if ready[key] not in known:
-                raise UserError(f"{key}: expected one of {', '.join(known)}, found {ready[key]!r}")
-    if "oversubscribe" in values:
-        ready["oversubscribe"] = values["oversubscribe"] is True or str(values["oversubscribe"]).lower() == "true"
+    ready = {key: _READ[key](key, values[key]) for key in _READ if key in values}
     if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
         raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
-    for key in ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference"):
-        if key in values:
-            ready[key] = _words(key, values[key])
-    if "thorough" in values:
-        ready["thorough"] = values["thorough"] is True or str(values["thorough"]).lower() == "true"
     nproc = ready.get("nproc", Target.nproc)
     if "reshard_to" in values:
         ready["sizes_chosen"] = True
@@ -240,3 +206,25 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
         return tuple(shlex.split(str(value)))
     except ValueError as error:
         raise UserError(f"{key}: {error}: {value!r}") from None
+
+
+def _choice(key: str, value: Any) -> Any:
+    known = DEVICES if key == "device" else LAUNCHERS
+    if value not in known:
+        raise UserError(f"{key}: expected one of {', '.join(known)}, found {value!r}")
+    return value
+
+
+def _truth(key: str, value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
+# How the value of a key is read.
+_READ: dict[str, Callable[[str, Any], Any]] = {
+    "nproc": lambda key, value: _whole(key, value, 1),
+    "steps": lambda key, value: _whole(key, value, 2),
+    "timeout": _positive,
+    **dict.fromkeys(("device", "launcher"), _choice),
+    **dict.fromkeys(("oversubscribe", "thorough"), _truth),
+    **dict.fromkeys(("args", *WORDS), _words),
+}

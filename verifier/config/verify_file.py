@@ -1,4 +1,4 @@
-"""What `verify.yaml`, or `[tool.fsdp2]` in pyproject.toml, says: the targets with their keys, and the policy of the team."""
+"""The content of `verify.yaml`, or of `[tool.fsdp2]` in pyproject.toml: the targets with their keys, and the policy of the team."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CheckName = Callable[[str], str]  # what is wrong with the name of a rule or fam
 
 
 def any_name(name: str) -> str:
-    """Nothing is wrong with any name: for who does not know the rules."""
+    """Accept any name: for callers that do not know the rules."""
     return ""
 
 
@@ -44,11 +44,8 @@ class Entry:
     @property
     def policy(self) -> Policy:
         """What the team has decided about it. Raises UserError where that contradicts itself."""
-        return Policy(
-            tuple(self.values.get("skip", ())),
-            tuple(self.values.get("required", ())),
-            self.values.get("tolerances", {}),
-        )
+        skips, required = (tuple(self.values.get(key, ())) for key in ("skip", "required"))
+        return Policy(skips, required, self.values.get("tolerances", {}))
 
     def over(self, other: Entry) -> Entry:
         """This entry, with the keys of the other where it has none."""
@@ -60,7 +57,7 @@ def config_in(folder: Path) -> Path | None:
     own, project = folder / NAME, folder / PYPROJECT
     table = project.is_file() and _pyproject(project) is not None
     if own.is_file() and table:
-        raise UserError(f"{project}: [{'.'.join(TABLE)}] and {own} both say how to verify; keep one of them")
+        raise UserError(f"{project}: [{'.'.join(TABLE)}] and {own} both configure the verification; keep one of them")
     return own if own.is_file() else project if table else None
 
 
@@ -76,9 +73,9 @@ def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName
         raise NotValid(found.problems)
     data = found.data or {}
     common = {key: value for key, value in data.items() if key != "targets"}
-    if "targets" not in data:
-        return [Entry("", _ready(found, common, (), today))]
     shared = Entry("", _ready(found, common, (), today))
+    if "targets" not in data:
+        return [shared]
     return [
         Entry(target.pop("name"), _ready(found, target, ("targets", number), today)).over(shared)
         for number, target in enumerate(data["targets"])
@@ -101,26 +98,23 @@ def _ready(found: Document, values: dict[str, Any], at: KeyPath, today: datetime
     """The keys of one target, skips and tolerances as the policy has them."""
     values = dict(values)
     if "tolerances" in values:
-        values["tolerances"] = {rule: Widening(**said) for rule, said in values["tolerances"].items()}
+        values["tolerances"] = {rule: Widening(**wider) for rule, wider in values["tolerances"].items()}
     if "skip" in values:
         day = today or datetime.date.today()
         skips = []
-        for number, said in enumerate(values["skip"]):
+        for number, skip in enumerate(values["skip"]):
             place = found.place((*at, "skip", number))
-            location = Place(
-                file=str(Path(found.source.name).absolute()),
-                line=place.line,
-                function="skip",
-                code=found.source.lines[place.line - 1].strip(),
-            )
-            over = datetime.date.fromisoformat(said["until"]) < day
-            skips.append(Skip(**said, over=over, location=location, column=place.column))
+            code = found.source.lines[place.line - 1].strip()
+            file = str(Path(found.source.name).absolute())
+            location = Place(file=file, line=place.line, function="skip", code=code)
+            over = datetime.date.fromisoformat(skip["until"]) < day
+            skips.append(Skip(**skip, over=over, location=location, column=place.column))
         values["skip"] = skips
     return values
 
 
 def _faults(found: Document, today: datetime.date, unknown_rule: CheckName) -> Iterator[Fault]:
-    """What no schema can say. What the schema refuses is left alone."""
+    """Faults that the schema cannot express, in the parts that it accepts."""
     data = found.data
     if not isinstance(data, dict):
         return
@@ -128,9 +122,8 @@ def _faults(found: Document, today: datetime.date, unknown_rule: CheckName) -> I
     targets = data.get("targets")
     if not isinstance(targets, list):
         return
-    for key in WHAT:
-        if key in data:
-            yield Fault((key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True)
+    for key in (key for key in WHAT if key in data):
+        yield Fault((key,), f"{key} beside targets: write it in one of the targets", (key,), on_key=True)
     names: list[Any] = []
     for number, target in enumerate(targets):
         at: KeyPath = ("targets", number)
@@ -169,7 +162,7 @@ def _no_day(text: str, today: datetime.date) -> str | None:
     try:
         day = datetime.date.fromisoformat(text)
     except ValueError:
-        return f"is no day of the calendar: {text}"
+        return f"is not a calendar date: {text}"
     if (day - today).days > LONGEST:
-        return f"is more than a year off; at most {today + datetime.timedelta(LONGEST)}"
+        return f"is more than a year away; at most {today + datetime.timedelta(LONGEST)}"
     return None

@@ -1,4 +1,4 @@
-"""Whether this torch's gloo averages when it is asked to: a first launch of two ranks, on versions not known to be right.
+"""Whether `ReduceOp.AVG` averages on this torch's gloo: a launch of two ranks, on versions not known to be right.
 
 | torch | `reduce_scatter_tensor(op=AVG)` of 1 and 2 on gloo |
 |---|---|
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the rules read the constants here, and lint must not import processes
     from .client import Launcher
-from .request import Request
+from .request import trial
 
 RIGHT = ("2.13.0",)
 MEAN = 1.5
@@ -32,16 +32,10 @@ print(out.item(), flush=True)
 
 
 def average_of_one_and_two(launcher: Launcher, work: Path, versions: tuple[str, ...] = RIGHT) -> float | None:
-    """What gloo gives for the mean of 1 and 2; None where that needs no launch: on
-    `versions`, and where ranks use NCCL. Not a number if it could not be run."""
+    """The mean of 1 and 2 by gloo; NaN if that could not be run, None where no launch is needed: on `versions` and with NCCL."""
     torch = str(launcher.versions.get("torch", "")).partition("+")[0]
     if torch in versions or launcher.versions.get("devices"):
         return None
     folder = work / "average"
-    folder.mkdir(parents=True)
-    script = folder / "average.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    answer = launcher.run(Request(str(folder), str(script), str(folder), world_size=2))
-    if answer["timed_out"] or any(rank["code"] != 0 for rank in answer["ranks"]):
-        return math.nan
-    return float((folder / "rank0.out").read_text(encoding="utf-8").split()[-1])
+    completed, _ = trial(launcher.run, folder, SCRIPT)
+    return float((folder / "rank0.out").read_text(encoding="utf-8").split()[-1]) if completed else math.nan

@@ -75,12 +75,18 @@ class Captures:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
 
-    def add(self, folder: str, name: str) -> tuple[Capture, Capture]:
-        """The streams of a process that is about to be started."""
+    def fork(self, folder: str, name: str) -> int:
+        """`os.fork`; the output of the child goes to `name`.out and `name`.err in a folder."""
         pair = Capture(Path(folder) / f"{name}.out"), Capture(Path(folder) / f"{name}.err")
         self._all += pair
         self._open += pair
-        return pair
+        pid = os.fork()
+        if pid == 0:
+            self._leave_to_parent(pair)
+        else:
+            for capture in pair:
+                capture.let_go()
+        return pid
 
     def wait(self, seconds: float) -> None:
         """Read until a child has ended or something was printed, or the time is over."""
@@ -96,8 +102,8 @@ class Captures:
             if not capture.read():
                 self._open.remove(capture)
 
-    def leave_to_parent(self, own: tuple[Capture, Capture]) -> None:
-        """In a forked child: let its output go to `own`, and know nothing of the rest."""
+    def _leave_to_parent(self, own: tuple[Capture, Capture]) -> None:
+        """In a forked child: send its output to `own`, and close all other streams."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._wake)

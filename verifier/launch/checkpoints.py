@@ -21,14 +21,9 @@ def _damage(path: Path, kind: str) -> str:
             return ""
         (path / ".metadata").unlink()
         return f"{path.name} without its .metadata"
-    file = _largest(path) if path.is_dir() else path
-    if file is None or not file.is_file():
+    files = path.glob("*.distcp") if path.is_dir() else [path] if path.is_file() else []
+    file = min(files, key=lambda p: (-p.stat().st_size, p.name), default=None)  # the largest
+    if file is None:
         return ""
     os.truncate(file, file.stat().st_size // 2)
     return f"{file.relative_to(path.parent)} cut to half its length"
-
-
-def _largest(folder: Path) -> Path | None:
-    """The largest data file of a DCP checkpoint."""
-    files = sorted(folder.glob("*.distcp"), key=lambda p: (-p.stat().st_size, p.name))
-    return files[0] if files else None

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import MachineRefuses, UserError
@@ -20,11 +19,11 @@ from .request import Request
 _START_SECONDS = 120.0
 _SLACK_SECONDS = 30.0
 _END_SECONDS = 6.0
-_OUTSIDE = "was ended from outside: for want of memory, or by the script"
+_OUTSIDE = "was killed from outside: out of memory, or by the script"
 
 
 class Launcher:
-    """A context manager around one launcher process; `versions` tells what torch it has.
+    """A context manager around one launcher process; `versions` describes its torch.
 
     `device` is "auto" (GPUs if there is one for each of `ranks`, else the CPU), "cpu" or "cuda". With `share` there may be fewer.
     """
@@ -45,7 +44,7 @@ class Launcher:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, bufsize=0
         )
         self.versions: dict[str, Any] = {}
-        self._heard = b""
+        self._received = b""
         self._made = 0
         self._limits: dict[int, float] = {}
         self._answers: dict[int, dict[str, Any]] = {}
@@ -65,9 +64,7 @@ class Launcher:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def run(self, request: Request) -> dict[str, Any]:
@@ -88,12 +85,10 @@ class Launcher:
     def finish(self, number: int) -> dict[str, Any]:
         """Wait for the end of a run: how each of its ranks ended."""
         limit = self._limits.pop(number)
-        while number not in self._answers:
-            heard = self._read(max(limit - time.monotonic(), 0.1))
-            self._answers[heard.pop("number")] = heard
+        self._wait([number], limit)
         answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
-            raise MachineRefuses(f"this environment refuses sockets, so ranks cannot meet: {answer['message']}")
+            raise MachineRefuses(f"no sockets, so ranks cannot form a process group: {answer['message']}")
         if answer.get("fault") == "killed":
             raise MachineRefuses(f"the process that manages a run {_OUTSIDE}")
         if "fault" in answer:
@@ -102,35 +97,38 @@ class Launcher:
 
     def first_to_end(self, numbers: Sequence[int]) -> int:
         """Wait until one of these runs has ended: its number, for `finish`."""
-        limit = min(self._limits[number] for number in numbers)
-        while not any(number in self._answers for number in numbers):
-            heard = self._read(max(limit - time.monotonic(), 0.1))
-            self._answers[heard.pop("number")] = heard
+        self._wait(numbers, min(self._limits[number] for number in numbers))
         return next(number for number in numbers if number in self._answers)
+
+    def _wait(self, numbers: Sequence[int], limit: float) -> None:
+        """Read answers until there is one of these runs."""
+        while not any(number in self._answers for number in numbers):
+            answer = self._read(max(limit - time.monotonic(), 0.1))
+            self._answers[answer.pop("number")] = answer
 
     def _read(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         until = time.monotonic() + seconds
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             if not select.select([self._process.stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
                 raise RuntimeError(f"the launcher process did not answer within {seconds:.0f} s")
             data = os.read(self._process.stdout.fileno(), 65536)
             if not data:
                 raise self._gone()
-            self._heard += data
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _gone(self) -> Exception:
-        """Why there is no launcher any more: a signal is not of our making."""
+        """Why the launcher has ended. The verifier itself sends it no signal."""
         self._process.wait()
         if self._process.returncode < 0:
             return MachineRefuses(f"the launcher process {_OUTSIDE}")
         return RuntimeError("the launcher process has died")
 
     def _end(self) -> None:
-        """The launcher ends all that it has started when its input ends; if it does not, it is ended with all below it."""
+        """Close the input of the launcher, which then ends all that it has started; kill it with all below it if it does not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -33,45 +33,32 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     folder = Path(request["folder"])
     (folder / _REQUEST).write_text(json.dumps(request), encoding="utf-8")
     captures = Captures()
-    own = captures.add(request["folder"], "torchrun")
-    pid = os.fork()
+    pid = captures.fork(request["folder"], "torchrun")
     if pid == 0:
-        _be_torchrun(request, captures, own)
-    for capture in own:
-        capture.let_go()
+        processes.become(lambda: _be_torchrun(request), PROBE_FAILED)
     try:
         timed_out = _watch(pid, request, started, captures.wait)
     finally:
         processes.end_below(wait=captures.wait)
         captures.close()
-    told = [_read(folder / f"rank{rank}.exit") for rank in range(request["world_size"])]
-    ended = [
-        said or {"rank": r, "code": -int(signal.SIGKILL), "at": time.monotonic(), "killed": True}
-        for r, said in enumerate(told)
-    ]
-    return {
-        "ranks": sorted(ended, key=lambda item: float(item["at"])),
-        "timed_out": timed_out,
-        "seconds": time.monotonic() - started,
-    }
+    ended = []
+    for rank in range(request["world_size"]):
+        killed = {"rank": rank, "code": -int(signal.SIGKILL), "at": time.monotonic(), "killed": True}
+        ended.append(_read(folder / f"rank{rank}.exit") or killed)
+    ended.sort(key=lambda item: float(item["at"]))
+    return {"ranks": ended, "timed_out": timed_out, "seconds": time.monotonic() - started}
 
 
-def _be_torchrun(request: dict[str, Any], captures: Captures, own: Any) -> NoReturn:
-    try:
-        processes.die_with_parent()
-        captures.leave_to_parent(own)
-        if request["devices"]:
-            import torch
+def _be_torchrun(request: dict[str, Any]) -> NoReturn:
+    processes.die_with_parent()
+    if own := request["devices"]:
+        import torch
 
-            os.environ |= devices.environment(
-                request["devices"], torch.cuda.device_count(), os.environ.get(devices.VARIABLE)
-            )
-        os.chdir(request["cwd"])
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]
-        os.execv(sys.executable, [*command, str(Path(request["folder"], _REQUEST))])
-    finally:
-        processes.leave(PROBE_FAILED)
+        os.environ |= devices.environment(own, torch.cuda.device_count(), os.environ.get(devices.VARIABLE))
+    os.chdir(request["cwd"])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += [str(request["world_size"]), str(Path(__file__).resolve().parents[1]), "rank"]
+    os.execv(sys.executable, [*command, str(Path(request["folder"], _REQUEST))])
 
 
 def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callable[[float], object]) -> bool:
@@ -82,13 +69,13 @@ def _watch(torchrun: int, request: dict[str, Any], started: float, wait: Callabl
     while processes.runs(torchrun):
         wait(_POLL)
         _reap(torchrun)
-        if not failed and any(said["code"] != 0 and not said["killed"] for said in _exits(folder)):
+        exits = () if failed else filter(None, map(_read, folder.glob("rank*.exit")))
+        if any(said["code"] != 0 and not said["killed"] for said in exits):
             failed = True
             deadline = min(deadline, time.monotonic() + request["grace"])
         if time.monotonic() > deadline:
-            processes.ask_for_stacks(
-                [pid for pid in processes.descendants(os.getpid()) if str(pid) in _pids(folder)], wait
-            )
+            ranks = {file.read_text(errors="replace") for file in folder.glob("rank*.pid") if file.is_file()}
+            processes.ask_for_stacks([pid for pid in processes.descendants(os.getpid()) if str(pid) in ranks], wait)
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
             return not failed
     return False
@@ -100,14 +87,6 @@ def _reap(but: int) -> None:
         if pid != but and not processes.runs(pid):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-
-def _pids(folder: Path) -> set[str]:
-    return {file.read_text(errors="replace") for file in folder.glob("rank*.pid") if file.is_file()}
-
-
-def _exits(folder: Path) -> list[dict[str, Any]]:
-    return [said for file in folder.glob("rank*.exit") if (said := _read(file))]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -124,21 +103,19 @@ def guard(path: str, live: Live) -> NoReturn:
     request = json.loads(Path(path).read_text(encoding="utf-8"))
     folder, rank = Path(request["folder"]), int(os.environ["RANK"])
     captures = Captures()
-    own = captures.add(request["folder"], f"rank{rank}")
-    pid = os.fork()
+    pid = captures.fork(request["folder"], f"rank{rank}")
     if pid == 0:
-        _be_rank(request, rank, captures, own, live)
-    for capture in own:
-        capture.let_go()
+        processes.die_with_parent()
+        processes.become(lambda: live(request, rank), PROBE_FAILED)
     asked: list[int] = []
 
-    def told(number: int, frame: object) -> None:
+    def forward(number: int, frame: object) -> None:
         asked.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
     for number in _ASKED_TO_END:
-        signal.signal(number, told)
+        signal.signal(number, forward)
     _place(folder / f"rank{rank}.pid", str(pid))
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended:
@@ -149,23 +126,10 @@ def guard(path: str, live: Live) -> NoReturn:
     captures.close()
     _place(folder / f"rank{rank}.exit", json.dumps(said))
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     processes.leave(code if code >= 0 else 1)
-
-
-def _be_rank(request: dict[str, Any], rank: int, captures: Captures, own: Any, live: Live) -> NoReturn:
-    code = PROBE_FAILED
-    try:
-        processes.die_with_parent()
-        captures.leave_to_parent(own)
-        code = live(request, rank)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        processes.leave(code)
 
 
 def _place(path: Path, text: str) -> None:

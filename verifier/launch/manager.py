@@ -1,7 +1,7 @@
 """One run, in a process of its own: forks the rendezvous store and the ranks, waits for them, and ends all that they started.
 
 The ranks get the environment that torchrun gives. Waiting for them ourselves gives the exact exit status of each, in the order
-in which they ended; torchrun tells neither. For the real torchrun see elastic.py.
+in which they ended; torchrun reports neither. For the real torchrun see elastic.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,19 +27,17 @@ _NEVER = 3600.0
 def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
     """Make the run, write its answer as one line into `pipe`, end this process."""
     processes.adopt_orphans()
-    code = 1
-    try:
-        answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe, live)
-        with os.fdopen(pipe, "w") as stream:
-            stream.write(json.dumps(answer) + "\n")
-        code = 0
-    except BaseException:
-        import traceback
 
-        traceback.print_exc()
-    finally:
-        processes.end_below()
-        processes.leave(code)
+    def manage() -> int:
+        try:
+            answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe, live)
+            with os.fdopen(pipe, "w") as stream:
+                stream.write(json.dumps(answer) + "\n")
+            return 0
+        finally:
+            processes.end_below()
+
+    processes.become(manage, 1)
 
 
 def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
@@ -52,15 +51,11 @@ def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
     captures = Captures()
     ranks: dict[int, int] = {}
     for rank in range(1 if alone else request["world_size"]):
-        own = captures.add(request["folder"], f"rank{rank}")
-        pid = os.fork()
+        pid = captures.fork(request["folder"], f"rank{rank}")
         if pid == 0:
             os.close(private)
-            captures.leave_to_parent(own)
-            _be_rank(request, rank, port, live)
+            processes.become(partial(_be_rank, request, rank, port, live), PROBE_FAILED)
         ranks[pid] = rank
-        for capture in own:
-            capture.let_go()
     try:
         ended, timed_out = _watch(ranks, request, started, captures.wait)
     finally:
@@ -73,15 +68,11 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     """What torchrun puts into the environment of a rank."""
     world = str(request["world_size"])
     names = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
         "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -107,22 +98,14 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     return {**names, **sharing.environment(rank, request["world_size"], number, own.get(devices.VARIABLE, visible))}
 
 
-def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> NoReturn:
-    code = PROBE_FAILED
-    try:
-        processes.die_with_parent()
-        os.setsid()
-        os.environ.update(environment(request, rank, port))
-        import torch
+def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> int:
+    processes.die_with_parent()
+    os.setsid()
+    os.environ.update(environment(request, rank, port))
+    import torch
 
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        code = live(request, rank)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        processes.leave(code)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    return live(request, rank)
 
 
 def _fork_store() -> int:

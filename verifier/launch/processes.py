@@ -1,4 +1,4 @@
-"""Process trees: listing them, ending them, and making sure that none outlives us. Linux `/proc` and prctl."""
+"""Process trees: list them, end them, and let none outlive this process. Linux `/proc` and prctl."""
 
 from __future__ import annotations
 
@@ -16,13 +16,26 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 5.0
 KILL_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 STACKS_SIGNAL = signal.SIGRTMAX - 1  # a rank that gets it writes where each of its threads is
-# The functions that really end a process, kept before the probe listens to `os._exit`.
+# The function that ends a process, kept before the probe patches `os._exit`.
 _leave = os._exit
 
 
 def leave(code: int) -> NoReturn:
     """End this process at once, without finalising the interpreter."""
     _leave(code)
+
+
+def become(task: Callable[[], int], failed: int) -> NoReturn:
+    """Run `task` in a forked process and end the process with its exit code; after an exception with `failed`."""
+    code = failed
+    try:
+        code = task()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        leave(code)
 
 
 def die_with_parent() -> None:
@@ -42,12 +55,9 @@ def adopt_orphans() -> None:
 
 def descendants(pid: int) -> list[int]:
     """Every process below `pid`, whatever its session or group, parents first."""
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        below = children(queue.pop(0))
-        found += below
-        queue += below
+    found = children(pid)
+    for below in found:
+        found += children(below)
     return found
 
 

@@ -1,9 +1,10 @@
-"""What the launcher process is asked to do: one run."""
+"""The request to the launcher process: one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
@@ -26,10 +27,9 @@ class Request:
     devices: list[int] = field(default_factory=list)  # the GPUs that it may use; none given: all
     backend: str = ""  # how GPUs are shared: "" not at all, "nccl" or "gloo"
     timeout: float = 60.0
-    grace: float = 5.0  # what other ranks get after the first has failed
-    mode: str = (
-        "fsdp"  # "ddp": DDP stands in for fully_shard; "alone": each rank shards over itself; "simulate": a fake group
-    )
+    grace: float = 5.0  # for the other ranks after the first has failed
+    # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
+    mode: str = "fsdp"
     steps: int = 1
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
@@ -42,9 +42,20 @@ class Request:
     by_hand: bool = False  # average gradients without DDP's reducer
     watch_saves: bool = False  # record what is given to every save
     crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
-    secret: str = ""  # with which the lines of the traces are marked
-    open: list[str] = field(default_factory=list)  # checkpoints to open in the place of the script
+    secret: str = ""  # marks the lines of the traces
+    open: list[str] = field(default_factory=list)  # checkpoints to open instead of running the script
 
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""
         return asdict(self)
+
+
+def trial(
+    run: Callable[[Request], dict[str, Any]], folder: Path, text: str, backend: str = ""
+) -> tuple[bool, dict[str, Any]]:
+    """Run the text of a script on two ranks: (whether both completed, the launcher's answer)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "trial.py"
+    script.write_text(text, encoding="utf-8")
+    answer = run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend))
+    return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"]), answer

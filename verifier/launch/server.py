@@ -26,10 +26,10 @@ OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp
 def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> int:
     """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`.
 
-    `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import anew; it raises if this version of
+    `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import again; it raises if this version of
     torch lacks a name that the probe needs.
     """
-    processes.die_with_parent()  # while torch is imported, which may take long, nobody listens
+    processes.die_with_parent()  # the import of torch may take long, and no request is read meanwhile
     if _is_alone():
         return 1
     processes.adopt_orphans()
@@ -44,7 +44,7 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> i
         return 1
     try:
         prepare()
-    except Exception as error:  # of ours: a name of torch that this version does not have
+    except Exception as error:  # in the probe: a name that this version of torch does not have
         traceback.print_exc()
         _answer(answers, {"fault": "probe", "message": f"{text_of(error)} (torch {versions['torch']})"})
         return 1
@@ -55,18 +55,18 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> i
     _answer(answers, versions)
     _Server(answers, live).loop()
     processes.end_below()
-    return processes.leave(0)  # to finalise an interpreter with torch takes long, and somebody waits
+    return processes.leave(0)  # finalising an interpreter with torch takes long, and the client waits
 
 
 def _is_alone() -> bool:
-    """Whether the client had gone before `die_with_parent` could tell the kernel: then nobody holds the other end of stdin."""
+    """Whether the client ended before `die_with_parent` took effect: then the other end of stdin is closed."""
     listener = select.poll()
     listener.register(0, 0)
     return bool(listener.poll(0))
 
 
 def _import_torch() -> dict[str, Any]:
-    """Import what nearly every rank would import anew: torch._dynamo alone (any optimizer needs it) takes over a second."""
+    """Import what nearly every rank would import: torch._dynamo alone (any optimizer needs it) takes over a second."""
     import torch
     import torch.distributed
 
@@ -97,7 +97,9 @@ class _Server:
 
     def __init__(self, answers: Any, live: Live) -> None:
         self._answers, self._live = answers, live
-        self._runs: dict[int, tuple[int, int, bytes]] = {}  # pipe: number of the request, manager, what it has said
+        self._runs: dict[
+            int, tuple[int, int, bytes]
+        ] = {}  # pipe: number of the request, manager, the bytes of its answer
 
     def loop(self) -> None:
         """Until stdin ends, which means that the client is gone."""
@@ -112,7 +114,7 @@ class _Server:
                 for line in lines:
                     self._start(json.loads(line))
             for pipe in [p for p in ready if p != 0]:
-                self._hear(pipe)
+                self._receive(pipe)
 
     def _start(self, request: dict[str, Any]) -> None:
         number = request["number"]
@@ -131,10 +133,11 @@ class _Server:
         os.close(writer)
         self._runs[reader] = (number, pid, b"")
 
-    def _hear(self, pipe: int) -> None:
-        number, pid, said = self._runs[pipe]
+    def _receive(self, pipe: int) -> None:
+        number, pid, received = self._runs[pipe]
         data = os.read(pipe, _CHUNK)
-        self._runs[pipe] = (number, pid, said + data)
+        received += data
+        self._runs[pipe] = (number, pid, received)
         if data and not data.endswith(b"\n"):
             return
         del self._runs[pipe]
@@ -142,13 +145,13 @@ class _Server:
         killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         processes.end_below(spare=[other for _, other, _ in self._runs.values()])
         answer = {"fault": "killed" if killed else "the run's manager has died"}
-        if (said + data).endswith(b"\n"):
-            answer = json.loads(said + data)
+        if received.endswith(b"\n"):
+            answer = json.loads(received)
         _answer(self._answers, {"number": number, **answer})
 
 
 def sockets_fault() -> str:
-    """Why two processes of this machine cannot meet over the loopback interface; "" if they can."""
+    """Why two processes cannot connect over the loopback interface; "" if they can."""
     try:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))

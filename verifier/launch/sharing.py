@@ -1,12 +1,12 @@
 """Several ranks on one GPU (`--oversubscribe`). NCCL refuses two ranks with one device if host and bus are the same.
 
-First choice: NCCL over loopback, each rank with a host name of its own (`NCCL_HOSTID`) and told that it is a node with one GPU.
+First choice: NCCL over loopback, each rank with a host name of its own (`NCCL_HOSTID`) and the environment of a node with one GPU.
 Second: gloo, which copies CUDA tensors through the host. Which one is decided by trying (trial.py), and stands in the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from .devices import names as devices_named
 
@@ -38,8 +38,7 @@ def environment(rank: int, world: int, devices: int, visible: str | None) -> dic
 
 def told(backend: str, ranks: int, devices: int) -> str:
     """The backend as it stands in a report."""
-    how: Mapping[str, str] = {
-        "nccl": "nccl over loopback, a host name for each rank",
-        "gloo": "gloo with CUDA tensors in the place of nccl",
-    }
-    return f"{how[backend]}: {ranks} ranks on {devices} CUDA device{'s' if devices > 1 else ''}"
+    how = (
+        "nccl over loopback, a host name for each rank" if backend == "nccl" else "gloo on CUDA tensors instead of nccl"
+    )
+    return f"{how}: {ranks} ranks on {devices} CUDA device{'s' if devices > 1 else ''}"

@@ -1,4 +1,4 @@
-"""A first launch, to see whether ranks can run at all on this machine, and on which backend."""
+"""A trial launch: whether ranks can run in this environment, and on which backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import MachineRefuses
 from .client import Launcher
-from .request import Request
+from .request import trial
 
 SCRIPT = """\
 import torch
@@ -35,26 +35,19 @@ assert mine.item() == world
 
 
 def two_ranks_meet(python: str) -> tuple[dict[str, Any], float]:
-    """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not meet."""
+    """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not form a process group."""
     with tempfile.TemporaryDirectory(prefix="fsdp2-doctor-") as name:
         folder = Path(name)
-        script = folder / "trial.py"
-        script.write_text(SCRIPT, encoding="utf-8")
         with Launcher(python, folder / "launcher.log") as launcher:
-            answer = launcher.run(Request(str(folder), str(script), str(folder), world_size=2))
-            if not _good(answer):
+            completed, answer = trial(launcher.run, folder, SCRIPT)
+            if not completed:
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))
-                raise MachineRefuses(f"two ranks could not meet: {output.strip()[-500:] or 'no output'}")
+                raise MachineRefuses(
+                    f"two ranks could not form a process group: {output.strip()[-500:] or 'no output'}"
+                )
             return launcher.versions, float(answer["seconds"])
 
 
 def shares_a_gpu(launcher: Launcher, backend: str, folder: Path) -> bool:
     """Whether two ranks on the first GPU can gather and reduce through this backend, as FSDP2 does."""
-    folder.mkdir(parents=True)
-    script = folder / "trial.py"
-    script.write_text(ON_SHARED_GPU, encoding="utf-8")
-    return _good(launcher.run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend)))
-
-
-def _good(answer: dict[str, Any]) -> bool:
-    return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"])
+    return trial(launcher.run, folder, ON_SHARED_GPU, backend)[0]

@@ -18,7 +18,6 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from .request import OUTPUTS
 
@@ -45,27 +44,21 @@ class Workspace:
     def __enter__(self) -> Workspace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for folder, roots in list(self._unread):
             self.read(folder, roots, ())
         self._clean()
 
     def notes(self) -> list[str]:
-        """What a reader must know of the user's files that runs wrote."""
+        """Notes for the report on the user's files that runs wrote."""
         if not self.written:
             return []
         shown = ", ".join(map(str, self.written[:3])) + (" ..." if len(self.written) > 3 else "")
-        told = [
-            f"the script writes outside of {{checkpoint}} ({shown}): every run found this as it was before, and so it is left"
-        ]
+        notes = [f"the script writes outside of {{checkpoint}} ({shown}): restored before every run and at the end"]
         if lost := self.lost:
-            told.append(
-                f"too large to be copied before it was overwritten, and not restored: {', '.join(map(str, lost[:3]))}"
-            )
-        told += [f"{path} could not be made as it was: {why}" for path, why in list(self._stuck.items())[:3]]
-        return told
+            paths = ", ".join(map(str, lost[:3]))
+            notes.append(f"overwritten by the script, too large to be copied first, and not restored: {paths}")
+        return notes + [f"{path} could not be restored: {why}" for path, why in list(self._stuck.items())[:3]]
 
     @property
     def lost(self) -> list[Path]:
@@ -99,7 +92,7 @@ class Workspace:
             pass
         elif not self._saved.exists():
             if self.checkpoint.is_symlink() or not self.checkpoint.is_dir():
-                return "it is no folder any more"
+                return "it is no longer a folder"
             try:
                 shutil.copytree(self.checkpoint, self._saved, ignore_dangling_symlinks=True)
             except shutil.Error as error:
@@ -145,13 +138,11 @@ class Workspace:
                 continue
             if not self._counts(path, roots, saves):
                 continue
-            if any(path == ours or path.is_relative_to(ours) for ours in self._present):
-                wrote.append(path)
-                continue
-            if existed:
-                self._originals[path] = file.with_suffix(".copy") if copied else None
-            self._present.append(path)
             wrote.append(path)
+            if not any(path.is_relative_to(ours) for ours in self._present):
+                self._present.append(path)
+                if existed:
+                    self._originals[path] = file.with_suffix(".copy") if copied else None
         self.written += [path for path in wrote if path not in self.written]
         return wrote
 
@@ -162,8 +153,8 @@ class Workspace:
         for root in roots:
             if path.is_relative_to(root):
                 return not any(part.startswith(".") for part in path.relative_to(root).parts[:-1])
-        return any(path == save or path.is_relative_to(save) or save.is_relative_to(path) for save in saves) or any(
-            path.parent == save.parent for save in saves
+        return any(
+            path.is_relative_to(save) or save.is_relative_to(path) or path.parent == save.parent for save in saves
         )
 
     def _keep(self, wrote: Sequence[Path]) -> None:

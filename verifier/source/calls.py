@@ -1,4 +1,4 @@
-"""Following calls: into the project's own functions and classes; of torch's, what the detectors must know of their results."""
+"""Following calls: into the project's functions and classes; for torch's, the properties of the results that detectors need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 from .coverage import LIMIT
 from .events import CALL, NEW, SHARD, STORE, Event
 from .expressions import mesh_rank
-from .known import COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
+from .known import COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, STARTERS, SYNCS
 from .missed import Noting
 from .names import Frame
 from .project import ClassInfo
@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 class Calls(Noting):
     """The part of the follower that evaluates calls."""
 
-    def call(self, node: ast.Call) -> Value:
+    def _call(self, node: ast.Call) -> Value:
         callee = self.evaluate(node.func)
         args: list[Value] = []
         kwargs: dict[str, Value] = {}
@@ -69,8 +69,7 @@ class Calls(Noting):
         if callee.kind == "name":
             if callee.name in ("dcp.save", "dcp.load", "dcp.async_save"):
                 self._ask_stateful(args[0] if args else kwargs.get("state_dict"), node)
-            event = self._event(callee.name, node, args, kwargs, is_open)
-            return self._external(event)
+            return self._external(self._event(callee.name, node, args, kwargs, is_open))
         if callee.kind == "attr" and callee.owner is not None:
             event = self._event("", node, args, kwargs, is_open)
             event.method, event.on = callee.name, callee.owner
@@ -82,20 +81,16 @@ class Calls(Noting):
                 return self.call_function(method, args, kwargs, node)
         event = self._event(CALL, node, args, kwargs, is_open)
         event.on = callee
-        event.result = derived("forward", args, node)
-        event.result.local, event.result.rank, event.result.event = True, 0, event
+        event.result = Value("derived", "forward", args, node=node, local=True, event=event)
         return event.result
 
     def _ask_stateful(self, state: Value | None, node: ast.AST) -> None:
-        """What the objects in a state dict give when a checkpoint asks them for theirs."""
+        """Call `state_dict` of the stateful objects in a state dict, as a checkpoint does."""
         for one in (c for part in (state.parts if state is not None else []) for c in choices(part)):
-            method = (
-                self.class_attribute(one, "state_dict", node)
-                if one.kind == "object" and not self.is_module(one)
-                else None
-            )
-            if method is not None and method.kind == "def":
-                one.parts.append(self.call_function(method, [], {}, node))
+            if one.kind == "object" and not self.is_module(one):
+                method = self.class_attribute(one, "state_dict", node)
+                if method is not None and method.kind == "def":
+                    one.parts.append(self.call_function(method, [], {}, node))
 
     def _event(self, op: str, node: ast.AST, args: list[Value], kwargs: dict[str, Value], is_open: bool) -> Event:
         event = self.emit(op, node, args=args)
@@ -103,15 +98,11 @@ class Calls(Noting):
         return event
 
     def _made(self, event: Event, name: str) -> Value:
-        given = list(event.given())
-        value = Value("made", name, given, node=event.node)
-        value.event = event
-        ranks = [part.rank for part in given if part.rank]
+        event.result = Value("made", name, list(event.given()), node=event.node, event=event)
         if event.op.startswith(COMPUTES) or not event.op:
-            value.rank = min(ranks) if ranks else 0
-            value.local = any(part.local for part in given)
-        event.result = value
-        return value
+            inputs = derived(name, event.result.parts)
+            event.result.rank, event.result.local = inputs.rank, inputs.local
+        return event.result
 
     def _external(self, event: Event) -> Value:
         """The result of an external function."""
@@ -121,21 +112,17 @@ class Calls(Noting):
             event.result = event.arg(0, "module") or Value("unknown")
             return event.result
         if op in SYNCS:
-            self._sync(event.arg(SYNCS[op], "tensor") or event.arg(0, "object_list"))
+            self._sync(event.arg(0, "tensor") or event.arg(0, "object_list"))
         if op in ("dist.get_rank", "dist.get_node_local_rank"):
-            value = self._made(event, op)
-            value.rank = SUB if event.arg(0, "group") is not None else GLOBAL
-            return value
+            self._made(event, op).rank = SUB if event.arg(0, "group") is not None else GLOBAL
+            return event.result
         if op in ("os.environ.get", "os.getenv", "os.environ.pop") and first is not None:
             return self.variable(first)
         if op == "builtins.getattr" and len(args) > 1 and isinstance(args[1].const, str):
             return self.attribute(args[0], args[1].const, event.node)
         if op == "builtins.setattr" and len(args) > 2 and isinstance(args[1].const, str):
             self.store(args[0], args[1].const, args[2], event.node)
-        if (
-            op in ("builtins.list", "builtins.tuple", "builtins.sorted", "builtins.set", "builtins.dict")
-            and first is not None
-        ):
+        if op in COLLECTIONS and first is not None:
             if first.kind in ("list", "tuple", "dict") and op != "builtins.dict":
                 return Value("list", first.name, first.parts)
             inside = self.element(first) if first.kind != "dict" else None
@@ -146,17 +133,16 @@ class Calls(Noting):
                 self.put(value, const(key), item)
             return value
         if op == "builtins.super":
-            return self._super()
+            owner = self.frame.names.get("self")
+            return Value("super", home=owner) if owner is not None else Value("unknown")
         if op == "importlib.import_module" and first is not None and isinstance(first.const, str):
             module = self.project.find(first.const, event.module.path)
             if module is not None:
                 self.load(module)
                 return Value("file", first.const, home=module)
         if op in LAUNCHERS and first is not None and first.kind == "def":
-            rank = Value("free", "rank")
-            rank.rank = GLOBAL
             given = event.arg(1, "args")
-            self.call_function(first, [rank, *(given.parts if given is not None else [])], {}, event.node)
+            self.call_function(first, [free("rank"), *(given.parts if given is not None else [])], {}, event.node)
             return self._made(event, op)
         if op in STARTERS and first is not None:
             return self.call_function(first, [], {}, event.node) if first.kind == "def" else first
@@ -170,11 +156,6 @@ class Calls(Noting):
         if op == "torch.nn.utils.clip_grad_norm_":
             value.local = False
         return value
-
-    def _super(self) -> Value:
-        """`super()`: the object, seen as one of the next class."""
-        owner = self.frame.names.get("self")
-        return Value("super", home=owner) if owner is not None else Value("unknown")
 
     def _method(self, event: Event) -> Value:
         """The result of a method of a value that is not a project's object."""
@@ -191,14 +172,9 @@ class Calls(Noting):
                 return on
         if name in GROWS and on.kind in ("list", "dict", "made", "attr"):
             self._grow(event)
-        if (
-            name == "get"
-            and on.kind == "dict"
-            and args
-            and args[0].kind == "const"
-            and f"[{args[0].const}]" in on.attrs
-        ):
-            return on.attrs[f"[{args[0].const}]"]
+        known = f"[{args[0].const}]" if args and args[0].kind == "const" else ""
+        if name == "get" and on.kind == "dict" and known in on.attrs:
+            return on.attrs[known]
         value = self._made(event, name)
         value.parts = [on, *value.parts]
         if name in ("get_local_rank", "get_rank", "get_coordinate"):
@@ -237,14 +213,7 @@ class Calls(Noting):
         after = line[names.index(current) + 1 :] if current in names else line[1:]
         for info in after:
             if event.method in info.methods:
-                bound = Value(
-                    "def",
-                    f"{info.name}.{event.method}",
-                    const=owner,
-                    node=info.methods[event.method],
-                    home=(info.home, None),
-                )
-                return self.call_function(bound, event.args, event.kwargs, event.node)
+                return self.call_function(info.method(event.method, owner), event.args, event.kwargs, event.node)
         return self._made(event, event.method)
 
     def _sync(self, value: Value | None) -> None:
@@ -252,10 +221,7 @@ class Calls(Noting):
         for one in choices(value) if value is not None else ():
             one.local, one.rank, one.synced = False, 0, True
             if one.kind in ("list", "tuple"):
-                fresh = [Value("unknown", "synced") for _ in one.parts]
-                for new in fresh:
-                    new.synced = True
-                one.parts, one.attrs = fresh, {}
+                one.parts, one.attrs = [Value("unknown", "synced", synced=True) for _ in one.parts], {}
 
     def store(self, base: Value, attr: str, value: Value, node: ast.AST) -> None:
         """`base.attr = value`."""
@@ -271,17 +237,12 @@ class Calls(Noting):
 
     def _instantiate(self, callee: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
         event = self._event(NEW, node, args, kwargs, False)
-        event.method = ""
-        value = Value("object", callee.cls.name, node=node)
-        value.cls, value.event, event.result = callee.cls, event, value
-        info: ClassInfo
+        event.result = value = Value("object", callee.cls.name, node=node, cls=callee.cls, event=event)
         for info in reversed(self.ancestry(callee.cls)):
-            for position, item in enumerate(info.fields):
-                assert isinstance(item.target, ast.Name)
-                key = item.target.id
+            for position, (key, default) in enumerate(info.fields.items()):
                 given = kwargs.get(key, args[position] if position < len(args) else None)
-                if given is None and item.value is not None:
-                    given = self._default(info, item.value)
+                if given is None and default is not None:
+                    given = self._default(info, default)
                 if given is not None:
                     value.attrs[key] = given
         method = self.class_attribute(value, "__init__", node)
@@ -353,7 +314,5 @@ class Calls(Noting):
 
 
 def free(name: str) -> Value:
-    """A parameter that nobody in sight gives."""
-    value = Value("free", name)
-    value.rank = GLOBAL if name in RANK_NAMES else 0
-    return value
+    """A parameter that no visible call passes."""
+    return Value("free", name, rank=GLOBAL if name in RANK_NAMES else 0)

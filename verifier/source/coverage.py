@@ -1,4 +1,4 @@
-"""What of the sources was followed, and which calls were not, with the reason."""
+"""Coverage: which parts of the sources were followed, which calls were not, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from .project import Project
 from .roots import is_known
 
-# Reasons by how much they may hide: code of the project comes before that of libraries.
+# Reasons, those that can hide most first: code of the project before that of libraries.
 NOT_FOUND, LIMIT, UNKNOWN, DECORATED, OUTSIDE = "not found", "limit", "not known", "decorator", "outside the project"
 _ORDER = (NOT_FOUND, LIMIT, UNKNOWN, DECORATED, OUTSIDE)
 _LONGEST = 80
@@ -53,7 +53,8 @@ def outside(project: Project, dotted: str) -> tuple[str, str] | None:
         return None if hasattr(builtins, rest.partition(".")[0]) else (NOT_FOUND, f"no definition of {rest} was found")
     if is_known(top):
         return None
-    for prefix in _prefixes(dotted):
+    parts = dotted.split(".")
+    for prefix in (".".join(parts[:number]) for number in range(len(parts), 0, -1)):
         if prefix in project.unread:
             return NOT_FOUND, f"module {prefix} {project.unread[prefix]}"
     if project.has(top):
@@ -61,22 +62,22 @@ def outside(project: Project, dotted: str) -> tuple[str, str] | None:
     return OUTSIDE, f"outside the project: module {top}"
 
 
-def _prefixes(dotted: str) -> list[str]:
-    parts = dotted.split(".")
-    return [".".join(parts[:number]) for number in range(len(parts), 0, -1)]
-
-
 def callee_of(node: ast.AST) -> str:
-    """The source of what is called, short."""
+    """The source of what is called, shortened."""
+    return shortened(node.func if isinstance(node, ast.Call) else node, _LONGEST) or "?"
+
+
+def shortened(node: ast.AST, limit: int) -> str:
+    """The source of a node in one line of at most `limit` characters; "" where Python cannot write it."""
     try:
-        text = " ".join(ast.unparse(node.func if isinstance(node, ast.Call) else node).split())
+        text = " ".join(ast.unparse(node).split())
     except (ValueError, RecursionError, AttributeError):
-        return "?"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+        return ""
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
 def merged(missed: Iterable[tuple[ast.AST, Missed]], followed: Collection[ast.AST]) -> tuple[Missed, ...]:
-    """Each callee and reason once, at its first line, the gravest first; without calls that were followed elsewhere."""
+    """Each callee and reason once, at its first line, the most severe first; without calls that were followed elsewhere."""
     first: dict[tuple[str, str], Missed] = {}
     unique = {node: one for node, one in missed if node not in followed}
     for one in sorted(unique.values(), key=lambda m: (_ORDER.index(m.kind), m.file, m.line, m.callee)):

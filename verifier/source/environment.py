@@ -19,18 +19,14 @@ def before_torch(script: Path) -> list[tuple[int, str]]:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # it has changed since it was run
         return found
     for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "torch" for alias in node.names):
-                return found
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-                return found
-        found += [
-            (statement.lineno, name)
-            for node in ast.walk(statement)
-            for name in _set(node)
-            if _READ_AT_IMPORT.match(name)
-        ]
-    return []  # torch comes from another module, of which this does not know when
+        nodes = list(ast.walk(statement))
+        modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        if any(module.partition(".")[0] == "torch" for module in modules):
+            return found
+        names = (name for node in nodes for name in _set(node))
+        found += [(statement.lineno, name) for name in names if _READ_AT_IMPORT.match(name)]
+    return []  # another module imports torch, at an unknown point
 
 
 def _set(node: ast.AST) -> Iterator[str]:
@@ -48,9 +44,7 @@ def _set(node: ast.AST) -> Iterator[str]:
 
 
 def _is_environ(node: ast.AST) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
-        isinstance(node, ast.Name) and node.id == "environ"
-    )
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
 
 
 def _text(node: ast.AST) -> Iterator[str]:
@@ -59,13 +53,13 @@ def _text(node: ast.AST) -> Iterator[str]:
 
 
 def note(script: Path) -> str:
-    """What a reader must know of a forked run of this script; "" if nothing."""
+    """A note on forked runs of this script for the report, or ""."""
     found = before_torch(script)
     if not found:
         return ""
     line, _ = found[0]
     names = ", ".join(dict.fromkeys(name for _, name in found))
     return (
-        f"{script.name}:{line} sets {names} before it imports torch, which forked ranks have already: no effect in these "
-        "runs. `--launcher torchrun` starts ranks in which it has."
+        f"{script.name}:{line} sets {names} before it imports torch, which forked ranks have already imported: no effect in "
+        "these runs. Use `--launcher torchrun` for ranks in which it takes effect."
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..finding import Hit
 from ..trace.events import Place
@@ -20,52 +21,35 @@ STORE = "(store)"  # `on.method = args[0]`
 ITERATE = "(iterate)"
 
 
-class Guard:
+class Guard(NamedTuple):
     """`test` held (`branch` True) or did not hold."""
 
-    __slots__ = ("branch", "node", "test")
+    node: ast.AST
+    test: Value
+    branch: bool
 
-    def __init__(self, node: ast.AST, test: Value, branch: bool) -> None:
-        self.node, self.test, self.branch = node, test, branch
 
-
+@dataclass(eq=False, repr=False, slots=True)
 class Event:
-    """One call or store. `op` is the canonical name of an external function, or one of the words above, or "" for a method."""
+    """One call or store. `op` is the canonical name of an external function, one of the constants above, or "" for a method."""
 
-    __slots__ = (
-        "args",
-        "caught",
-        "discarded",
-        "forked",
-        "function",
-        "guards",
-        "index",
-        "kwargs",
-        "loops",
-        "method",
-        "module",
-        "node",
-        "on",
-        "op",
-        "open",
-        "result",
-        "withs",
-    )
-
-    def __init__(self, index: int, op: str, node: ast.AST, module: Module, function: str) -> None:
-        self.index, self.op, self.node, self.module, self.function = index, op, node, module, function
-        self.method = ""
-        self.on: Value | None = None
-        self.args: list[Value] = []
-        self.kwargs: dict[str, Value] = {}
-        self.open = False  # there may be more arguments than are known
-        self.guards: tuple[Guard, ...] = ()
-        self.loops: tuple[ast.AST, ...] = ()
-        self.withs: tuple[Value, ...] = ()
-        self.caught = False
-        self.discarded = False
-        self.forked = False  # it is one of several things that the called value may be
-        self.result: Value = Value("unknown")
+    index: int
+    op: str
+    node: ast.AST
+    module: Module
+    function: str
+    method: str = ""
+    on: Value | None = None
+    args: list[Value] = field(default_factory=list)
+    kwargs: dict[str, Value] = field(default_factory=dict)
+    open: bool = False  # there may be more arguments than are known
+    forked: bool = False  # the called value has several candidates
+    guards: tuple[Guard, ...] = ()
+    loops: tuple[ast.AST, ...] = ()
+    withs: tuple[Value, ...] = ()
+    caught: bool = False
+    discarded: bool = False
+    result: Value = field(default_factory=lambda: Value("unknown"))
 
     def arg(self, position: int, name: str) -> Value | None:
         """An argument by position or name; None if it is not given."""
@@ -86,8 +70,7 @@ class Event:
     @property
     def on_some_ranks(self) -> Guard | None:
         """The condition that only some ranks of the world meet, if there is one."""
-        found = (g for g in self.guards if g.test.rank == GLOBAL and not _asks_world(g.node))
-        return next(found, None)
+        return next((g for g in self.guards if g.test.rank == GLOBAL and not _asks_world(g.node)), None)
 
 
 def _asks_world(node: ast.AST) -> bool:
@@ -112,12 +95,12 @@ def exclusive(one: Event, other: Event) -> bool:
 
 
 class Flow:
-    """All events of one entry: a script from its first line (`whole`), or a function that nobody in sight calls."""
+    """All events of one entry: a script from its first line (`whole`), or a function that no visible code calls."""
 
     def __init__(self, project: Project, whole: bool) -> None:
         self.project, self.whole = project, whole
         self.events: list[Event] = []
-        self.partial = False  # it was too long, or too deep, to be followed to its end
+        self.partial = False  # too long, or nested too deeply, to be followed completely
         self.followed: set[ast.AST] = set()  # functions that were entered, and calls that are understood
         self.missed: dict[ast.AST, Missed] = {}  # calls that could not be followed
         self.rank_uses: list[ast.AST] = []  # where a rank goes into anything but a condition or an output
@@ -167,21 +150,14 @@ class Flow:
     @cached_property
     def shards(self) -> list[tuple[Event, Value]]:
         """(call of fully_shard, one module that it shards)."""
-        found = []
-        for event in self.ops(SHARD):
-            given = event.arg(0, "module")
-            if given is not None:
-                targets = given.parts if given.kind in ("list", "tuple") else [given]
-                found += [(event, module) for target in targets for module in choices(target)]
-        return found
+        given = [(event, module) for event in self.ops(SHARD) if (module := event.arg(0, "module")) is not None]
+        targets = [(event, one) for event, m in given for one in (m.parts if m.kind in ("list", "tuple") else [m])]
+        return [(event, module) for event, target in targets for module in choices(target)]
 
     @cached_property
     def first_shard(self) -> dict[int, Event]:
         """{id of a module: the first call that shards it}."""
-        found: dict[int, Event] = {}
-        for event, module in self.shards:
-            found.setdefault(id(module), event)
-        return found
+        return {id(module): event for event, module in reversed(self.shards)}
 
     @cached_property
     def roots(self) -> dict[int, Value]:
@@ -215,41 +191,25 @@ class Flow:
         return [e for e in self.ops(CALL) if e.on is not None and value in choices(e.on)]
 
     def escapes(self, value: Value, after: int = -1, before: int = 1 << 60) -> bool:
-        """Whether code that is not followed was handed this value."""
-        for event in self.events[after + 1 : before]:
-            if event.op in (CALL, NEW, STORE, ITERATE, SHARD) or sanitize(event):
-                continue
-            if any(value is part or value in part.parts for part in event.given()):
-                return True
-        return False
+        """Whether this value was passed to code that is not followed."""
+        events = (e for e in self.events[after + 1 : before] if e.op not in (CALL, NEW, STORE, ITERATE, SHARD))
+        given = (part for event in events if not sanitize(event) for part in event.given())
+        return any(value is part or value in part.parts for part in given)
 
-    def hit(self, rule: str, told: str, event: Event) -> Hit:
+    def hit(self, rule: str, message: str, event: Event) -> Hit:
         """A hit at the line of an event."""
-        return hit_at(rule, told, event.module, event.line, event.function)
+        return hit_at(rule, message, event.module, event.line, event.function)
 
 
-def hit_at(rule: str, told: str, module: Module, line: int, function: str) -> Hit:
+def hit_at(rule: str, message: str, module: Module, line: int, function: str) -> Hit:
     """A hit at a line."""
-    return Hit(rule, told, Place(file=str(module.path), line=line, function=function, code=module.code(line)))
+    return Hit(rule, message, Place(file=str(module.path), line=line, function=function, code=module.code(line)))
 
 
 _DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")
 _TRAINING = ("fsdp.", "dcp.", "dsd.", "tp.")
 _METHODS = ("full_tensor", "to_local", "set_requires_gradient_sync", "set_requires_all_reduce")
-_HARMLESS = (
-    "builtins.",
-    "torch.",
-    "dist.",
-    "dcp.",
-    "dsd.",
-    "fsdp.",
-    "tensor.",
-    "data.",
-    "F.",
-    "ac.",
-    "tp.",
-    "logging.",
-)
+_HARMLESS = (*_DISTRIBUTED, "builtins.", "torch.", "data.", "F.", "ac.", "logging.")
 
 
 def sanitize(event: Event) -> bool:
@@ -267,9 +227,9 @@ def is_optimizer(name: str) -> bool:
 
 
 def _inherits_optimizer(value: Value) -> bool:
-    names = (ast.unparse(base).rpartition(".")[2] for base in value.cls.bases)
+    names = [ast.unparse(base).rpartition(".")[2] for base in value.cls.bases]
     return any(
-        name == "Optimizer" or (is_optimizer(f"torch.optim.{name}") and name.startswith("Ada")) for name in names
+        name == "Optimizer" or (name.startswith("Ada") and is_optimizer(f"torch.optim.{name}")) for name in names
     )
 
 
@@ -278,8 +238,10 @@ def models_of(event: Event) -> list[Value]:
     found: list[Value] = []
     for given in event.given():
         for value in reach(given):
+            models: list[Value] = []
             if value.kind == "made" and value.name in ("parameters", "named_parameters") and value.event is not None:
-                found += [m for m in choices(value.event.on) if all(m is not seen for seen in found)]
+                models = choices(value.event.on)
             elif value.kind == "item" and value.name == "parameter" and value.owner is not None:
-                found += [m for m in [value.owner] if all(m is not seen for seen in found)]
+                models = [value.owner]
+            found += [model for model in models if all(model is not seen for seen in found)]
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +30,6 @@ _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
 
 class Expressions(Names):
     """The part of the follower that evaluates expressions."""
-
-    @abstractmethod
-    def call(self, node: ast.Call) -> Value:
-        """In the class that has all parts."""
 
     def evaluate(self, node: ast.expr | None) -> Value:
         """The value of an expression."""
@@ -65,20 +60,16 @@ class Expressions(Names):
         return self.attribute(self.evaluate(node.value), node.attr, node)
 
     def _subscript(self, node: ast.Subscript) -> Value:
-        base, key = self.evaluate(node.value), self.evaluate(node.slice)
-        return self.item(base, key, node)
+        return self.item(self.evaluate(node.value), self.evaluate(node.slice), node)
 
     def _binop(self, node: ast.BinOp) -> Value:
-        left, right = self.evaluate(node.left), self.evaluate(node.right)
-        return self._fold(type(node.op), left, right, node)
+        return self._fold(type(node.op), self.evaluate(node.left), self.evaluate(node.right), node)
 
     def _fold(self, kind: type, left: Value, right: Value, node: ast.AST) -> Value:
         if left.kind == right.kind == "const" and kind in _FOLDED:
             simple = isinstance(left.const, int | float | str) and isinstance(right.const, int | float | str)
-            large = any(
-                (isinstance(x, str) and len(x) > 1000) or (isinstance(x, int) and abs(x) > 1e18)
-                for x in (left.const, right.const)
-            )
+            pair = (left.const, right.const)
+            large = any(len(x) > 1000 if isinstance(x, str) else isinstance(x, int) and abs(x) > 1e18 for x in pair)
             text = kind in (ast.Mult, ast.Mod) and isinstance(left.const, str) | isinstance(right.const, str)
             if simple and not large and not text:
                 try:
@@ -125,13 +116,12 @@ class Expressions(Names):
         test = self.evaluate(node.test)
         if test.kind == "const":
             return self.evaluate(node.body if test.const else node.orelse)
-        saved = self.guards
-        self.guards = (*saved, Guard(node, test, True))
-        body = self.evaluate(node.body)
-        self.guards = (*saved, Guard(node, test, False))
-        other = self.evaluate(node.orelse)
+        saved, found = self.guards, []
+        for branch, expression in ((True, node.body), (False, node.orelse)):
+            self.guards = (*saved, Guard(node, test, branch))
+            found.append(self.evaluate(expression))
         self.guards = saved
-        value = either([body, other])
+        value = either(found)
         if test.rank and value.kind == "either":
             value.rank = test.rank
         return value
@@ -139,14 +129,13 @@ class Expressions(Names):
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
         parts: list[Value] = []
         for item in node.elts:
-            value = self.evaluate(item.value if isinstance(item, ast.Starred) else item)
+            value = self.evaluate(item)
             if isinstance(item, ast.Starred):
                 parts += value.parts if value.kind in ("list", "tuple") else [self.element(value)]
             else:
                 parts.append(value)
-        value = Value("tuple" if isinstance(node, ast.Tuple) else "list", parts=parts, node=node)
-        value.rank, value.local = max((p.rank for p in parts), default=0), any(p.local for p in parts)
-        return value
+        rank, local = max((p.rank for p in parts), default=0), any(p.local for p in parts)
+        return Value("tuple" if isinstance(node, ast.Tuple) else "list", "", parts, node=node, rank=rank, local=local)
 
     _tuple = _set = _list
 
@@ -189,9 +178,8 @@ class Expressions(Names):
             for test in clause.ifs:
                 self.guards = (*self.guards, Guard(test, self.evaluate(test), True))
         if isinstance(node, ast.DictComp):
-            value = Value(
-                "dict", "open", [derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])], node=node
-            )
+            entry = derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])
+            value = Value("dict", "open", [entry], node=node)
         else:
             value = Value("list", "many", [self.evaluate(node.elt)], node=node)
         self.frame, self.guards, self.loops = outer, saved, loops
@@ -200,18 +188,13 @@ class Expressions(Names):
 
     _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
 
-    @abstractmethod
-    def bind(self, target: ast.expr, value: Value) -> None:
-        """In the class that has all parts."""
-
     def _lambda(self, node: ast.Lambda) -> Value:
         return Value("def", "<lambda>", node=node, home=(self.frame.module, self.frame))
 
-    def _await(self, node: ast.Await) -> Value:
+    def _await(self, node: ast.Await | ast.Starred) -> Value:
         return self.evaluate(node.value)
 
-    def _starred(self, node: ast.Starred) -> Value:
-        return self.evaluate(node.value)
+    _starred = _await
 
     def _yield(self, node: ast.Yield) -> Value:
         self.frame.yields.append(self.evaluate(node.value))
@@ -225,9 +208,6 @@ class Expressions(Names):
         value = self.evaluate(node.value)
         self.bind(node.target, value)
         return value
-
-    def _call(self, node: ast.Call) -> Value:
-        return self.call(node)
 
 
 def mesh_rank(mesh: Value) -> int:

@@ -1,4 +1,4 @@
-"""Which files are looked at: those that were named, and the Python files below folders that were named."""
+"""The files to check: those given, and the Python files below the folders given."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ def _python_files(folder: Path) -> Iterator[Path]:
     """Sorted; hidden folders and virtual environments are left out."""
     for place, folders, names in os.walk(folder):
         here = Path(place)
-        folders[:] = sorted(
-            n
-            for n in folders
-            if not n.startswith(".") and n not in _LEFT_OUT and not (here / n / "pyvenv.cfg").is_file()
-        )
+        kept = [name for name in sorted(folders) if not name.startswith(".") and name not in _LEFT_OUT]
+        folders[:] = [name for name in kept if not (here / name / "pyvenv.cfg").is_file()]
         yield from (here / name for name in sorted(names) if name.endswith(".py") and not name.startswith("."))

@@ -31,14 +31,25 @@ def follow(project: Project, kind: type[Follower] | None = None, followed: Colle
     follower = kind(project, True, BUDGET)
     follower.start(module)
     traces, met = [follower.flow], follower.met.union(followed)
-    for value in list(follower.entries(module)):
-        if value.node in met:
-            continue
-        again = kind(project, False, BUDGET // 10)
-        again.entry(module, value)
-        met |= again.met
-        traces.append(again.flow)
+    for value in _entries(module):
+        if value.node not in met:
+            again = kind(project, False, BUDGET // 10)
+            again.entry(module, value)
+            met |= again.met
+            traces.append(again.flow)
     return traces
+
+
+def _entries(module: Module) -> list[Value]:
+    """The functions and methods of a module."""
+    found = []
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(Value("def", node.name, node=node, home=(module, None)))
+        elif isinstance(node, ast.ClassDef):
+            info = ClassInfo(node, module)
+            found += [info.method(name, info) for name in info.methods if name != "__init__"]
+    return found
 
 
 class Follower(Imports):
@@ -62,9 +73,7 @@ class Follower(Imports):
         """Follow one function with parameters that are not known."""
         self.frame = Frame(module, "<module>")
         if isinstance(function.const, ClassInfo):
-            holder = Value("object", function.const.name)
-            holder.cls = function.const
-            function = Value("def", function.name, const=holder, node=function.node, home=function.home)
+            function.const = Value("object", function.const.name, cls=function.const)
         try:
             self.call_function(function, [], {}, function.node or ast.Pass())
         except RecursionError:
@@ -75,19 +84,6 @@ class Follower(Imports):
         if not self.flow.partial or not any(one.reason == reason for one in self.flow.missed.values()):
             self.missed(node, LIMIT, reason, self.frame.function)
         self.flow.partial = True
-
-    def entries(self, module: Module) -> list[Value]:
-        """The functions and methods that stand in a module."""
-        found = []
-        for node in module.tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append(Value("def", node.name, node=node, home=(module, None)))
-            elif isinstance(node, ast.ClassDef):
-                info = ClassInfo(node, module)
-                for name, method in info.methods.items():
-                    if name != "__init__":
-                        found.append(Value("def", f"{node.name}.{name}", const=info, node=method, home=(module, None)))
-        return found
 
     def load(self, module: Module) -> None:
         """Follow a module's own lines, once."""
@@ -109,10 +105,10 @@ class Follower(Imports):
         return super().call_function(value, args, kwargs, node)
 
     def run_body(self, body: Block) -> bool:
-        """Follow statements; whether they always leave the block that they stand in."""
+        """Follow statements; whether they always leave their block. The methods for statements return that, or None."""
         for statement in body:
             if self.budget < 0:
-                self._stopped(statement, "too long to be followed to its end")
+                self._stopped(statement, "too long to be followed completely")
                 return False
             method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
             if method is not None and method(statement):
@@ -128,35 +124,29 @@ class Follower(Imports):
                 event.discarded = True
         return value.kind == "made" and value.name in EXITS
 
-    def _do_assign(self, node: ast.Assign) -> bool:
+    def _do_assign(self, node: ast.Assign) -> None:
         value = self.evaluate(node.value)
         for target in node.targets:
             self.bind(target, value)
-        return False
 
-    def _do_annassign(self, node: ast.AnnAssign) -> bool:
+    def _do_annassign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.bind(node.target, self.evaluate(node.value))
-        return False
 
-    def _do_augassign(self, node: ast.AugAssign) -> bool:
+    def _do_augassign(self, node: ast.AugAssign) -> None:
         old, new = self.evaluate(node.target), self.evaluate(node.value)
         value = self._fold(type(node.op), old, new, ast.BinOp(node.target, node.op, node.value))
         if self.loops and value.kind == "const":
-            value = Value("derived", "count", [old, new])  # it changes from turn to turn
-        event = self.emit("(augmented)", node, type(node.op).__name__, old, [new])
-        event.result = value
+            value = Value("derived", "count", [old, new])  # it changes in each iteration
+        self.emit("(augmented)", node, type(node.op).__name__, old, [new]).result = value
         if isinstance(node.target, ast.Name | ast.Attribute):
             self.bind(node.target, value)
-        return False
 
     def bind(self, target: ast.expr, value: Value) -> None:
         """Give a target its value."""
         if isinstance(target, ast.Name):
-            if target.id in self.frame.globals:
-                self.frame.module.names[target.id] = value
-            else:
-                self.frame.names[target.id] = value
+            names = self.frame.module.names if target.id in self.frame.globals else self.frame.names
+            names[target.id] = value
         elif isinstance(target, ast.Attribute):
             self.store(self.evaluate(target.value), target.attr, value, target)
         elif isinstance(target, ast.Subscript):
@@ -165,11 +155,12 @@ class Follower(Imports):
             known = value.kind in ("tuple", "list") and value.name != "many"
             starred = any(isinstance(t, ast.Starred) for t in target.elts)
             for position, one in enumerate(target.elts):
-                if known and not starred and position < len(value.parts):
+                if starred:
+                    self.bind(one, self.element(value))
+                elif known and position < len(value.parts):
                     self.bind(one, value.parts[position])
                 else:
-                    inner = one.value if isinstance(one, ast.Starred) else one
-                    self.bind(inner, self.item(value, const(position), one) if not starred else self.element(value))
+                    self.bind(one, self.item(value, const(position), one))
         elif isinstance(target, ast.Starred):
             self.bind(target.value, value)
 
@@ -202,37 +193,33 @@ class Follower(Imports):
 
     _do_break = _do_continue
 
-    def _do_assert(self, node: ast.Assert) -> bool:
+    def _do_assert(self, node: ast.Assert) -> None:
         self.evaluate(node.test)
-        return False
 
-    def _do_delete(self, node: ast.Delete) -> bool:
-        return False
-
-    def _do_global(self, node: ast.Global) -> bool:
+    def _do_global(self, node: ast.Global) -> None:
         self.frame.globals.update(node.names)
-        return False
 
     def _do_if(self, node: ast.If) -> bool:
         test = self.evaluate(node.test)
         if self.decided(node, test):
             return self.run_body(node.body if test.const else node.orelse)
         saved, names = self.guards, dict(self.frame.names)
-        self.guards = (*saved, Guard(node, test, True))
+        held, not_held = (*saved, Guard(node, test, True)), (*saved, Guard(node, test, False))
+        self.guards = held
         body_leaves = self.run_body(node.body)
         after_body = self.frame.names
         self._put_names(dict(names))
-        self.guards = (*saved, Guard(node, test, False))
+        self.guards = not_held
         other_leaves = self.run_body(node.orelse)
         after_other = self.frame.names
         self.guards = saved
         if body_leaves and other_leaves:
             return True
         if body_leaves:
-            self.guards = (*saved, Guard(node, test, False))
+            self.guards = not_held
         elif other_leaves:
             self._put_names(after_body)
-            self.guards = (*saved, Guard(node, test, True))
+            self.guards = held
         else:
             self._put_names(self._joined(after_body, after_other, test))
         return False
@@ -248,37 +235,27 @@ class Follower(Imports):
 
     @staticmethod
     def _joined(one: dict[str, Value], other: dict[str, Value], test: Value) -> dict[str, Value]:
-        joined = dict(other)
+        joined = {**one, **other}
         for name, value in one.items():
-            if name not in other:
-                joined[name] = value
-            elif other[name] is not value:
+            if joined[name] is not value:
                 joined[name] = either([value, other[name]])
                 if test.rank and joined[name].kind == "either" and not joined[name].rank:
                     joined[name].rank = test.rank if all(p.kind == "const" for p in joined[name].parts) else 0
         return joined
 
-    def _do_for(self, node: ast.For | ast.AsyncFor) -> bool:
-        source = self.evaluate(node.iter)
-        self.emit(ITERATE, node, args=[source])
+    def _do_for(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        source = self.evaluate(node.test if isinstance(node, ast.While) else node.iter)
         saved, guards = self.loops, self.guards
+        if not isinstance(node, ast.While):
+            self.emit(ITERATE, node, args=[source])
         self.loops = (*saved, node)
-        self.bind(node.target, self.element(source))
+        if not isinstance(node, ast.While):
+            self.bind(node.target, self.element(source))
         self.run_body(node.body)
         self.loops, self.guards = saved, guards
         self.run_body(node.orelse)
-        return False
 
-    _do_asyncfor = _do_for
-
-    def _do_while(self, node: ast.While) -> bool:
-        self.evaluate(node.test)
-        saved, guards = self.loops, self.guards
-        self.loops = (*saved, node)
-        self.run_body(node.body)
-        self.loops, self.guards = saved, guards
-        self.run_body(node.orelse)
-        return False
+    _do_asyncfor = _do_while = _do_for
 
     def _do_with(self, node: ast.With | ast.AsyncWith) -> bool:
         saved = self.withs
@@ -306,40 +283,31 @@ class Follower(Imports):
                 self.frame.names[handler.name] = Value("unknown", "error")
             self.run_body(handler.body)
         self.guards = kept
-        if not leaves:
-            leaves = self.run_body(node.orelse)
+        leaves = leaves or self.run_body(node.orelse)
         return self.run_body(node.finalbody) or (leaves and not node.handlers)
 
     _do_trystar = _do_try
 
-    def _do_match(self, node: ast.Match) -> bool:
+    def _do_match(self, node: ast.Match) -> None:
         test, saved = self.evaluate(node.subject), self.guards
-        names = dict(self.frame.names)
-        ends = [names]
+        names = joined = dict(self.frame.names)
         for case in node.cases:
             self._put_names(dict(names))
             self.guards = (*saved, Guard(case, test, True))
             if not self.run_body(case.body):
-                ends.append(self.frame.names)
+                joined = self._joined(joined, self.frame.names, test)
         self.guards = saved
-        joined = ends[0]
-        for end in ends[1:]:
-            joined = self._joined(joined, end, test)
         self._put_names(joined)
-        return False
 
-    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer = self.frame if self.frame.names is not self.frame.module.names else None
         self.frame.names[node.name] = Value("def", node.name, node=node, home=(self.frame.module, outer))
-        return False
 
     _do_asyncfunctiondef = _do_functiondef
 
-    def _do_classdef(self, node: ast.ClassDef) -> bool:
-        value = Value("class", node.name, node=node)
-        value.cls = ClassInfo(node, self.frame.module)
-        self.frame.names[node.name] = value
-        return False
+    def _do_classdef(self, node: ast.ClassDef) -> None:
+        info = ClassInfo(node, self.frame.module)
+        self.frame.names[node.name] = Value("class", node.name, node=node, cls=info)
 
 
 def trace_script(path: Path) -> list[Flow]:

@@ -1,4 +1,4 @@
-"""Following imports: into the modules of the project; what is not in sight stays a dotted name."""
+"""Following imports: into the modules of the project; other names stay dotted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class Imports(Calls):
         """`import a.b`: the name `a`, through which `a.b` is found."""
         value = Value("file", dotted, home=module)
         for part in reversed(dotted.split(".")[1:]):
-            outer = Value("unknown", "package")
-            outer.attrs[part] = value
-            value = outer
+            value = Value("unknown", "package", attrs={part: value})
         return value
 
     def _do_importfrom(self, node: ast.ImportFrom) -> bool:
@@ -58,7 +56,7 @@ class Imports(Calls):
         if module is not None:
             self.load(module)
             if isinstance(found := module.names.get(attr), Value):
-                return self.settled(found)
+                return self.imported(found)
         below = self.project.find(f"{dotted}.{attr}".strip("."), importer, level)
         if below is not None:
             if not self.project.lazy:

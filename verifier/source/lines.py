@@ -1,4 +1,4 @@
-"""Lines looked up in the sources, for rules that know what happened and not where."""
+"""Lookup of lines in the sources, for rules that know what happened but not where."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_local_norm(sources: Sources) -> Place | None:
 
 def find_shard_use(sources: Sources, cls: str) -> Place | None:
     """The first statement of class `cls` (or of a function that is no method, if it has none) that takes a tensor's shard."""
-    found: list[tuple[bool, int, Place]] = []
+    found: dict[bool, Place] = {}  # by whether it is in the class
     for path in sources.project:
         tree = sources.tree(path)
         own = {id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == cls for n in ast.walk(c)}
@@ -36,8 +36,8 @@ def find_shard_use(sources: Sources, cls: str) -> Place | None:
                 if isinstance(node, ast.Attribute) and node.attr in ("to_local", "_local_tensor"):
                     code = sources.line(path, node.lineno)
                     place = Place(file=path, line=node.lineno, function=function.name, code=code)
-                    found.append((id(node) not in own, len(found), place))
-    return min(found, key=lambda item: item[:2])[2] if found else None
+                    found.setdefault(id(node) in own, place)
+    return found.get(True, found.get(False))
 
 
 def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:

@@ -1,4 +1,4 @@
-"""`look`: all hits of the detectors in scripts and in what they import, less what is suppressed, and what was followed."""
+"""`look`: all hits of the detectors in scripts and in what they import, without those that are suppressed, and the coverage."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Seen:
 def look(
     scripts: Iterable[Path], only: Collection[str] | None = None, parsed: dict[Path, Module | None] | None = None
 ) -> Seen:
-    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that are read already."""
+    """What the detectors see, each fault once. `only`: the rules that are looked for; `parsed`: files that were already read."""
     shared = Shared(parsed)
+    wanted = {rule: found for rule, found in DETECTORS.items() if only is None or rule in only}
     found: dict[tuple[str, str, int], Hit] = {}
     modules: dict[Path, Module] = {}
     missed: list[tuple[ast.AST, Missed]] = []
@@ -51,28 +52,20 @@ def look(
         for flow in traces:
             missed += flow.missed.items()
             followed |= flow.followed
-            if not flow.distributed:
-                continue
-            for rule, detectors in DETECTORS.items():
-                if only is None or rule in only:
-                    for hit in (hit for detector in detectors for hit in detector(flow)):
-                        found.setdefault((rule, hit.location.file, hit.location.line), hit)
+            for rule, detectors in wanted.items() if flow.distributed else ():
+                for hit in (hit for detector in detectors for hit in detector(flow)):
+                    found.setdefault((rule, hit.location.file, hit.location.line), hit)
         modules |= {module.path: module for module in project.modules}
         followed |= {module.tree for module in project.modules if module.state}
     suppressions = tuple(s for module in modules.values() for s in read(module))
     hits = sorted(found.values(), key=lambda h: (h.location.file, h.location.line, h.rule))
     covers = [(hit, covering(suppressions, hit.rule, hit.location)) for hit in hits]
-    return Seen(
-        tuple(hit for hit, cover in covers if cover is None),
-        tuple((hit, cover) for hit, cover in covers if cover is not None),
-        suppressions,
-        Coverage(
-            tuple(trained),
-            sum(isinstance(node, _BODIES) for node in followed),
-            merged(missed, followed),
-            tuple(path for path, trains in trained.items() if not trains),
-        ),
-    )
+    shown = tuple(hit for hit, cover in covers if cover is None)
+    hidden = tuple((hit, cover) for hit, cover in covers if cover is not None)
+    functions = sum(isinstance(node, _BODIES) for node in followed)
+    untrained = tuple(path for path, trains in trained.items() if not trains)
+    coverage = Coverage(tuple(trained), functions, merged(missed, followed), untrained)
+    return Seen(shown, hidden, suppressions, coverage)
 
 
 def _is_main(module: Module | None) -> bool:

@@ -1,45 +1,27 @@
-"""What several detectors ask of values and events."""
+"""Queries on values and events that several detectors use."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import cast
 
-from .events import STORE, Event, Flow
+from .coverage import shortened
+from .events import Event, Flow
 from .values import Value, choices, reach
 
 LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
 FULL = ("torch.float32", "torch.float", "torch.float64", "torch.double")
-_WITH_PARAMETERS: tuple[str, ...] = (
-    "Linear",
-    "Bilinear",
-    "Embedding",
-    "EmbeddingBag",
-    "LayerNorm",
-    "RMSNorm",
-    "GroupNorm",
-    "MultiheadAttention",
+_WITH_PARAMETERS = (
+    *("Linear", "Bilinear", "Embedding", "EmbeddingBag", "LayerNorm", "RMSNorm", "GroupNorm", "MultiheadAttention"),
+    *("LSTM", "GRU", "RNN", "Parameter", "PReLU", "Transformer", "TransformerEncoder", "TransformerDecoder"),
+    *("TransformerEncoderLayer", "TransformerDecoderLayer"),
 )
-_WITH_PARAMETERS += (
-    "LSTM",
-    "GRU",
-    "RNN",
-    "Parameter",
-    "PReLU",
-    "Transformer",
-    "TransformerEncoder",
-    "TransformerDecoder",
-)
-_WITH_PARAMETERS += ("TransformerEncoderLayer", "TransformerDecoderLayer")
 
 
 def text(node: ast.AST, limit: int = 70) -> str:
-    """The source of a node, short."""
-    try:
-        told = " ".join(ast.unparse(node).split())
-    except (ValueError, RecursionError, AttributeError):
-        return "it"
-    return told if len(told) <= limit else told[: limit - 4] + " ..."
+    """The source of a node, shortened to `limit` characters."""
+    return shortened(node, limit) or "it"
 
 
 def first_text(event: Event) -> str:
@@ -57,17 +39,14 @@ def is_dtype(value: Value | None, names: tuple[str, ...]) -> bool:
 
 def is_const(value: Value | None, wanted: object) -> bool:
     """Whether a value is this constant, whatever branch is taken."""
-    if value is None:
-        return False
-    return all(one.kind == "const" and one.const is wanted for one in choices(value))
+    return value is not None and all(one.kind == "const" and one.const is wanted for one in choices(value))
 
 
 def made_by(value: Value | None, *names: str) -> Event | None:
-    """The call of one of these external functions that made a value; None if it may be another thing."""
+    """The call of one of these external functions that made a value; None if it may be something else."""
     if value is None or value.kind != "made" or value.name not in names:
         return None
-    event: Event = value.event
-    return event
+    return cast(Event, value.event)
 
 
 def goes_through(value: Value, *methods: str) -> bool:
@@ -83,11 +62,8 @@ def shared(value: Value) -> bool:
 
 def parts_of(module: Value) -> Iterator[tuple[str, Value]]:
     """(name, module or parameter) of what a module was seen to hold."""
-    for name, value in module.attrs.items():
-        if not name.startswith("[") and name != "*":
-            for one in choices(value):
-                if one.kind in ("made", "object"):
-                    yield name, one
+    known = ((name, value) for name, value in module.attrs.items() if not name.startswith("[") and name != "*")
+    return ((name, one) for name, value in known for one in choices(value) if one.kind in ("made", "object"))
 
 
 def has_parameters(flow: Flow, value: Value, depth: int = 0) -> bool:
@@ -130,20 +106,12 @@ def trains(flow: Flow) -> bool:
 
 
 def names_in(flow: Flow, *wanted: str) -> bool:
-    """Whether one of these words stands in a source of the project (a coarse question, for what must be ruled out)."""
+    """Whether one of these words stands in a source of the project (a coarse check, to rule something out)."""
     return any(word in module.source for module in flow.project.modules for word in wanted)
 
 
 def identifiers(flow: Flow) -> set[str]:
     """Every name and attribute in the sources of the project."""
-    found: set[str] = set()
-    for module in flow.project.modules:
-        for node in ast.walk(module.tree):
-            found.add(getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") or "")
+    nodes = (node for module in flow.project.modules for node in ast.walk(module.tree))
+    found = (getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") for node in nodes)
     return {word for word in found if isinstance(word, str)}
-
-
-def stores_on(flow: Flow, value: Value) -> list[Event]:
-    """Assignments to attributes of a value, outside of its class."""
-    found = flow.ops(STORE)
-    return [e for e in found if e.on is not None and value in choices(e.on) and ".__init__" not in e.function]

@@ -1,4 +1,4 @@
-"""What several detectors on checkpoint ask of the sources."""
+"""Queries on the sources that several detectors on checkpoints use."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from .looks import is_const, made_by
 from .values import Value
 
 GETTERS = ("dsd.get_model_state_dict", "dsd.get_state_dict", "dsd.get_optimizer_state_dict")
-
-
 SETTERS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dsd.set_optimizer_state_dict")
-
-
 SAVES = ("dcp.save", "dcp.async_save")
 
 

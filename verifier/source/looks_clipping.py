@@ -1,4 +1,4 @@
-"""What several detectors on clipping ask of the sources."""
+"""Queries on the sources that several detectors on clipping use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several detectors on data ask of the sources."""
+"""Queries on the sources that several detectors on data use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several detectors on gradients ask of the sources."""
+"""Queries on the sources that several detectors on gradients use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ def never_on(flow: Flow, method: str, rule: str, what: str) -> Iterator[Hit]:
     if not trains(flow):
         return
     calls = flow.methods(method)
-    if not calls:
-        return
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
-    if not off:
-        return
     elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
     if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
         yield flow.hit(rule, f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0])
@@ -27,8 +23,4 @@ def never_on(flow: Flow, method: str, rule: str, what: str) -> Iterator[Hit]:
 
 def _mentions(tree: ast.AST, name: str) -> int:
     """How often a name or a text stands in a source."""
-    found = 0
-    for node in ast.walk(tree):
-        found += isinstance(node, ast.Attribute) and node.attr == name
-        found += isinstance(node, ast.Constant) and node.value == name
-    return found
+    return sum(name in (getattr(node, "attr", None), getattr(node, "value", None)) for node in ast.walk(tree))

@@ -1,4 +1,4 @@
-"""What several detectors on hang ask of the sources."""
+"""Queries on the sources that several detectors on hangs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several detectors on init ask of the sources."""
+"""Queries on the sources that several detectors on initialisation use."""
 
 from __future__ import annotations
 

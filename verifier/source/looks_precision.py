@@ -1,4 +1,4 @@
-"""What several detectors on precision ask of the sources."""
+"""Queries on the sources that several detectors on precision use."""
 
 from __future__ import annotations
 

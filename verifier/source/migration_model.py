@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .events import Event
 from .looks import is_const, made_by, text
-from .migration_scene import DDP, FSDP1, MODULE, Found, Scene
+from .migration_scene import DATA_PARALLEL, DDP, FSDP1, MODULE, Found, Scene, Table, rows
 from .values import Value, choices, reach
 
 # The parameters of the constructors, in their order on torch 2.13.0; all may be given by position.
@@ -22,30 +22,27 @@ DDP_PARAMETERS = (
     *("delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision", "device_mesh"),
 )
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
-_SILENT = ("module", "device_ids", "output_device", "dim")  # gone with the constructor
-_OF_A_MODULE = (
-    *(
-        "forward",
-        "state_dict",
-        "load_state_dict",
-        "parameters",
-        "named_parameters",
-        "buffers",
-        "named_buffers",
-        "modules",
-    ),
-    *("named_modules", "children", "named_children", "train", "eval", "to", "cuda", "cpu", "float", "double", "half"),
-    *(
-        "bfloat16",
-        "zero_grad",
-        "requires_grad_",
-        "apply",
-        "get_submodule",
-        "get_parameter",
-        "compile",
-        "register_buffer",
-    ),
+_SILENT = (  # removed with the constructor
+    *("module", "device_ids", "output_device", "dim"),
+    *("check_reduction", "delay_all_reduce_named_params", "param_to_hook_all_reduce"),
 )
+_OF_A_MODULE = (
+    *("forward", "state_dict", "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers"),
+    *("modules", "named_modules", "children", "named_children", "train", "eval", "to", "cuda", "cpu"),
+    *("float", "double", "half", "bfloat16", "zero_grad", "requires_grad_", "apply", "get_submodule", "get_parameter"),
+    *("compile", "register_buffer"),
+)
+_CALLS: Table = {
+    "enable_wrap, wrap": ("fsdp.enable_wrap", "fsdp.wrap"),
+    ".module": (MODULE,),
+    "fsdp_modules": ("fsdp.fsdp_modules",),
+    "DataParallel": DATA_PARALLEL,
+}
+
+
+def calls(scene: Scene) -> Found:
+    """What changes at every call."""
+    return scene.called(_CALLS)
 
 
 def wrappers(scene: Scene) -> Found:
@@ -54,11 +51,7 @@ def wrappers(scene: Scene) -> Found:
         if event.op == FSDP1:
             arguments = dict(_given(event, FSDP1_PARAMETERS))
             whole = "auto_wrap_policy" not in arguments and len(scene.wraps) == 1 and not scene.flow.ops("fsdp.wrap")
-            yield (
-                "FullyShardedDataParallel" + (" without auto_wrap_policy" if whole and not event.open else ""),
-                event,
-                {},
-            )
+            yield "FullyShardedDataParallel" + " without auto_wrap_policy" * (whole and not event.open), event, {}
             for name, value in arguments.items():
                 for one in choices(value):
                     for row, where, values in _fsdp1_argument(name, one, event):
@@ -68,17 +61,9 @@ def wrappers(scene: Scene) -> Found:
             for name, _ in _given(event, DDP_PARAMETERS):
                 if f"DDP {name}" in _DDP_ROWS:
                     yield f"DDP {name}", event, _line(event, name)
-        else:
-            yield "DataParallel", event, {}
-    for event in scene.flow.ops("fsdp.enable_wrap", "fsdp.wrap"):
-        yield "enable_wrap, wrap", event, {}
 
 
-_DDP_ROWS = {f"DDP {name}" for name in DDP_PARAMETERS if name not in _SILENT} - {
-    "DDP check_reduction",
-    "DDP delay_all_reduce_named_params",
-    "DDP param_to_hook_all_reduce",
-}
+_DDP_ROWS = {f"DDP {name}" for name in DDP_PARAMETERS if name not in _SILENT}
 
 
 def _given(event: Event, parameters: tuple[str, ...]) -> Iterator[tuple[str, Value]]:
@@ -121,11 +106,8 @@ def _policy(value: Value, event: Event) -> tuple[str, Event, dict[str, str]]:
         held = made.kwargs.get("transformer_layer_cls") or (made.arg(0, "module_classes") if policy is value else None)
     names = [shown(one) for one in held.parts] if held is not None and held.kind in ("list", "tuple") else []
     if names:
-        return (
-            "FSDP auto_wrap_policy by class",
-            event,
-            {"classes": names[0] if len(names) == 1 else f"({', '.join(names)})"},
-        )
+        classes = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        return "FSDP auto_wrap_policy by class", event, {"classes": classes}
     by_size = policy.name.endswith("size_based_auto_wrap_policy")
     return "FSDP auto_wrap_policy" + (" by size" if by_size else ""), event, {}
 
@@ -159,55 +141,46 @@ def device(scene: Scene) -> Found:
     """One process for each GPU, each on its own."""
     flow = scene.flow
     if scene.alone and not flow.ops("dist.init_process_group"):
-        yield from (("one process", event, {}) for event in scene.anchor)
+        yield from rows("one process", scene.anchor)
     chosen = flow.ops("torch.cuda.set_device", "torch.accelerator.set_device_index", "torch.xpu.set_device")
     if scene.kind == "ddp" and flow.certain and not chosen:
-        for event in scene.wraps[:1]:
-            if "device_ids" in event.kwargs or flow.methods("cuda"):
-                yield "no torch.cuda.set_device", event, {}
+        first = [event for event in scene.wraps[:1] if "device_ids" in event.kwargs or flow.methods("cuda")]
+        yield from rows("no torch.cuda.set_device", first)
 
 
 def weights(scene: Scene) -> Found:
     """Where a model is sharded, and what DDP did about unequal weights and buffers."""
     flow = scene.flow
     if scene.alone and not scene.wraps:
-        yield from (("no sharding", event, {}) for event in scene.anchor)
+        yield from rows("no sharding", scene.anchor)
     if scene.kind not in ("ddp", "single", "dataparallel"):
         return
     seeds = flow.ops("torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed_all")
     early = [event for event in seeds if any(event.index < one.index for one in scene.anchor)]
-    for event in early:
-        if scene.kind == "ddp" and event.args and event.args[0].rank:
-            yield "a seed by rank before the model", event, {}
-    if flow.certain and not early:
-        yield from (("no seed before the model", event, {}) for event in scene.anchor)
     if scene.kind == "ddp":
-        for event in flow.matching(lambda name: name.startswith("torch.nn.BatchNorm")):
-            yield "BatchNorm", event, {}
+        by_rank = (event for event in early if event.args and event.args[0].rank)
+        yield from rows("a seed by rank before the model", by_rank)
+        yield from rows("BatchNorm", flow.matching(lambda name: name.startswith("torch.nn.BatchNorm")))
+    if flow.certain and not early:
+        yield from rows("no seed before the model", scene.anchor)
 
 
 def uses(scene: Scene) -> Found:
     """What is done to the wrapper, or to the model in it."""
     flow = scene.flow
-    for event in flow.ops(MODULE):
-        yield ".module", event, {}
-    for event in flow.ops("torch.compile"):
-        if event.args and scene.model(event.args[0]):
-            yield "torch.compile of the model", event, {}
-    for event in flow.methods("compile"):
-        if scene.model(event.on):
-            yield "torch.compile of the model", event, {}
-    for event in flow.ops("ac.apply_activation_checkpointing", "ac.checkpoint_wrapper"):
-        if any(wrap.index < event.index for wrap in scene.wraps):
-            yield "activation checkpointing after the wrapper", event, {}
-    for event in flow.ops("copy.deepcopy", "torch.optim.swa_utils.AveragedModel"):
-        if event.args and scene.model(event.args[0]):
-            yield "a copy of the model", event, {}
-    for event in flow.ops("builtins.isinstance"):
-        if len(event.args) == 2 and any(part.name in (FSDP1, *DDP) for part in reach(event.args[1])):
-            yield "isinstance of the wrapper", event, {}
-    for event in flow.ops("fsdp.fsdp_modules"):
-        yield "fsdp_modules", event, {}
+
+    def of_model(*names: str) -> Iterator[Event]:
+        return (event for event in flow.ops(*names) if event.args and scene.model(event.args[0]))
+
+    compiled = (event for event in flow.methods("compile") if scene.model(event.on))
+    yield from rows("torch.compile of the model", (*of_model("torch.compile"), *compiled))
+    yield from rows("a copy of the model", of_model("copy.deepcopy", "torch.optim.swa_utils.AveragedModel"))
+    checkpointed = flow.ops("ac.apply_activation_checkpointing", "ac.checkpoint_wrapper")
+    late = (event for event in checkpointed if any(wrap.index < event.index for wrap in scene.wraps))
+    yield from rows("activation checkpointing after the wrapper", late)
+    asked = (event for event in flow.ops("builtins.isinstance") if len(event.args) == 2)
+    about = (e for e in asked if any(part.name in (FSDP1, *DDP) for part in reach(e.args[1])))
+    yield from rows("isinstance of the wrapper", about)
     for event in flow.methods("register_comm_hook"):
         if scene.wrapper(event.on):
             parts = [part.name for value in event.given() for part in reach(value)]
@@ -216,7 +189,7 @@ def uses(scene: Scene) -> Found:
 
 
 def methods(scene: Scene) -> Found:
-    """Methods of the model other than forward, called past the wrapper: what gathers their parameters must be said now."""
+    """Methods of the model other than forward, called past the wrapper: FSDP2 must be told to gather their parameters."""
     for event in scene.flow.events:
         called = event.op == "" and isinstance(event.node, ast.Call)
         if called and scene.inside(event.on) and event.method not in _OF_A_MODULE:
@@ -226,18 +199,13 @@ def methods(scene: Scene) -> Found:
 def optimizers(scene: Scene) -> Found:
     """Optimizers that are built before the wrapper, or that shard their own state."""
     for event, models in scene.flow.optimizers:
-        later = [
-            choices(model) for wrap in scene.wraps if event.index < wrap.index and (model := wrap.arg(0, "module"))
-        ]
-        if any(model in given for model in models for given in later):
+        later = [model for wrap in scene.wraps if event.index < wrap.index and (model := wrap.arg(0, "module"))]
+        if any(model in choices(given) for model in models for given in later):
             yield "optimizer before the wrapper", event, {}
     for event in scene.flow.matching(lambda name: name.endswith(".ZeroRedundancyOptimizer")):
         inner = event.arg(1, "optimizer_class")
-        yield (
-            "ZeroRedundancyOptimizer",
-            event,
-            {"plain": inner.name if inner is not None and inner.name else "optimizer_class"},
-        )
+        plain = inner.name if inner is not None and inner.name else "optimizer_class"
+        yield "ZeroRedundancyOptimizer", event, {"plain": plain}
 
 
-FINDERS = (device, wrappers, weights, uses, methods, optimizers)
+FINDERS = (calls, device, wrappers, weights, uses, methods, optimizers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from .events import Event, Flow
@@ -15,11 +15,16 @@ WRAPPERS = (FSDP1, *DDP, *DATA_PARALLEL)
 MODULE = "(.module)"  # `.module` of a wrapper is read
 
 Values = dict[str, str]
-Seen = tuple[
-    str, Event, Values
-]  # a row of migration.json, where, and what stands for its $names; "line": of an argument
+# A row of migration.json, its event, and the values of its $names; "line" is that of an argument.
+Seen = tuple[str, Event, Values]
 Found = Iterator[Seen]
+Table = dict[str, tuple[str, ...]]  # a row: the external functions whose every call is one
 Finder = Callable[["Scene"], Found]
+
+
+def rows(row: str, events: Iterable[Event]) -> Found:
+    """One row for each of the events."""
+    return ((row, event, {}) for event in events)
 
 
 class Scene:
@@ -38,21 +43,22 @@ class Scene:
         """Where the model is ready to be sharded: its wrapper, or else the construction of the first optimizer."""
         return self.wraps[:1] or [event for event, _ in self.flow.optimizers[:1]]
 
+    def called(self, table: Table) -> Found:
+        """The rows of a table that occur."""
+        for row, names in table.items():
+            yield from rows(row, self.flow.ops(*names))
+
     def wrapper(self, value: Value | None) -> bool:
         """Whether a value is, or may be, a model in its wrapper."""
         return value is not None and any(one.kind == "made" and one.name in WRAPPERS for one in choices(value))
 
     def inside(self, value: Value | None) -> bool:
         """Whether a value is `.module` of a wrapper."""
-        if value is None:
-            return False
-        return any(one.kind == "item" and one.name == MODULE for one in choices(value))
+        return value is not None and any(one.kind == "item" and one.name == MODULE for one in choices(value))
 
     def model(self, value: Value | None) -> bool:
         """Whether a value is a model that is trained, in its wrapper or not."""
-        if value is None:
-            return False
-        known = any(one is model for one in choices(value) for model in self.models)
+        known = value is not None and any(one is model for one in choices(value) for model in self.models)
         return known or self.wrapper(value) or self.inside(value)
 
     def optimizer(self, value: Value | None) -> bool:
@@ -60,7 +66,7 @@ class Scene:
         return value is not None and any(id(one) in self.optimizers for one in choices(value))
 
     def held(self, value: Value) -> set[str]:
-        """What of a training a value holds: "model", "optimizer", "unknown" where nobody in sight makes it."""
+        """What of a training a value holds: "model", "optimizer", "unknown" where no visible code makes it."""
         found = set()
         for part in reach(value):
             made = part.event if part.kind == "made" and part.name == "state_dict" else None

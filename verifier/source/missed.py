@@ -1,4 +1,4 @@
-"""Noticing, while calls are followed, which of them lead to code that is not in sight."""
+"""Recording, while calls are followed, which of them lead to code that is not visible."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class Noting(Expressions):
         """Note the decorators that are not of torch or Python: the function is followed without them."""
         for one in function.decorator_list if isinstance(function, _DEFINED) else ():
             value = self._in_module(module, one.func if isinstance(one, ast.Call) else one)
-            strange = value.kind == "def" or (value.kind == "name" and outside(self.project, str(value.home)))
-            if strange:
+            if value.kind == "def" or (value.kind == "name" and outside(self.project, str(value.home))):
                 self.missed(one, DECORATED, f"decorator: {name} was followed without it", f"@{ast.unparse(one)[:60]}")
 
     def _why(self, callee: Value) -> tuple[str, str] | None:
@@ -40,18 +39,16 @@ class Noting(Expressions):
             return outside(self.project, str(callee.home))
         if callee.kind == "attr" and callee.owner is not None:
             return self._of_library(callee.owner)
-        if callee.kind == "made":
-            return None if self.is_module(callee) else self._of_library(callee)
-        if callee.kind == "object":
+        if callee.kind in ("made", "object"):
             return None if self.is_module(callee) else self._of_library(callee)
         if callee.kind == "free":
-            return UNKNOWN, "a parameter of a function that nothing in sight calls"
+            return UNKNOWN, "a parameter of a function that no visible code calls"
         if callee.kind == "item" and callee.name not in _MODULES:
             if any(self.is_module(holder) for holder in holders(callee)):
                 return None
-            return self._of_library(callee) or (UNKNOWN, "taken from a collection when it runs")
+            return self._of_library(callee) or (UNKNOWN, "taken from a collection at run time")
         if callee.kind == "unknown":
-            return UNKNOWN, "what is called is not known from the sources"
+            return UNKNOWN, "the sources do not show what is called"
         return None
 
     def _of_library(self, value: Value) -> tuple[str, str] | None:
@@ -61,12 +58,12 @@ class Noting(Expressions):
                 return None
             if value.kind == "name":
                 return outside(self.project, str(value.home))
-            if value.kind == "made" and value.event is not None and not value.event.op and value.event.on is not None:
-                value = value.event.on
-            elif value.kind == "made" and value.event is not None:
-                home = self.external.get(value.event.op)
-                known = home is None or is_optimizer(value.event.op)
-                return None if known or home is None else outside(self.project, str(home.home))
+            event = value.event if value.kind == "made" else None
+            if event is not None and not event.op and event.on is not None:
+                value = event.on
+            elif event is not None:
+                home = self.external.get(event.op)
+                return None if home is None or is_optimizer(event.op) else outside(self.project, str(home.home))
             elif value.kind in ("attr", "item") and value.owner is not None:
                 value = value.owner
             elif value.kind == "object":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .coverage import Missed, callee_of
@@ -15,21 +16,28 @@ _PASS_ON = ("builtins.reversed", "builtins.iter", "tqdm", "tqdm.tqdm", "tqdm.aut
 _LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Frame:
-    """The names of one function call, of a module, or of a comprehension."""
+    """The names in a function call, a module or a comprehension."""
 
-    __slots__ = ("function", "globals", "module", "names", "parent", "returns", "yields")
+    module: Module
+    function: str
+    parent: Frame | None = None
+    names: dict[str, Value] = field(default_factory=dict)
+    globals: set[str] = field(default_factory=set)
+    returns: list[Value] = field(default_factory=list)
+    yields: list[Value] = field(default_factory=list)
 
-    def __init__(self, module: Module, function: str, parent: Frame | None = None) -> None:
-        self.module, self.function, self.parent = module, function, parent
-        self.names: dict[str, Value] = {}
-        self.globals: set[str] = set()
-        self.returns: list[Value] = []
-        self.yields: list[Value] = []
 
+class Names:
+    """The part of the follower that looks up names. The attributes without a value are methods of its subclasses."""
 
-class Names(ABC):
-    """The part of the follower that looks things up."""
+    call_function: Callable[[Value, list[Value], dict[str, Value], ast.AST], Value]
+    evaluate: Callable[[ast.expr | None], Value]
+    load: Callable[[Module], None]
+    member: Callable[[str, Module | None, str, Path, int], Value]
+    run_body: Callable[[list[ast.stmt]], bool]
+    bind: Callable[[ast.expr, Value], None]
 
     def __init__(self, project: Project, whole: bool, budget: int) -> None:
         self.project = project
@@ -46,24 +54,11 @@ class Names(ABC):
         self.external: dict[str, Value] = {}
         self.frame: Frame
 
-    @abstractmethod
-    def call_function(self, value: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
-        """In the class that has all parts."""
-
-    @abstractmethod
-    def run_body(self, body: list[ast.stmt]) -> bool:
-        """In the class that has all parts."""
-
-    @abstractmethod
-    def load(self, module: Module) -> None:
-        """In the class that has all parts."""
-
     def emit(
         self, op: str, node: ast.AST, method: str = "", on: Value | None = None, args: list[Value] | None = None
     ) -> Event:
         """Record an event under the conditions that hold now."""
-        event = Event(len(self.flow.events), op, node, self.frame.module, self.frame.function)
-        event.method, event.on, event.args = method, on, args or []
+        event = Event(len(self.flow.events), op, node, self.frame.module, self.frame.function, method, on, args or [])
         event.guards, event.loops, event.withs, event.caught = self.guards, self.loops, self.withs, self.caught > 0
         self.flow.add(event)
         return event
@@ -73,10 +68,6 @@ class Names(ABC):
         if node not in self.flow.missed:
             place = (str(self.frame.module.path), getattr(node, "lineno", 1))
             self.flow.missed[node] = Missed(callee or callee_of(node), *place, kind, reason)
-
-    @abstractmethod
-    def evaluate(self, node: ast.expr | None) -> Value:
-        """In the class that has all parts."""
 
     def name(self, dotted: str) -> Value:
         """An external name; the same value each time."""
@@ -90,20 +81,19 @@ class Names(ABC):
         frame: Frame | None = self.frame
         while frame is not None:
             if name in frame.names and name not in frame.globals:
-                if frame.names[name].kind == "pending":
-                    frame.names[name] = self.settled(frame.names[name])
+                frame.names[name] = self.imported(frame.names[name])
                 return frame.names[name]
             frame = frame.parent
-        found = self.frame.module.names.get(name)
-        return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{name}")
+        return self._global(self.frame.module, name)
 
-    def settled(self, value: Value) -> Value:
-        """The value, or what an import that was put off gives."""
+    def _global(self, module: Module, name: str) -> Value:
+        """What a name stands for in a module's own code."""
+        found = module.names.get(name)
+        return self.imported(found) if isinstance(found, Value) else self.name(f"builtins.{name}")
+
+    def imported(self, value: Value) -> Value:
+        """The value, or the result of its deferred import."""
         return self.member(value.name, *value.home) if value.kind == "pending" else value
-
-    @abstractmethod
-    def member(self, attr: str, module: Module | None, dotted: str, importer: Path, level: int) -> Value:
-        """In the class that has all parts."""
 
     def attribute(self, base: Value, attr: str, node: ast.AST) -> Value:
         """`base.attr`."""
@@ -115,7 +105,7 @@ class Names(ABC):
             self.load(base.home)
             inner = base.home.names.get(attr)
             if isinstance(inner, Value):
-                return self.settled(inner)
+                return self.imported(inner)
             below = self.project.find(attr, base.home.path, 1) if base.home.path.name == "__init__.py" else None
             return Value("file", attr, home=below) if below is not None else Value("unknown", attr)
         if base.kind == "either":
@@ -124,11 +114,9 @@ class Names(ABC):
             return base.attrs[attr]
         if base.cls is not None and (found_in := self.class_attribute(base, attr, node)) is not None:
             return found_in
-        value = Value("attr", attr, owner=base, node=node)
-        value.rank = GLOBAL if attr in RANK_NAMES and base.kind != "object" else 0
-        value.local = base.local
-        base.attrs[attr] = value
-        return value
+        rank = GLOBAL if attr in RANK_NAMES and base.kind != "object" else 0
+        base.attrs[attr] = Value("attr", attr, owner=base, node=node, rank=rank, local=base.local)
+        return base.attrs[attr]
 
     def class_attribute(self, base: Value, attr: str, node: ast.AST) -> Value | None:
         """A method, property or class variable of a project class."""
@@ -136,17 +124,14 @@ class Names(ABC):
             method = info.methods.get(attr)
             if method is not None:
                 marks = {ast.unparse(d).rpartition(".")[2] for d in method.decorator_list}
-                bound = None if base.kind == "class" or "staticmethod" in marks else base
-                if base.kind == "class" and "classmethod" in marks:
-                    bound = base
-                value = Value("def", f"{info.name}.{attr}", const=bound, node=method, home=(info.home, None))
+                bound = "classmethod" in marks if base.kind == "class" else "staticmethod" not in marks
+                value = info.method(attr, base if bound else None)
                 if marks & {"property", "cached_property"} and base.kind == "object":
                     return self.call_function(value, [], {}, node)
                 return value
             for item in info.node.body:
-                if isinstance(item, ast.Assign) and any(isinstance(t, ast.Name) and t.id == attr for t in item.targets):
-                    return self.evaluate(item.value)
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id == attr:
+                targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
+                if isinstance(item, ast.Assign | ast.AnnAssign) and attr in (getattr(t, "id", "") for t in targets):
                     return self.evaluate(item.value) if item.value is not None else None
         return None
 
@@ -155,12 +140,9 @@ class Names(ABC):
         found: list[ClassInfo] = []
         queue = [info]
         while queue and len(found) < 20:
-            current = queue.pop(0)
-            found.append(current)
-            for base in current.bases:
-                value = self._in_module(current.home, base)
-                if value.kind == "class" and value.cls not in found:
-                    queue.append(value.cls)
+            found.append(queue.pop(0))
+            bases = (self._in_module(found[-1].home, base) for base in found[-1].bases)
+            queue += [value.cls for value in bases if value.kind == "class" and value.cls not in found]
         return found
 
     def external_bases(self, info: ClassInfo) -> list[str]:
@@ -174,8 +156,7 @@ class Names(ABC):
 
     def _in_module(self, module: Module, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):
-            found = module.names.get(node.id)
-            return self.settled(found) if isinstance(found, Value) else self.name(f"builtins.{node.id}")
+            return self._global(module, node.id)
         if isinstance(node, ast.Attribute):
             return self.attribute(self._in_module(module, node.value), node.attr, node)
         return Value("unknown")
@@ -187,10 +168,8 @@ class Names(ABC):
             return any(n.startswith("torch.nn.") or n.endswith(("Module", "PreTrainedModel")) for n in names)
         if value.kind == "made":
             last = value.name.rpartition(".")[2]
-            return (value.name.startswith("torch.nn.") and last[:1].isupper() and last != "Parameter") or last in (
-                "from_pretrained",
-                "from_config",
-            )
+            of_torch = value.name.startswith("torch.nn.") and last[:1].isupper() and last != "Parameter"
+            return of_torch or last in ("from_pretrained", "from_config")
         return False
 
     def item(self, base: Value, key: Value, node: ast.AST) -> Value:
@@ -208,18 +187,15 @@ class Names(ABC):
             return self.element(base)
         if key.rank:
             self.flow.rank_uses.append(node)
-        value = Value("item", "item", [key], owner=base, node=node)
-        value.key, value.local = key, base.local or bool(key.rank) or key.local
+        local = base.local or bool(key.rank) or key.local
+        value = Value("item", "item", [key], owner=base, node=node, key=key, local=local)
         if known is not None:
             base.attrs[f"[{known}]"] = value
         return value
 
     def variable(self, key: Value) -> Value:
         """An environment variable."""
-        value = Value("made", "os.environ", [key])
-        if key.const in RANK_VARIABLES:
-            value.rank = GLOBAL
-        return value
+        return Value("made", "os.environ", [key], rank=GLOBAL if key.const in RANK_VARIABLES else 0)
 
     def element(self, value: Value) -> Value:
         """One element of what is iterated over."""
@@ -231,9 +207,8 @@ class Names(ABC):
             return value.attrs["*"]
         found = self._element_of_made(value) if value.kind == "made" and value.event is not None else None
         if found is None:
-            found = Value("item", "item", owner=value)
-            found.local = value.local or (value.kind == "made" and value.name == "data.DataLoader")
-            found.rank = value.rank
+            local = value.local or (value.kind == "made" and value.name == "data.DataLoader")
+            found = Value("item", "item", owner=value, rank=value.rank, local=local)
         value.attrs["*"] = found
         return found
 

@@ -9,43 +9,33 @@ from typing import Any
 from ..config.reading import script
 from ..errors import UserError
 from . import roots
+from .values import Value
 
 LIMIT = 200  # files that are followed from one script
 
-# Old and private paths of what is public today; the longest match counts. Short prefixes are what the detectors compare with.
-_CANONICAL = {
-    "torch.distributed._composable.fsdp": "fsdp",
-    "torch.distributed.fsdp._fully_shard": "fsdp",
-    "torch.distributed.fsdp": "fsdp",
-    "torch.distributed._composable.checkpoint_activation": "ac",
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": "ac",
-    "torch.distributed.checkpoint.state_dict": "dsd",
-    "torch.distributed.checkpoint.state_dict_saver": "dcp",
-    "torch.distributed.checkpoint.state_dict_loader": "dcp",
-    "torch.distributed.checkpoint.default_planner": "dcp",
-    "torch.distributed.checkpoint.filesystem": "dcp",
-    "torch.distributed.checkpoint": "dcp",
-    "torch.distributed._tensor": "tensor",
-    "torch.distributed.tensor": "tensor",
-    "torch.distributed.tensor.parallel": "tp",
-    "torch.distributed.device_mesh": "dist",
-    "torch.distributed.distributed_c10d": "dist",
-    "torch.distributed.nn.functional": "dist.nn",
-    "torch.distributed": "dist",
-    "torch.utils.data.distributed": "data",
-    "torch.utils.data.dataloader": "data",
-    "torch.utils.data": "data",
-    "torch.utils.checkpoint": "ac",
-    "torch.nn.functional": "F",
-    "torch.nn.utils.clip_grad": "torch.nn.utils",
-    "torch.nn.parameter": "torch.nn",
-    "torch.nn.modules": "torch.nn",
-    "torch.nn.parallel.distributed": "torch.nn.parallel",
-    "torch.optim.adam": "torch.optim",
-    "torch.optim.adamw": "torch.optim",
-    "torch.optim.sgd": "torch.optim",
-    "torch.cuda.amp": "torch.amp",
+# Old and private paths of what is public today; the longest match counts. Detectors compare with the short prefixes.
+_DIST, _DCP = "torch.distributed", "torch.distributed.checkpoint"
+_PATHS = {
+    "fsdp": (f"{_DIST}._composable.fsdp", f"{_DIST}.fsdp", f"{_DIST}.fsdp._fully_shard"),
+    "ac": (
+        *(f"{_DIST}._composable.checkpoint_activation", f"{_DIST}.algorithms._checkpoint.checkpoint_wrapper"),
+        "torch.utils.checkpoint",
+    ),
+    "dsd": (f"{_DCP}.state_dict",),
+    "dcp": (_DCP, *(f"{_DCP}.{n}" for n in ("state_dict_saver", "state_dict_loader", "default_planner", "filesystem"))),
+    "tensor": (f"{_DIST}._tensor", f"{_DIST}.tensor"),
+    "tp": (f"{_DIST}.tensor.parallel",),
+    "dist": (_DIST, f"{_DIST}.device_mesh", f"{_DIST}.distributed_c10d"),
+    "dist.nn": (f"{_DIST}.nn.functional",),
+    "data": ("torch.utils.data", "torch.utils.data.distributed", "torch.utils.data.dataloader"),
+    "F": ("torch.nn.functional",),
+    "torch.nn.utils": ("torch.nn.utils.clip_grad",),
+    "torch.nn": ("torch.nn.parameter", "torch.nn.modules"),
+    "torch.nn.parallel": ("torch.nn.parallel.distributed",),
+    "torch.optim": ("torch.optim.adam", "torch.optim.adamw", "torch.optim.sgd"),
+    "torch.amp": ("torch.cuda.amp",),
 }
+_CANONICAL = {path: short for short, paths in _PATHS.items() for path in paths}
 
 
 def canonical(name: str) -> str:
@@ -62,19 +52,18 @@ def canonical(name: str) -> str:
 
 
 class ClassInfo:
-    """A class of the project: its own methods, and the names of its bases."""
-
-    __slots__ = ("bases", "fields", "home", "methods", "name", "node")
+    """A class of the project: its own methods, its annotated fields by name, and its bases."""
 
     def __init__(self, node: ast.ClassDef, home: Module) -> None:
-        self.node, self.home, self.name = node, home, node.name
-        self.bases = node.bases
-        self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {
-            item.name: item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        self.fields = [
-            item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-        ]
+        self.node, self.home, self.name, self.bases = node, home, node.name, node.bases
+        functions = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+        self.methods = {item.name: item for item in functions}
+        annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        self.fields = {item.target.id: item.value for item in annotated if isinstance(item.target, ast.Name)}
+
+    def method(self, name: str, bound: Any) -> Value:
+        """One of its methods, bound to an object or class, or to None."""
+        return Value("def", f"{self.name}.{name}", const=bound, node=self.methods[name], home=(self.home, None))
 
 
 def parse(path: Path) -> Module:
@@ -97,7 +86,7 @@ class Module:
 
 
 class Shared:
-    """What the projects of one look share: parsed files, and where modules lie."""
+    """The parsed files and module locations that several projects have in common."""
 
     def __init__(self, parsed: dict[Path, Module | None] | None = None) -> None:
         self.parsed = {} if parsed is None else parsed

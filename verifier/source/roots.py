@@ -25,18 +25,14 @@ def roots(script: Path) -> list[Path]:
 
 
 def is_known(top: str) -> bool:
-    """Whether a module is Python's own, or of a library whose calls the detectors understand or need not understand."""
+    """Whether a module is Python's own, or of a library whose calls the detectors understand or can ignore."""
     return top in sys.stdlib_module_names or top in _KNOWN
 
 
 def package_root(script: Path) -> Path:
     """The folder above the outermost package that a file lies in: what `python -m` is started from."""
-    folder = script.parent
-    for _ in range(_UP):
-        if not (folder / "__init__.py").is_file():
-            break
-        folder = folder.parent
-    return folder
+    above = script.parents[: _UP + 1]
+    return next((folder for folder in above if not (folder / "__init__.py").is_file()), above[-1])
 
 
 def repositories(script: Path) -> Iterator[Path]:
@@ -44,15 +40,10 @@ def repositories(script: Path) -> Iterator[Path]:
 
     Without a checkout only the nearest one counts.
     """
-    found: list[Path] = []
-    for folder in script.parents[:_UP]:
-        if any((folder / name).exists() for name in _MARKS):
-            found.append(folder)
-        if (folder / ".git").exists():
-            break
-    else:
-        found = found[:1]
-    yield from found
+    above = script.parents[:_UP]
+    root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), None)
+    found = [folder for folder in above if any((folder / name).exists() for name in _MARKS)]
+    yield from found[:1] if root is None else (folder for folder in found if folder in above[: root + 1])
 
 
 def added(tree: ast.Module, file: Path) -> list[Path]:
@@ -105,10 +96,8 @@ def _text(node: ast.expr, names: Names, file: Path, depth: int) -> str | None:
         return str(file) if node.id == "__file__" else inner(names[node.id]) if node.id in names else None
     if isinstance(node, ast.JoinedStr):
         return _joined([p.value if isinstance(p, ast.FormattedValue) else p for p in node.values], inner, "".join)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return _joined([node.left, node.right], inner, lambda parts: os.path.join(*parts))  # noqa: PTH118
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _joined([node.left, node.right], inner, "".join)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
+        return _joined([node.left, node.right], inner, _path if isinstance(node.op, ast.Div) else "".join)
     if isinstance(node, ast.Attribute):
         base = inner(node.value) if node.attr == "parent" else None
         return os.path.dirname(base) if base else None  # noqa: PTH120
@@ -120,17 +109,18 @@ def _text(node: ast.expr, names: Names, file: Path, depth: int) -> str | None:
 def _called(node: ast.Call, inner: Callable[[ast.expr], str | None]) -> str | None:
     """The path that one of the functions of `os.path` or `pathlib` gives."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    of_path = isinstance(node.func, ast.Attribute) and not node.args
-    if name in _SAME and isinstance(node.func, ast.Attribute) and of_path:
+    if name in _SAME and isinstance(node.func, ast.Attribute) and not node.args:
         return inner(node.func.value)
     if name == "dirname" and len(node.args) == 1:
         base = inner(node.args[0])
         return os.path.dirname(base) if base else None  # noqa: PTH120
     if name == "joinpath" and isinstance(node.func, ast.Attribute):
-        return _joined([node.func.value, *node.args], inner, lambda parts: os.path.join(*parts))  # noqa: PTH118
-    if (name in _SAME or name == "join") and node.args:
-        return _joined(node.args, inner, lambda parts: os.path.join(*parts))  # noqa: PTH118
-    return None
+        return _joined([node.func.value, *node.args], inner, _path)
+    return _joined(node.args, inner, _path) if (name in _SAME or name == "join") and node.args else None
+
+
+def _path(parts: list[str]) -> str:
+    return os.path.join(*parts)  # noqa: PTH118
 
 
 def _parents(node: ast.Subscript, inner: Callable[[ast.expr], str | None]) -> str | None:

@@ -1,10 +1,10 @@
-"""A look at the sources before anything runs: what they could do that a run may not show, such as saving a checkpoint."""
+"""Scans the sources before anything runs: what they can do that a run may not show, such as saving a checkpoint."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ..config.modules import root
@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..evidence import Evidence
 from ..finding import Hit, Suppression
 from ..trace.events import Place
+from .events import hit_at
 from .lint import look
 from .project import Module, canonical, parse
 from .sources import project_files, read_sources
@@ -23,12 +24,12 @@ _GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
 
 @dataclass(frozen=True)
 class Scan:
-    """The files of the target's own code, what the detectors see in them, and what they could do."""
+    """The files of the target's own code, what the detectors find in them, and what they can do."""
 
     files: tuple[Path, ...] = ()
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)
     suppressions: tuple[Suppression, ...] = ()
-    followed: bool = False  # whether the detectors have come to its training
+    followed: bool = False  # whether the detectors have reached its training
     saving: Place | None = None  # the first line that saves model or optimizer state
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
@@ -39,9 +40,9 @@ def scan(script: Path, module: str = "") -> Scan:
     files = project_files(script, root(script, module) if module else None)
     parsed = list(_parsed(files))
     return Scan(
-        files=files,
-        hits=seen.by_rule(),
-        suppressions=tuple(seen.suppressions),
+        files,
+        seen.by_rule(),
+        seen.suppressions,
         followed=not seen.coverage.without_training,
         saving=next((place for module_ in parsed for place in _saving(module_)), None),
         gradients=any(_touches_gradients(module_) for module_ in parsed),
@@ -51,15 +52,8 @@ def scan(script: Path, module: str = "") -> Scan:
 def with_sources(evidence: Evidence, script: Path, module: str = "") -> Evidence:
     """The evidence with what the sources show."""
     seen = scan(script, module)
-    return replace(
-        evidence,
-        sources=read_sources(seen.files, evidence.runs),
-        hits=seen.hits,
-        suppressions=seen.suppressions,
-        followed=seen.followed,
-        saving=seen.saving,
-        gradients=seen.gradients,
-    )
+    shown = {one.name: getattr(seen, one.name) for one in fields(seen) if one.name != "files"}
+    return replace(evidence, sources=read_sources(seen.files, evidence.runs), **shown)
 
 
 def with_texts(evidence: Evidence) -> Evidence:
@@ -68,7 +62,7 @@ def with_texts(evidence: Evidence) -> Evidence:
 
 
 def is_distributed(script: Path) -> bool:
-    """Whether a script, or what it imports from its own folder, knows of other ranks."""
+    """Whether a script, or what it imports from its own folder, uses torch.distributed."""
     return any("distributed" in file.read_text(errors="replace") for file in project_files(script))
 
 
@@ -87,9 +81,7 @@ def _saving(module: Module) -> Iterator[Place]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _saves(node, names):
             inside = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
-            function = inside[-1] if inside else "<module>"
-            code = module.code(node.lineno)
-            yield Place(file=str(module.path), line=node.lineno, function=function, code=code)
+            yield hit_at("", "", module, node.lineno, inside[-1] if inside else "<module>").location
 
 
 def _saves(call: ast.Call, names: dict[str, str]) -> bool:
@@ -108,9 +100,8 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {
-                a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
-                for a in node.names
-            }
+                a.asname: a.name for a in node.names if a.asname
+            }  # without a new name, `import a.b` binds `a` itself
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
     return names

@@ -28,7 +28,7 @@ def project_files(script: Path, root: Path | None = None) -> tuple[Path, ...]:
     queue = list(found)
     while queue and len(found) < _LIMIT:
         path = queue.pop()
-        tree = _tree(path)
+        tree = Sources({str(path): text_of(path)}).tree(str(path))
         if more := [folder for folder in added(tree, path) if folder not in bases]:
             bases += more
             queue = [file for file in found if file != path]  # their imports may lead further now
@@ -55,7 +55,7 @@ def _imported(tree: ast.Module, path: Path, bases: Sequence[Path]) -> Iterator[P
 
 
 def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
-    """The files of `a` and `a.b` for `a.b`, in the first folder that has the last: an import runs the packages on its way, too."""
+    """The files of `a` and `a.b` for `a.b`, in the first folder that has one of them: an import also runs the packages above."""
     parts = name.split(".")
     own = bases[:1] if is_known(parts[0]) else bases
     for base in own:
@@ -64,10 +64,6 @@ def _below(bases: Sequence[Path], name: str) -> Iterator[Path]:
         if any(files):
             yield from (file for step in files for file in step)
             return
-
-
-def _tree(path: Path) -> ast.Module:
-    return Sources({str(path): text_of(path)}).tree(str(path))
 
 
 def text_of(path: Path) -> str:
@@ -80,13 +76,9 @@ def text_of(path: Path) -> str:
 
 def read_sources(project: tuple[Path, ...], runs: Iterable[Run]) -> Sources:
     """The project's files, and every file that a frame of the runs names, as they are now."""
-    named = {file for run in runs for file in _files_of_frames(run)}
+    runs = list(runs)
+    frames = (frame for run in runs for events in run.progress.values() for event in events for frame in event.frames)
+    stacks = (text for run in runs for text in run.stacks.values())
+    named = {str(frame[0]) for frame in frames} | {file for text in stacks for file in _FILE.findall(text)}
     texts = {file: text_of(Path(file)) for file in dict.fromkeys([*map(str, project), *sorted(named)])}
     return Sources(texts, tuple(map(str, project)))
-
-
-def _files_of_frames(run: Run) -> Iterator[str]:
-    for events in run.progress.values():
-        yield from (str(frame[0]) for event in events for frame in event.frames)
-    for text in run.stacks.values():
-        yield from _FILE.findall(text)

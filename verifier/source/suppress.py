@@ -1,4 +1,4 @@
-"""`# fsdp2: ignore[rule] reason`: on the line, or on a line of its own above. Without a reason it counts for nothing."""
+"""`# fsdp2: ignore[rule] reason`: on the line, or on a line of its own above. Without a reason it has no effect."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def read(module: Module) -> Iterator[Suppression]:
         at = line if module.lines[line - 1][:column].strip() else _next_code(module, line)
         inside = [span for span in spans if at in span]
         covered = min(inside, key=len, default=range(at, at + 1))
-        yield Suppression(
-            hit_at(RULE, "", module, line, "<module>").location, rules, match["reason"].strip(" -:"), covered
-        )
+        location = hit_at(RULE, "", module, line, "<module>").location
+        yield Suppression(location, rules, match["reason"].strip(" -:"), covered)
 
 
 def _comments(module: Module) -> Iterator[tuple[int, int, str]]:
@@ -85,16 +84,11 @@ def problems(
     """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
     for one in suppressions:
         if not one.rules:
-            yield _hit(one, "names no rule: `# fsdp2: ignore[rule-name] reason`")
+            yield Hit(RULE, "names no rule: `# fsdp2: ignore[rule-name] reason`", one.location)
         for rule in one.rules:
             if rule not in known:
-                yield _hit(one, f"names '{rule}', which is no rule")
+                yield Hit(RULE, f"names '{rule}', which is not a rule", one.location)
             elif not one.reason:
-                yield _hit(one, f"gives no reason for ignoring {rule}, so it is not followed")
+                yield Hit(RULE, f"gives no reason for ignoring {rule}, so it has no effect", one.location)
             elif rule in judged and (one, rule) not in used:
-                yield _hit(one, f"ignores {rule}, which is not seen there")
-
-
-def _hit(one: Suppression, text: str) -> Hit:
-    """A hit of the rule on suppressions."""
-    return Hit(RULE, text, one.location)
+                yield Hit(RULE, f"ignores {rule}, which is not found there", one.location)

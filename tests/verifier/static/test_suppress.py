@@ -56,10 +56,10 @@ def test_anywhere_on_a_statement_of_several_lines(tmp_path: Path) -> None:
     [
         ("# fsdp2: ignore[root-only-wrap]", "no reason"),
         ("# fsdp2: ignore[root-only-wrap]  -  ", "no reason"),
-        ("# fsdp2: ignore[root-only-rap] small", "no rule"),
+        ("# fsdp2: ignore[root-only-rap] small", "'root-only-rap'"),
         ("# fsdp2: ignore small", "names no rule"),
         ("# fsdp2: ignore[] small", "names no rule"),
-        ("# fsdp2: ignore[optim-before-shard] small", "is not seen there"),
+        ("# fsdp2: ignore[optim-before-shard] small", "ignores optim-before-shard"),
     ],
 )
 def test_one_that_does_nothing_is_told(tmp_path: Path, comment: str, told: str) -> None:

@@ -57,7 +57,7 @@ class _Frame:
 
 
 class _Refused(Exception):
-    """The rest of the text is not worth reading; the problem is already noted."""
+    """Reading stops here; the problem is already recorded."""
 
 
 def read(text: str, source: Source, shift: int = 0) -> Document:
@@ -75,27 +75,22 @@ def read(text: str, source: Source, shift: int = 0) -> Document:
 
 class _Reader:
     def __init__(self, document: Document, shift: int) -> None:
-        self.document = document
-        self.shift = shift
+        self.document, self.shift = document, shift
         self.stack: list[_Frame] = []
-        self.documents = 0
         self.noun = document.source.noun
 
     def run(self, events: Iterator[syntax.Event]) -> None:
+        documents = 0
         for event in events:
-            if event.kind == "document":
-                self.start_document(event)
-            elif event.kind == "end":
+            if event.kind == "end":
                 self.stack.pop()
-            else:
+            elif event.kind != "document":
                 self.node(event)
-
-    def start_document(self, event: syntax.Event) -> None:
-        self.documents += 1
-        if self.documents > 1:
-            self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
-        if event.value:
-            self.stop(event, f"the directive {quoted(event.value)} is not used in {self.noun}; remove it")
+            elif documents:
+                self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
+            elif event.value:
+                self.stop(event, f"the directive {quoted(event.value)} is not used in {self.noun}; remove it")
+            documents += event.kind == "document"
 
     def node(self, event: syntax.Event) -> None:
         place = self.place(event)
@@ -130,11 +125,9 @@ class _Reader:
         elif not isinstance(value, str):
             self.document.refuse(path, place, f"a key must be text; put quotes around {key or 'the empty key'}")
         elif path in self.document.keys:
-            first = self.document.keys[path]
             where = f" in {dotted(frame.path)}" if frame.path else ""
-            self.document.problems.append(
-                Problem(place, f"duplicate key {quoted(key)}{where}; it is already on line {first.line}", dotted(path))
-            )
+            message = f"duplicate key {quoted(key)}{where}; it is already on line {self.document.keys[path].line}"
+            self.document.problems.append(Problem(place, message, dotted(path)))
         else:
             frame.ignored = False
             self.document.keys[path] = place

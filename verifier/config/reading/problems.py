@@ -50,13 +50,8 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         line, column = (self.place.line, self.place.column) if self.place.source.is_file else (0, 0)
-        return {
-            "file": self.place.source.name,
-            "line": line or None,
-            "column": column or None,
-            "message": self.message,
-            "key": self.key or None,
-        }
+        place = {"file": self.place.source.name, "line": line or None, "column": column or None}
+        return {**place, "message": self.message, "key": self.key or None}
 
     def __str__(self) -> str:
         source, line, column = self.place.source, self.place.line, self.place.column
@@ -81,21 +76,16 @@ class NotValid(UserError):
 def excerpt(line: str, column: int) -> str:
     """The source line and a caret under `column`; a long line is cut to the part around it."""
     start = max(0, column - 1 - WINDOW // 2) if len(line) > WINDOW else 0
-    shown = "".join(
-        char if char.isprintable() or char == "\t" else "?" for char in line[start : start + WINDOW]
-    ).rstrip()
-    pad = "".join(_blank(char) for char in line[start : column - 1])
+    part = line[start : start + WINDOW]
+    shown = "".join(char if char.isprintable() or char == "\t" else "?" for char in part).rstrip()
+    wide = ("  " if unicodedata.east_asian_width(char) in "WF" else " " for char in line[start : column - 1])
+    pad = "".join("\t" if char == "\t" else blank for char, blank in zip(line[start:], wide, strict=False))
     return f"    {shown}\n    {pad}^"
 
 
 def dotted(path: KeyPath) -> str:
     """`("verify", "reshard_to", 1)` as `verify.reshard_to[1]`."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -103,9 +93,3 @@ def quoted(value: object, limit: int = 60) -> str:
     """A value as it appears in a message: one line, escaped, not too long."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
-
-
-def _blank(char: str) -> str:
-    if char == "\t":
-        return "\t"
-    return "  " if unicodedata.east_asian_width(char) in "WF" else " "

@@ -16,14 +16,13 @@ _DECIMAL = re.compile(r"[-+]?[0-9]+", re.ASCII)
 _OCTAL = re.compile(r"0o[0-7]+", re.ASCII)
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
-_NOT_A_NUMBER = re.compile(r"\.(nan|NaN|NAN)")
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
 def resolve(text: str) -> Scalar:
     """The value of an unquoted scalar: null, a bool, an int, a float, or else text.
 
-    Raises ValueError for a number with more digits than anybody means.
+    Raises ValueError for a number of more than `MAX_DIGITS` characters.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -31,14 +30,8 @@ def resolve(text: str) -> Scalar:
         raise ValueError(f"a number of {len(text)} characters")
     if _DECIMAL.fullmatch(text):
         return int(text)
-    if _OCTAL.fullmatch(text):
-        return int(text[2:], 8)
-    if _HEXADECIMAL.fullmatch(text):
-        return int(text[2:], 16)
+    if _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
+        return int(text, 0)
     if _FLOAT.fullmatch(text):
         return float(text)
-    if _INFINITY.fullmatch(text):
-        return float(text.replace(".", ""))
-    if _NOT_A_NUMBER.fullmatch(text):
-        return float("nan")
-    return text
+    return float(text.replace(".", "")) if _SPECIAL.fullmatch(text) else text

@@ -13,15 +13,8 @@ from .problems import KeyPath
 
 Schema = dict[str, Any]
 
-TYPE_NAMES = {
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "text",
-    "boolean": "true or false",
-    "array": "a list",
-    "object": "a mapping",
-    "null": "null",
-}
+TYPE_NAMES = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+TYPE_NAMES |= {"array": "a list", "object": "a mapping", "null": "null"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +52,8 @@ def properties(schema: Schema) -> dict[str, Schema]:
 
 def branches(section: Schema) -> dict[str, Schema]:
     """For a section with a `kind`: kind -> the part of the schema that holds for it."""
-    found: dict[str, Schema] = {}
-    for branch in section.get("allOf", []):
-        for kind in branch["if"]["properties"]["kind"]["enum"]:
-            found[kind] = branch["then"]
-    return found
+    parts = section.get("allOf", [])
+    return {kind: part["then"] for part in parts for kind in part["if"]["properties"]["kind"]["enum"]}
 
 
 def kinds_of(section: Schema, key: str) -> list[str]:
@@ -97,16 +87,12 @@ def filled(data: Any, schema: Schema) -> Any:
     if not isinstance(data, dict) or "properties" not in schema:
         return data
     kind = data.get("kind", properties(schema).get("kind", {}).get("default"))
-    settled = not branches(schema) or (isinstance(kind, str) and kind in branches(schema))
-    known = keys(schema, kind) if settled else ["kind"]
-    result: dict[str, Any] = {}
-    for key in known:
-        below = properties(schema)[key]
-        if key in data:
-            result[key] = filled(data[key], below)
-        elif "default" in below:
-            result[key] = filled(below["default"], below)
-    return result
+    resolved = not branches(schema) or (isinstance(kind, str) and kind in branches(schema))
+    known = keys(schema, kind) if resolved else ["kind"]
+    below = {key: properties(schema)[key] for key in known}
+    defaults = {key: part["default"] for key, part in below.items() if "default" in part}
+    given = {**defaults, **data}
+    return {key: filled(given[key], part) for key, part in below.items() if key in given}
 
 
 def expectation(schema: Schema) -> str:

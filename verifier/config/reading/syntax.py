@@ -1,4 +1,4 @@
-"""PyYAML's parser as a stream of small events, and its errors in kinder words."""
+"""PyYAML's parser as a stream of small events, and its errors in plainer messages."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def events(text: str) -> Iterator[Event]:
         raise invalid from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        line = before.count("\n")
         column = len(before) - (before.rfind("\n") + 1)
-        raise Invalid(line, column, f"the character U+{ord(text[error.position]):04X} is not allowed") from None
+        raise Invalid(
+            before.count("\n"), column, f"the character U+{ord(text[error.position]):04X} is not allowed"
+        ) from None
 
 
 def _translate(event: Any) -> Event | None:
@@ -75,17 +76,15 @@ def _marked(error: Any) -> Invalid:
     mark = error.problem_mark or error.context_mark
     problem, context = error.problem or "", error.context or ""
     if "quoted scalar" in context and "end of stream" in problem:
-        return Invalid(error.context_mark.line, error.context_mark.column, "this quote is never closed")
-    if "'\\t'" in problem:
-        return Invalid(mark.line, mark.column, "a tab; YAML indents with spaces")
-    if "mapping values are not allowed here" in problem:
+        mark, message = error.context_mark, "this quote is never closed"
+    elif "'\\t'" in problem:
+        message = "a tab; YAML indents with spaces"
+    elif "mapping values are not allowed here" in problem:
         message = "a ':' is not expected here; check the indentation, or quote the value"
     elif "could not find expected ':'" in problem:
-        mark = error.context_mark or mark
-        message = "a ':' is missing after this"
+        mark, message = error.context_mark or mark, "a ':' is missing after this"
     elif "flow" in context and error.context_mark and ("end" in problem or "got" in problem):
-        mark = error.context_mark
-        message = "this bracket is not closed"
+        mark, message = error.context_mark, "this bracket is not closed"
     elif "expected <block end>" in problem:
         message = "this does not belong here; check the indentation and the quotes"
     elif "unknown escape" in problem:

@@ -10,10 +10,8 @@ from .document import Document
 from .problems import KeyPath, Place, Source
 
 _HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
-_KEY = re.compile(
-    r"""(\s*)((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=\s*"""
-)
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_KEY = re.compile(rf"(\s*)((?:{_PART.pattern})(?:\s*\.\s*(?:{_PART.pattern}))*)\s*=\s*")
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -30,8 +28,8 @@ def read(text: str, source: Source, table: tuple[str, ...]) -> Document | None:
         document.refuse((), Place(source, line, column), f"not valid TOML: {_AT.sub('', str(error))}")
         return document
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
-        told = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        document.refuse((), Place(source, 1, 1), f"not valid TOML: {told}")
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        document.refuse((), Place(source, 1, 1), f"not valid TOML: {reason}")
         return document
     for name in table:
         data = data.get(name) if isinstance(data, dict) else None
@@ -67,10 +65,7 @@ def _find_places(document: Document, table: tuple[str, ...]) -> None:
                 here = (*here, count[here])
             _put(document, table, here, Place(document.source, number, len(line) - len(line.lstrip()) + 1), None)
         elif key := _KEY.match(line):
-            start, value = (
-                Place(document.source, number, len(key[1]) + 1),
-                Place(document.source, number, key.end() + 1),
-            )
+            start, value = (Place(document.source, number, column + 1) for column in (len(key[1]), key.end()))
             _put(document, table, (*here, *_parts(key[2])), start, value)
 
 

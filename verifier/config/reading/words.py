@@ -1,4 +1,4 @@
-"""The words in which a fault is told: what was expected, what was found, what to write instead."""
+"""The messages of faults: what was expected, what was found, what to write instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from . import scalars
 from .problems import KeyPath, dotted, quoted
-from .schema import Form, Schema, expectation, kinds_of, shown
+from .schema import Form, Schema, branches, expectation, kinds_of, shown
 
 YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 LIMITS = {
@@ -40,11 +40,7 @@ def unknown_key(
 
 def known_kind(section: Schema, known: list[str]) -> str:
     """The kind whose keys are `known`."""
-    for branch in section["allOf"]:
-        if list(branch["then"]["properties"]) == known:
-            kind: str = branch["if"]["properties"]["kind"]["enum"][0]
-            return kind
-    return ""
+    return next((kind for kind, part in branches(section).items() if list(part["properties"]) == known), "")
 
 
 def similar(word: str, choices: list[str], cutoff: float = 0.6) -> str | None:
@@ -113,16 +109,13 @@ def describe(found: object) -> str:
         return "nothing (null)"
     if isinstance(found, bool):
         return "true" if found else "false"
-    if isinstance(found, float) and found != found:
-        return ".nan"
-    if isinstance(found, float) and abs(found) == float("inf"):
-        return ".inf" if found > 0 else "-.inf"
+    if isinstance(found, float) and not math.isfinite(found):
+        return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}[str(found)]
     if isinstance(found, str):
         return f"the text {quoted(found)}"
-    if isinstance(found, list):
-        return "a list" if found else "an empty list"
-    if isinstance(found, dict):
-        return "a mapping" if found else "an empty mapping"
+    if isinstance(found, list | dict):
+        noun = "list" if isinstance(found, list) else "mapping"
+        return f"a {noun}" if found else f"an empty {noun}"
     return quoted(found)
 
 
