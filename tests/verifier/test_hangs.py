@@ -275,7 +275,7 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
-    assert "rank 1 came to its end, and rank 0 still waited for it" in root_cause(left).text
+    assert root_cause(left).rank == 1
     found = [
         n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
     ]
