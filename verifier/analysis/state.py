@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 
 from ..evidence import Sources
-from ..trace import Run, Trace, add, difference
+from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
+from ..trace.sketches import add
 
 Values = dict[str, Held]
 KEPT = ("module", "optimizer", "scheduler", "scaler")  # holders whose every number is state
@@ -140,3 +141,22 @@ def _acts(node: ast.If | ast.While) -> bool:
             if not _QUIET.match(called):
                 return True
     return False
+
+
+def evaluated(run: Run) -> set[str]:
+    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over steps with forwards without gradients."""
+    if not run.traces:
+        return set()
+    records = run.traces[0].of(State)
+    found: dict[str, bool] = {}
+    now: Values = {}
+    for before, record in zip([None, *records], records, strict=False):
+        quiet = before is not None and record.evaluations == before.evaluations
+        for path, held in record.values.items():
+            number = held.value is not None and held.holder in ("local", "object") and held.dtype.startswith("float")
+            if before is None or not number:
+                found[path] = False
+            elif path not in now or apart(now[path], held) != 0.0:
+                found[path] = found.get(path, True) and not quiet
+        now = now | record.values
+    return {path for path, only in found.items() if only}
