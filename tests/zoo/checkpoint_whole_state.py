@@ -1,4 +1,4 @@
-"""All that a loop carries comes back: weights, optimizer, a plateau schedule, an average of the weights, running statistics, the best score.
+"""All that a loop carries comes back: weights, optimizer, plateau schedule, average of the weights, statistics, best score.
 
 save_args: --save-every 2 --out {checkpoint}
 resume_args: --resume {checkpoint}
@@ -60,7 +60,7 @@ def evaluate(model, x, y):
     rank, world = dist.get_rank(), dist.get_world_size()
     model.train(False)
     total = torch.zeros(2, dtype=torch.float64)
-    for part_x, part_y in zip(x.split(24), y.split(24)):
+    for part_x, part_y in zip(x.split(24), y.split(24), strict=True):
         logits = model(part_x[rank::world])
         total[0] += F.cross_entropy(logits, part_y[rank::world], reduction="sum")
         total[1] += len(part_y[rank::world])
@@ -122,7 +122,10 @@ def main():
             dcp.save(state, checkpoint_id=Path(args.out) / f"step_{step + 1}")
         size = penalty.full_tensor().item()
         if rank == 0:
-            print(f"step {step + 1} loss {loss.item():.4f} held out {value:.4f} best {best:.4f} weights {size:.2f}", flush=True)
+            print(
+                f"step {step + 1} loss {loss.item():.4f} held out {value:.4f} best {best:.4f} weights {size:.2f}",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

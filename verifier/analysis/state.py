@@ -63,6 +63,8 @@ def apart(a: Held, b: Held) -> float:
     if a.value is not None and b.value is not None:
         if a.value == b.value or (math.isnan(a.value) and math.isnan(b.value)):
             return 0.0
+        if not (math.isfinite(a.value) and math.isfinite(b.value)):
+            return math.inf
         return abs(a.value - b.value) / max(abs(a.value), abs(b.value))
     if a.sketch is None or b.sketch is None or a.numel != b.numel:
         return math.inf

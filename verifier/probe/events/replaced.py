@@ -55,6 +55,8 @@ def install(session: Session) -> None:
     class Replaced(nn.Parameter):
         """What a replaced parameter becomes: it computes as before, and says that it was read."""
 
+        replaced = True
+
         @classmethod
         def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             with torch._C.DisableTorchFunctionSubclass():

@@ -1,4 +1,4 @@
-from ...analysis.state import apart, decisive, evolving, restorable, whole
+from ...analysis.state import KEPT, apart, decisive, evolving, restorable, whole
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -49,7 +49,12 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     mine, theirs = whole(resume, 1), whole(train, step)
     paths = evolving(train)
     deciding = decisive(evidence.sources, paths)
-    chosen = [p for p in sorted(paths & theirs.keys()) if restorable(p, theirs[p], deciding)]
+    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    chosen = [
+        p
+        for p in sorted(paths & theirs.keys())
+        if restorable(p, theirs[p], deciding) and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
+    ]
     weights = {path: (mine.get(path), theirs[path]) for path in chosen}
     lost: dict[str, list[str]] = {}
     for path, (now, then) in weights.items():
