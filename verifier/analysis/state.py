@@ -26,7 +26,7 @@ def states(trace: Trace) -> dict[int, Values]:
     now: Values = {}
     for record in trace.of(State):
         now = {path: held for path, held in now.items() if path not in set(record.gone)} | record.values
-        found.setdefault(record.step, now)
+        found[record.step] = now  # of the last first backward: gradients of an earlier one were thrown away
     return found
 
 
@@ -86,23 +86,36 @@ def decisive(sources: Sources, paths: set[str]) -> set[str]:
 
     It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
     """
-    trees = [sources.tree(file) for file in sources.project]
-    carried: set[str] = set()
-    for tree in trees:
-        carried |= set(_carried(tree))
-    return {path for path in paths if _expression(path) & carried}
+    carried = {one for file in sources.project for one in _carried(sources.tree(file))}
+    return {path for path in paths if _spelled(path) & carried}
 
 
-def _expression(path: str) -> set[str]:
-    """How the sources may spell what a path names: `main.best` is `best`, `Trainer.best` is `self.best`."""
-    head, dot, rest = path.partition(".")
-    return {path} | ({rest, f"self.{rest}", f"{head}.{rest}"} if dot else set())
+def _spelled(path: str) -> set[tuple[str, str]]:
+    """(function, expression) by which the sources may name a path; an attribute of an object is `self.name` in any method."""
+    scope, dot, rest = path.partition(".")
+    found = {("", path), (scope, rest)} if dot else {("", path)}
+    return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
 
 
-def _carried(tree: ast.AST) -> Iterator[str]:
+def _carried(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(function, expression) of what is assigned from itself, or under a condition on itself, and decides something.
+
+    Names of a module and attributes of `self` stand for all functions, which "" says.
+    """
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        for expression in _carried_in(function):
+            yield function.name, expression
+            if expression.startswith("self."):
+                yield "", expression
+    outside = ast.Module([n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
+    for expression in _carried_in(outside):
+        yield "", expression
+
+
+def _carried_in(scope: ast.AST) -> set[str]:
     from_itself: set[str] = set()
     deciding: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(scope):
         if isinstance(node, ast.AugAssign):
             from_itself.add(ast.unparse(node.target))
         elif isinstance(node, ast.Assign):
@@ -116,7 +129,7 @@ def _carried(tree: ast.AST) -> Iterator[str]:
             from_itself |= read & assigned
             if read & assigned or _acts(node):
                 deciding |= read
-    yield from from_itself & deciding
+    return from_itself & deciding
 
 
 def _read(node: ast.AST) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .dispatcher import name_of
 from .events import topics
 from .session import Session
-from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank, simulation
+from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank, randomness, simulation
 
 
 def install(session: Session) -> None:
@@ -22,6 +22,7 @@ def install(session: Session) -> None:
 def _substitute(session: Session) -> None:
     mode = session.request["mode"]
     full_precision.install(session)
+    randomness.install(session)
     libraries.install(session)
     if session.request["backend"] == "gloo":
         gloo_for_nccl.install(session)

@@ -34,8 +34,12 @@ class StateRestored(Rule):
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
         lost, compared = differing(evidence, train, resume, after + 1)
-        if not compared:
+        if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
+        if not compared:
+            return self.not_applicable(
+                "nothing that the loop carries beside model and optimizer changes from step to step"
+            )
         if lost:
             return self.failed(
                 f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}{saved_at(evidence)}",

@@ -38,7 +38,11 @@ class StateSameOnRanks(Rule):
         if not last:
             return self.unknown("no state was recorded on all ranks")
         found: dict[str, str] = {}
-        paths = [p for p, held in ranks[0][last].items() if not held.sharded and (held.holder in KEPT or p in deciding)]
+        paths = [
+            p
+            for p, held in ranks[0][last].items()
+            if not held.sharded and (held.holder in KEPT or (p in deciding and held.value is not None))
+        ]
         for path in sorted(p for p in paths if p in changing):
             values = [rank[last].get(path) for rank in ranks]
             there = [value for value in values if value is not None]

@@ -135,7 +135,7 @@ class Recompute(Located):
 
 @record
 class Inexact(Event):
-    """ "dropout" or "autocast" is active, which a full-precision run switches off (events/precision.py)."""
+    """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away (events/precision.py, events/randomness.py)."""
 
     what: str
 
