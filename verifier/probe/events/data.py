@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...trace.events import Sampler, SetEpoch
+from ...trace.events import LoaderStarted, Sampler, SetEpoch
 from ..dispatcher import Call
 from ..session import Session
 
 
 def install(session: Session) -> None:
-    """Subscribe to DistributedSampler."""
+    """Subscribe to DataLoader and DistributedSampler."""
     datasets: list[Any] = []  # kept, so that an id is never used twice
 
     def begins(call: Call) -> None:
@@ -31,5 +31,11 @@ def install(session: Session) -> None:
     def epoch_set(call: Call) -> None:
         session.write(SetEpoch())
 
+    def loading(call: Call) -> None:
+        dataset = call.args[0].dataset
+        if hasattr(dataset, "__len__"):
+            session.write(LoaderStarted(samples=len(dataset), step=session.step_number(), at_line=session.here()))
+
+    session.dispatcher.around("torch.utils.data:DataLoader.__iter__", before=loading)
     session.dispatcher.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
     session.dispatcher.around("torch.utils.data:DistributedSampler.set_epoch", before=epoch_set)

@@ -178,6 +178,14 @@ class Sampler(Located):
 
 
 @record
+class LoaderStarted(Located):
+    """A DataLoader over a data set of known length is about to be iterated (events/data.py)."""
+
+    samples: int
+    step: int
+
+
+@record
 class SetEpoch(Event):
     """`DistributedSampler.set_epoch` was called (events/data.py)."""
 
