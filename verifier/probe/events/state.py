@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...trace.events import EditedGradients, Held, KeptGradients, State
 from ...trace.sketches import difference
-from ..compat.tensors import Slot, layout, local
+from ..compat.tensors import Slot, layout, local, version
 from ..session import Session
 from ..sketch import sketch
 
@@ -162,7 +162,7 @@ class Watch:
         self.session = session
         self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
         self.evaluations = 0
-        self.marks: dict[str, tuple[int, int]] = {}  # gradient after the last backward: (id, version)
+        self.marks: dict[str, tuple[int, ...]] = {}  # gradient after the last backward: (id, version)
         self.consumed: set[str] = set()
 
     def called(self, module: nn.Module, given: object) -> None:
@@ -283,11 +283,12 @@ def _token(value: Any) -> tuple[object, ...]:
     if part.numel() <= _SMALL:
         return (part.shape, *sketch(part))
     some = part.reshape(-1)[:: part.numel() // _SAMPLED] if part.is_contiguous() else part[:1]
-    return (part.data_ptr(), part._version, float(some.to(torch.float64).sum()))
+    return (part.data_ptr(), version(part), float(some.to(torch.float64).sum()))
 
 
-def _mark(grad: torch.Tensor) -> tuple[int, int]:
-    return id(grad), local(grad)._version
+def _mark(grad: torch.Tensor) -> tuple[int, ...]:
+    """What tells a gradient that was changed: operations on a DTensor count in it, those on its shard in that."""
+    return id(grad), version(grad), version(local(grad))
 
 
 def install(session: Session) -> None:
