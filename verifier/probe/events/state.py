@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...trace.events import EditedGradients, Held, KeptGradients, State
 from ...trace.sketches import difference
-from ..compat.tensors import Slot, layout, local, version
+from ..compat.tensors import Slot, layout, local
 from ..session import Session
 from ..sketch import sketch
 
@@ -28,7 +28,7 @@ _DEPTH = 6
 _ITEMS = 256  # of a container that is walked
 _HISTORY = 16  # numbers in a list, from which on it is a log
 _ELEMENTS = 1 << 22  # of a tensor that is sketched
-_SMALL, _SAMPLED = 1 << 14, 1 << 12  # elements
+_SAMPLED = 1 << 13  # elements that are looked at to see a change
 _NAMES = 32
 _HIDDEN = {*vars(nn.Module()), "param_groups", "state", "defaults", "optimizer", "optimizers", "_is_initialized"}
 
@@ -162,7 +162,7 @@ class Watch:
         self.session = session
         self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
         self.evaluations = 0
-        self.marks: dict[str, tuple[int, ...]] = {}  # gradient after the last backward: (id, version)
+        self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
         self.consumed: set[str] = set()
 
     def called(self, module: nn.Module, given: object) -> None:
@@ -185,7 +185,7 @@ class Watch:
 
     def after_backward(self, tensors: object) -> None:
         """A backward has ended."""
-        self.marks = {s.name: _mark(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
+        self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has consumed the gradients of its parameters."""
@@ -210,7 +210,7 @@ class Watch:
             if (
                 slot.name not in self.marks
                 or before is None
-                or (grad is not None and _mark(grad) == self.marks[slot.name])
+                or (grad is not None and _digest(grad) == self.marks[slot.name])
             ):
                 continue
             now = sketch(grad) if grad is not None else [0.0] * len(before)
@@ -276,19 +276,17 @@ def _held(value: Any, holder: str, rank: int) -> Held:
 
 
 def _token(value: Any) -> tuple[object, ...]:
-    """What tells a value from another: of a large tensor its version and some of its elements (`.data` has no version)."""
-    if not isinstance(value, torch.Tensor):
-        return (value,)
-    part = local(value)
-    if part.numel() <= _SMALL:
-        return (part.shape, *sketch(part))
-    some = part.reshape(-1)[:: part.numel() // _SAMPLED] if part.is_contiguous() else part[:1]
-    return (part.data_ptr(), version(part), float(some.to(torch.float64).sum()))
+    """What tells a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
+    return (value,) if not isinstance(value, torch.Tensor) else (value.shape, *_digest(value))
 
 
-def _mark(grad: torch.Tensor) -> tuple[int, ...]:
-    """What tells a gradient that was changed: operations on a DTensor count in it, those on its shard in that."""
-    return id(grad), version(grad), version(local(grad))
+def _digest(tensor: torch.Tensor) -> tuple[float, float]:
+    """Sum and weighted sum of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
+    some = local(tensor)
+    some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
+    some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
+    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device)
+    return float(some.sum()), float(some @ weights)
 
 
 def install(session: Session) -> None:
