@@ -3,7 +3,7 @@
 from .dispatcher import name_of
 from .events import topics
 from .session import Session
-from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank, simulation
+from .substitutes import ddp, full_precision, gloo_for_nccl, libraries, one_rank, randomness, simulation
 
 _SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install}
 
@@ -16,6 +16,7 @@ def install(session: Session) -> None:
         except Exception as error:
             session.report(name_of(subscribe), error)
     full_precision.install(session)
+    randomness.install(session)
     libraries.install(session)
     if session.request["backend"] == "gloo":
         gloo_for_nccl.install(session)

@@ -39,6 +39,7 @@ WRITING_PROCESS = "torch.distributed.checkpoint._async_process_executor:_AsyncCh
 FUNCTIONAL = "torch.distributed._functional_collectives"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 DTENSOR_PART = "_local_tensor"
+AS_PLAIN = "torch._C:DisableTorchFunctionSubclass"
 
 TABLE = (
     Name(GET_STATE, "parameters of FSDP groups", _BOTH),
@@ -74,6 +75,7 @@ TABLE = (
     Name(WRITING_PROCESS, "saves by a process of DCP", _NEW),
     Name(FUNCTIONAL, "traffic", _BOTH),
     Name(FAKE_STORE, "the simulated tier", _BOTH),
+    Name(AS_PLAIN, "reads of replaced parameters", _NEW),
     Name("torch._dynamo", "any optimizer: over a second to import", _BOTH),
 )
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...trace.events import Sampler, SetEpoch
+from ...trace.events import LoaderStarted, Sampler, SetEpoch
 from ..dispatcher import Call
 from ..session import Session
 
@@ -24,5 +24,11 @@ def install(session: Session) -> None:
             )
         )
 
+    def loading(call: Call) -> None:
+        dataset = call.args[0].dataset
+        if hasattr(dataset, "__len__"):
+            session.write(LoaderStarted(samples=len(dataset), step=session.step_number(), at_line=session.here()))
+
+    session.around("torch.utils.data:DataLoader.__iter__", before=loading)
     session.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
     session.around("torch.utils.data:DistributedSampler.set_epoch", before=lambda call: session.write(SetEpoch()))

@@ -10,4 +10,5 @@ from .checkpoint import *  # noqa: F403
 from .distributed import *  # noqa: F403
 from .model import *  # noqa: F403
 from .script import *  # noqa: F403
+from .state import *  # noqa: F403
 from .training import *  # noqa: F403

@@ -115,7 +115,7 @@ class Recompute(Located):
 
 
 class Inexact(Event):
-    """ "dropout" or "autocast" is active, which a full-precision run switches off (events/precision.py)."""
+    """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away (events/precision.py, events/randomness.py)."""
 
     what: str
 
@@ -151,6 +151,13 @@ class Sampler(Located):
     shuffle: bool
     seed: int
     samples: int
+
+
+class LoaderStarted(Located):
+    """A DataLoader over a data set of known length is about to be iterated (events/data.py)."""
+
+    samples: int
+    step: int
 
 
 class SetEpoch(Event):

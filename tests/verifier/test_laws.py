@@ -1,0 +1,202 @@
+"""The laws on recorded traces: a breach each, and what a right script does that looks like one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from records import entropy, micro, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.rules import RULES
+
+SAVE = {"kind": "checkpoint", "op": "save", "after_step": 2, "to": "/x"}
+LOOP = """
+def main():
+    best, seen = 9.0, 0
+    for step in range(9):
+        seen += 1
+        if value < best:
+            best = value
+        if seen % 2 == 0:
+            print(seen)
+"""
+
+
+def held(value: float | None = None, holder: str = "local", **more: Any) -> dict[str, Any]:
+    return {"holder": holder, "value": value, "dtype": "float", **more}
+
+
+def tensor(size: float, holder: str = "local", **more: Any) -> dict[str, Any]:
+    return held(None, holder, sketch=[size * size, size, 0.0, 0.0, 0.0], numel=4, **more)
+
+
+def state(number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any) -> dict[str, Any]:
+    paths = {name.replace("__", "."): value for name, value in values.items()}
+    base = {"kind": "state", "step": number, "values": paths, "evaluations": evaluations}
+    return {**base, "in_eval": list(in_eval)}
+
+
+def steps(number: int = 3, **more: Any) -> list[dict[str, Any]]:
+    return [one for k in range(1, number + 1) for one in (micro(k, rows=(k,)), step(k, **more), stepped(k))]
+
+
+def judge(name: str, evidence: Evidence) -> Finding:
+    return judge_one(RULES[name], evidence)
+
+
+def of(*ranks: list[dict[str, Any]], **more: Any) -> Evidence:
+    made = run(*ranks)
+    sources = Sources({"train.py": LOOP}, ("train.py",))
+    return Evidence(train=made, full_precision=made, sources=sources, **more)
+
+
+class TestGradients:
+    rule = "gradients-consumed-once"
+
+    def test_gradients_that_were_used_are_used_again(self) -> None:
+        kept = {"kind": "kept_gradients", "step": 2, "names": ["w"]}
+        found = judge(self.rule, of([*steps(), kept], [*steps(), kept]))
+        assert (found.status, found.location is not None) == ("fail", True)
+
+    def test_those_of_another_optimizer_may_wait(self) -> None:
+        kept = {"kind": "kept_gradients", "step": 2, "names": ["v"]}
+        assert judge(self.rule, of([*steps(), kept], steps())).status == "pass"
+
+    @pytest.mark.parametrize("factor", [0.0, 0.25, None])
+    def test_an_edit_between_micro_batches(self, factor: float | None) -> None:
+        edit = {"kind": "edited_gradients", "step": 1, "micro": 2, "factors": {"w": factor}}
+        assert judge(self.rule, of([*steps(), edit], steps())).status == "fail"
+
+    def test_a_step_without_backward(self) -> None:
+        twice = [micro(1), step(1), stepped(1), step(2), stepped(2)]
+        assert judge(self.rule, of(twice, twice)).status == "fail"
+        zero = {"w": [0.0, 0.0, 0.0, 0.0, 0.0]}
+        idle = [micro(1), step(1), stepped(1), step(2, zero), stepped(2)]
+        assert judge(self.rule, of(idle, idle)).status == "pass"
+
+
+class TestRestored:
+    rule = "state-restored"
+
+    def both(self, then: dict[str, Any], now: dict[str, Any]) -> Evidence:
+        train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
+        first = {
+            path: {**value, "value": -1.0} if value["value"] is not None else tensor(9.0)
+            for path, value in then.items()
+        }
+        train = [state(1, **first), *train, state(3, **then)]
+        resumed = run(*[[micro(1, rows=(3,)), step(1), stepped(1), state(1, **now)]] * 2, role="resume")
+        return of(train, train, resume=resumed)
+
+    @pytest.mark.parametrize("name, then, now", [
+        ("ema", tensor(1.0), tensor(0.5)),
+        ("main__best", held(0.5), held(9.0)),
+        ("main__scheduler__last_epoch", held(2.0, "scheduler"), held(0.0, "scheduler")),
+        ("model__running_mean", tensor(1.0, "module"), tensor(0.0, "module")),
+    ])  # fmt: skip
+    def test_what_is_lost(self, name: str, then: dict[str, Any], now: dict[str, Any]) -> None:
+        found = judge(self.rule, self.both({name: then}, {name: now}))
+        assert found.status == "fail"
+        assert name.replace("__", ".") in found.evidence
+
+    @pytest.mark.parametrize("name", ["main__seen", "main__running_loss", "main__started"])
+    def test_what_only_a_log_reads_may_start_again(self, name: str) -> None:
+        found = judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)}))
+        assert found.status == "not_applicable"
+
+    def test_what_comes_back(self) -> None:
+        assert judge(self.rule, self.both({"ema": tensor(1.0)}, {"ema": tensor(1.0)})).status == "pass"
+
+    def test_the_state_was_not_recorded(self) -> None:
+        resumed = run([micro(1), step(1), stepped(1)], role="resume")
+        train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
+        assert judge(self.rule, of(train, resume=resumed)).status == "inconclusive"
+
+
+class TestRanks:
+    rule = "state-same-on-ranks"
+
+    def two(self, name: str, a: dict[str, Any], b: dict[str, Any]) -> Finding:
+        first = {**a, "value": -1.0} if a["value"] is not None else tensor(9.0, a["holder"])
+        ranks = [[*steps(), state(1, **{name: first}), state(3, **{name: value})] for value in (a, b)]
+        return judge(self.rule, of(*ranks))
+
+    def test_buffers_and_decisions(self) -> None:
+        assert self.two("model__mean", tensor(1.0, "module"), tensor(2.0, "module")).status == "fail"
+        assert self.two("main__best", held(1.0), held(2.0)).status == "fail"
+        assert self.two("model__mean", tensor(1.0, "module"), tensor(1.0, "module")).status == "pass"
+
+    def test_batches_and_losses_are_local(self) -> None:
+        assert self.two("main__batch", tensor(1.0), tensor(2.0)).status == "pass"
+        assert self.two("main__loss", held(1.0), held(2.0)).status == "pass"
+
+    def test_one_rank_has_the_only_copy(self) -> None:
+        assert judge(self.rule, of(steps())).status == "not_applicable"
+
+
+class TestModel:
+    rule = "same-model-throughout"
+
+    def test_eval_mode_is_left_on(self) -> None:
+        records = [*steps(), state(1), state(2, evaluations=1, in_eval=("",))]
+        assert judge(self.rule, of(records, records)).status == "fail"
+
+    def test_a_part_that_is_always_in_eval_mode(self) -> None:
+        records = [*steps(), state(1, in_eval=("norm",)), state(2, evaluations=1, in_eval=("norm",))]
+        assert judge(self.rule, of(records, records)).status == "pass"
+
+    def test_two_optimizers_hold_one_parameter(self) -> None:
+        records = [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]
+        assert judge(self.rule, of(records, records)).status == "fail"
+
+    def test_a_wrapper_holds_what_its_inner_optimizer_holds(self) -> None:
+        records = [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]
+        assert judge(self.rule, of(records, records)).status == "pass"
+
+
+class TestEvaluation:
+    rule = "evaluation-same-in-one-process"
+
+    def two(self, mine: float, theirs: float) -> Finding:
+        ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, theirs)]
+        train, single = run(ranks[0], ranks[0]), run(ranks[1], role="single")
+        rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in ranks[1]]
+        models = {"kind": "model", "starting_point": "loaded"}
+        single = run([models, *rows], role="single")
+        return judge(self.rule, Evidence(train=train, full_precision=train, single=single))
+
+    def test_another_value_in_one_process(self) -> None:
+        found = self.two(1.5, 1.0)
+        assert (found.status, found.measured) == ("fail", pytest.approx(1 / 3))
+        assert self.two(1.0, 1.0).status == "pass"
+
+    def test_no_evaluation(self) -> None:
+        assert judge(self.rule, of(steps(), steps())).status == "not_applicable"
+
+
+def test_a_replaced_parameter_is_read() -> None:
+    read = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
+    assert judge("replaced-parameter-read", of([*steps(), read], steps())).status == "fail"
+    assert judge("replaced-parameter-read", of(steps(), steps())).status == "pass"
+
+
+@pytest.mark.parametrize("loss, status", [(2.0, "fail"), (1.0, "pass")])
+def test_the_sum_of_micro_batches(loss: float, status: str) -> None:
+    records = [micro(1, loss / 2, criteria=entropy(4, 1.0))] * 2 + [step(1), stepped(1)]
+    assert judge("gradient-of-mean-loss", of(records, records)).status == status
+
+
+@pytest.mark.parametrize("samples, status", [(64, "fail"), (1, "pass"), (0, "not_applicable")])
+def test_the_same_samples_in_every_step(samples: int, status: str) -> None:
+    same = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepped(k))]
+    loader = [{"kind": "loader_started", "samples": samples, "step": 1}] * bool(samples)
+    assert judge("same-samples-every-step", of([*loader, *same], [*loader, *same])).status == status
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.family == "laws"])
+def test_no_run_and_no_steps(name: str) -> None:
+    assert judge(name, Evidence(missing={"train": "not run"})).status == "inconclusive"
+    assert judge(name, of([], [])).status == "inconclusive"

@@ -1,0 +1,175 @@
+"""State beside the weights: the values that the ranks recorded at each step, and which of them a training loop depends on."""
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+
+from ..evidence import Sources
+from ..trace import Run, Trace, difference
+from ..trace.events import Held, State
+from ..trace.sketches import add
+
+Values = dict[str, Held]
+KEPT = ("module", "optimizer", "scheduler", "scaler")  # holders whose every number is state
+_QUIET = re.compile(
+    r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
+    r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"
+)
+
+
+def states(trace: Trace) -> dict[int, Values]:
+    """{step: all that one rank held when the first backward of that step began}."""
+    found: dict[int, Values] = {}
+    now: Values = {}
+    for record in trace.of(State):
+        now = {path: held for path, held in now.items() if path not in set(record.gone)} | record.values
+        found[record.step] = now  # of the last first backward: gradients of an earlier one were thrown away
+    return found
+
+
+def whole(run: Run, step: int) -> dict[str, Held]:
+    """{path: the value of rank 0, of a sharded tensor the whole one} at a step; {} unless all ranks recorded it."""
+    ranks = [states(trace).get(step) for trace in run.traces]
+    if not ranks or any(values is None for values in ranks):
+        return {}
+    found = dict(ranks[0] or {})
+    for path, held in found.items():
+        if held.sharded:
+            parts = [one for values in ranks if (one := (values or {}).get(path)) is not None and one.copy == 0]
+            total: list[float] | None = None
+            for part in parts:
+                total = add(total, part.sketch) if part.sketch is not None else total
+            found[path] = Held(holder=held.holder, sketch=total, numel=held.numel, dtype=held.dtype)
+    return found
+
+
+def evolving(run: Run) -> set[str]:
+    """The paths whose value on rank 0 is not the same at every step at which they are there."""
+    first: dict[str, Held] = {}
+    changed: set[str] = set()
+    for values in states(run.traces[0]).values() if run.traces else ():
+        for path, held in values.items():
+            if path in first and apart(first[path], held) != 0.0:
+                changed.add(path)
+            first.setdefault(path, held)
+    return changed
+
+
+def apart(a: Held, b: Held) -> float:
+    """Difference of two values, relative to the larger; infinite if they are of different kinds or sizes."""
+    if a.value is not None and b.value is not None:
+        if a.value == b.value or (math.isnan(a.value) and math.isnan(b.value)):
+            return 0.0
+        if not (math.isfinite(a.value) and math.isfinite(b.value)):
+            return math.inf
+        return abs(a.value - b.value) / max(abs(a.value), abs(b.value))
+    if a.sketch is None or b.sketch is None or a.numel != b.numel:
+        return math.inf
+    if a.sketch == b.sketch:
+        return 0.0
+    size = math.sqrt(max(a.sketch[0], b.sketch[0]))
+    return difference(a.sketch, b.sketch) / size if size > 0.0 else 0.0
+
+
+def restorable(path: str, held: Held, decisive: set[str]) -> bool:
+    """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
+    if held.holder in KEPT:
+        return held.sketch is not None or held.holder != "module" or path in decisive or held.numel == 1
+    return held.numel > 1 or path in decisive
+
+
+def decisive(sources: Sources, paths: set[str]) -> set[str]:
+    """Of these paths the numbers that the loop carries along and that decide something: a best value, a patience, a position.
+
+    It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
+    """
+    carried = {one for file in sources.project for one in _carried(sources.tree(file))}
+    return {path for path in paths if _spelled(path) & carried}
+
+
+def _spelled(path: str) -> set[tuple[str, str]]:
+    """(function, expression) by which the sources may name a path; an attribute of an object is `self.name` in any method."""
+    scope, dot, rest = path.partition(".")
+    found = {("", path), (scope, rest)} if dot else {("", path)}
+    return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
+
+
+def _carried(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(function, expression) of what is assigned from itself, or under a condition on itself, and decides something.
+
+    Names of a module and attributes of `self` stand for all functions, which "" says.
+    """
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        for expression in _carried_in(function):
+            yield function.name, expression
+            if expression.startswith("self."):
+                yield "", expression
+    outside = ast.Module([n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
+    for expression in _carried_in(outside):
+        yield "", expression
+
+
+def _carried_in(scope: ast.AST) -> set[str]:
+    from_itself: set[str] = set()
+    deciding: set[str] = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.AugAssign):
+            from_itself.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign):
+            targets = {ast.unparse(target) for target in node.targets}
+            read = _read(node.value)
+            from_itself |= targets & read
+            if isinstance(node.value, ast.Call | ast.IfExp):
+                deciding |= targets & read  # best = min(best, value)
+        elif isinstance(node, ast.If | ast.While):
+            read, assigned = _read(node.test), _assigned(node)
+            from_itself |= read & assigned
+            if read & assigned or _acts(node):
+                deciding |= read
+    return from_itself & deciding
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
+
+
+def _assigned(node: ast.If | ast.While) -> set[str]:
+    found = set()
+    for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
+        if isinstance(inner, ast.Assign):
+            found |= {ast.unparse(target) for target in inner.targets}
+        elif isinstance(inner, ast.AugAssign):
+            found.add(ast.unparse(inner.target))
+    return found
+
+
+def _acts(node: ast.If | ast.While) -> bool:
+    """Whether a branch does more than write to a log."""
+    for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
+        if isinstance(inner, ast.Break | ast.Return | ast.Raise):
+            return True
+        if isinstance(inner, ast.Call):
+            called = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
+            if not _QUIET.match(called):
+                return True
+    return False
+
+
+def evaluated(run: Run) -> set[str]:
+    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over steps with forwards without gradients."""
+    if not run.traces:
+        return set()
+    records = run.traces[0].of(State)
+    found: dict[str, bool] = {}
+    now: Values = {}
+    for before, record in zip([None, *records], records, strict=False):
+        quiet = before is not None and record.evaluations == before.evaluations
+        for path, held in record.values.items():
+            number = held.value is not None and held.holder in ("local", "object") and held.dtype.startswith("float")
+            if before is None or not number:
+                found[path] = False
+            elif path not in now or apart(now[path], held) != 0.0:
+                found[path] = found.get(path, True) and not quiet
+        now = now | record.values
+    return {path for path, only in found.items() if only}

@@ -1,0 +1,299 @@
+"""State beside the weights: at the first backward of each step, every value that the frames of the training loop can reach.
+
+The values are found by what they are (buffers, modules that no root holds, optimizers, schedulers, scalers, tensors, numbers), from
+the variables of the project's frames and modules; nothing is called and nothing is changed. Rules decide which of them matter.
+"""
+
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...trace.events import EditedGradients, Held, KeptGradients, State
+from ...trace.sketches import difference
+from ..compat.groups import Slot
+from ..compat.tensors import layout, local, own_buffers, own_parameters
+from ..session import Session
+from ..sketch import sketch
+
+LEAVES = 512  # values that are kept of a rank
+_DEPTH = 6
+_ITEMS = 256  # of a container that is walked
+_HISTORY = 16  # numbers in a list, from which on it is a log
+_ELEMENTS = 1 << 22  # of a tensor that is sketched
+_SAMPLED = 1 << 13  # elements that are looked at to see a change
+_NAMES = 32
+_HIDDEN = {*vars(nn.Module()), "param_groups", "state", "defaults", "optimizer", "optimizers", "_is_initialized"}
+
+Leaf = tuple[str, str, Any]  # path, holder, value
+
+
+class Walk:
+    """One walk over all that the training loop reaches; every object is met once, under its first path."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
+        self._roots = {id(module) for _, root in session.roots for module in root.modules()}
+        self.function = ""
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Tensors and numbers with their paths, the models' own first."""
+        for name, root in self._session.roots:
+            yield from self._module(root, name.rstrip(".") or "model", 0)
+        for name, values in self._scopes():
+            for key, value in values:
+                if not key.startswith("__"):
+                    path = type(value).__name__ if key in ("self", "cls") else f"{name}{key}"
+                    yield from self._walk(value, path, "local", 0)
+
+    def _scopes(self) -> list[tuple[str, list[tuple[str, Any]]]]:
+        """(prefix, variables) of the frames of the project and of their modules, outermost first."""
+        found: list[tuple[str, list[tuple[str, Any]]]] = []
+        modules: dict[int, Mapping[str, Any]] = {}
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self._session.frames.owns(frame.f_code.co_filename):
+                self.function = self.function or frame.f_code.co_name
+                modules[id(frame.f_globals)] = frame.f_globals
+                if frame.f_locals is not frame.f_globals:
+                    found.append((f"{frame.f_code.co_name}.", _snapshot(frame)))
+            frame = frame.f_back
+        outer = [("", list(names.items())) for names in modules.values()]
+        return [*outer, *reversed(found)]
+
+    def _walk(self, value: Any, path: str, holder: str, depth: int) -> Iterator[Leaf]:
+        if isinstance(value, bool | int | float):
+            yield path, holder, value
+            return
+        if depth > _DEPTH or id(value) in self._seen or value is None or isinstance(value, str | bytes | type):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if getattr(type(value), "replaced", False):
+                return  # to look at it would count as a read (events/replaced.py)
+            if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
+                yield path, holder, value
+        elif isinstance(value, nn.Module):
+            yield from self._module(value, path, depth)
+        elif isinstance(value, Optimizer):
+            yield from self._optimizer(value, path, depth)
+        elif isinstance(value, LRScheduler):
+            yield from self._object(value, path, "scheduler", depth)
+        elif isinstance(value, torch.amp.GradScaler):
+            yield from self._object(value, path, "scaler", depth)
+        elif isinstance(value, Mapping):
+            for number, (key, item) in enumerate(list(value.items())[:_ITEMS]):
+                name = key if isinstance(key, str | int) else number
+                yield from self._walk(item, f"{path}[{name!r}]", holder, depth + 1)
+        elif isinstance(value, list | tuple | deque):
+            if len(value) <= _ITEMS and not (len(value) > _HISTORY and isinstance(value[0], int | float)):
+                for number, item in enumerate(value):
+                    yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
+        elif self._is_own(value):
+            yield from self._object(value, path, "object", depth)
+
+    def _module(self, module: nn.Module, path: str, depth: int) -> Iterator[Leaf]:
+        for name, part in module.named_modules():
+            below = f"{path}.{name}" if name else path
+            self._seen.add(id(part))
+            held: dict[str, Any] = {**own_buffers(part), **({} if id(part) in self._roots else own_parameters(part))}
+            for key, value in held.items():
+                if value is not None:
+                    yield from self._walk(value, f"{below}.{key}", "module", depth + 1)
+            if self._is_own(part):
+                yield from self._object(part, below, "module", depth)
+
+    def _optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[Leaf]:
+        for number, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    yield from self._walk(value, f"{path}.param_groups[{number}][{key!r}]", "optimizer", depth + 1)
+        if self._is_own(optimizer):
+            yield from self._object(optimizer, path, "optimizer", depth)
+
+    def _object(self, value: Any, path: str, holder: str, depth: int) -> Iterator[Leaf]:
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            if not (
+                key in _HIDDEN
+                or key.startswith(("__", "_fsdp", "_is_fsdp"))
+                or (holder == "scheduler" and key[0] == "_")
+            ):
+                yield from self._walk(item, f"{path}.{key}", holder, depth + 1)
+
+    def _is_own(self, value: Any) -> bool:
+        """Whether an object is of a class of the project."""
+        if isinstance(value, types.SimpleNamespace):
+            return True
+        classes = [
+            c
+            for c in type(value).__mro__
+            if c.__module__ not in ("builtins", "abc", "typing", "torch.nn.modules.module")
+        ]
+        if any(
+            issubclass(c, torch.utils.data.Dataset | torch.utils.data.Sampler | torch.utils.data.DataLoader)
+            for c in classes
+        ):
+            return False
+        files = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes)
+        return any(file is not None and self._session.frames.owns(file) for file in files)
+
+
+def _snapshot(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """The variables of a frame. Up to Python 3.12 a frame keeps the dict that it gives; it is emptied, so that nothing lives longer."""
+    names = frame.f_locals
+    found = list(names.items())
+    if isinstance(names, dict) and sys.version_info < (3, 13) and sys.gettrace() is None:
+        names.clear()
+    return found
+
+
+class Watch:
+    """What this rank has recorded of its state, and of its gradients since the last backward."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
+        self.evaluations = 0
+        self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
+        self.consumed: set[str] = set()
+
+    def called(self, module: nn.Module, given: object) -> None:
+        """A module is called by the script."""
+        if not torch.is_grad_enabled() and any(module is root for _, root in self.session.roots):
+            self.evaluations += 1
+
+    def before_backward(self) -> None:
+        """A backward begins: of the first of a step the state is recorded, of the others what was done to their gradients."""
+        session = self.session
+        if session.step_number() > session.steps or not session.roots:
+            return
+        with torch.no_grad():
+            slots = session.all_slots()
+            if session.micro == 0:
+                self._kept(slots)
+                self._record()
+            else:
+                self._edited(slots)
+
+    def after_backward(self, tensors: object) -> None:
+        """A backward has ended."""
+        self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has consumed the gradients of its parameters."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.consumed |= {s.name for s in self.session.all_slots() if id(s.param) in held and s.param.grad is not None}
+
+    def _kept(self, slots: list[Slot]) -> None:
+        names = [
+            s.name
+            for s in slots
+            if s.name in self.consumed and s.param.grad is not None and bool(local(s.param.grad).count_nonzero())
+        ]
+        self.consumed = set()
+        if names:
+            session = self.session
+            session.write(KeptGradients(step=session.step_number(), names=names[:_NAMES], at_line=session.here()))
+
+    def _edited(self, slots: list[Slot]) -> None:
+        factors: dict[str, float | None] = {}
+        for slot in slots:
+            before, grad = self.session.grads.get(slot.name), slot.param.grad
+            if (
+                slot.name not in self.marks
+                or before is None
+                or (grad is not None and _digest(grad) == self.marks[slot.name])
+            ):
+                continue
+            now = sketch(grad) if grad is not None else [0.0] * len(before)
+            if difference(now, before) > 1e-7 * max(before[0], now[0]) ** 0.5:
+                factor = (now[0] / before[0]) ** 0.5 if before[0] > 0.0 else 0.0
+                straight = difference(now, [factor * x for x in before]) <= 1e-3 * max(now[0], 1e-30) ** 0.5
+                factors[slot.name] = factor if straight or factor == 0.0 else None
+        if factors:
+            session = self.session
+            some = dict(list(factors.items())[:_NAMES])
+            session.write(
+                EditedGradients(
+                    step=session.step_number(), micro=session.micro + 1, factors=some, at_line=session.here()
+                )
+            )
+
+    def _record(self) -> None:
+        session, walk = self.session, Walk(self.session)
+        values: dict[str, Held] = {}
+        paths: set[str] = set()
+        for path, holder, value in walk.leaves():
+            if len(paths) >= LEAVES:
+                break
+            paths.add(path)
+            if self.known.get(path) == (token := _token(value)):
+                continue
+            self.known[path] = token
+            values[path] = _held(value, holder, session.rank)
+        gone = [path for path in self.known if path not in paths]
+        for path in gone:
+            del self.known[path]
+        trained = [(name, root) for name, root in session.roots if any(p.requires_grad for p in root.parameters())]
+        session.write(
+            State(
+                step=session.step_number(),
+                values=values,
+                gone=gone,
+                evaluations=self.evaluations,
+                in_eval=[name + n for name, root in trained for n, m in root.named_modules() if not m.training][
+                    :_NAMES
+                ],
+                frozen=[s.name for s in session.all_slots() if not s.param.requires_grad][:_NAMES],
+                function=walk.function,
+                at_line=session.here(),
+            )
+        )
+
+
+def _held(value: Any, holder: str, rank: int) -> Held:
+    if not isinstance(value, torch.Tensor):
+        return Held(holder=holder, value=float(value), dtype=type(value).__name__)
+    placed, dtype = layout(value, rank), str(value.dtype).removeprefix("torch.")
+    if value.numel() == 1 and not placed.sharded:
+        return Held(holder=holder, value=float(local(value).real), dtype=dtype)
+    return Held(
+        holder=holder,
+        sketch=sketch(value),
+        numel=value.numel(),
+        sharded=placed.sharded,
+        copy=placed.copy if placed.sharded else 0,
+        dtype=dtype,
+    )
+
+
+def _token(value: Any) -> tuple[object, ...]:
+    """What tells a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
+    return (value,) if not isinstance(value, torch.Tensor) else (value.shape, *_digest(value))
+
+
+def _digest(tensor: torch.Tensor) -> tuple[float, float]:
+    """Sum and weighted sum of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
+    some = local(tensor)
+    some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
+    some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
+    weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device)
+    return float(some.sum()), float(some @ weights)
+
+
+def install(session: Session) -> None:
+    """Subscribe to backwards, steps and calls of the script."""
+    if session.request["mode"] == "simulate":
+        return
+    watch = Watch(session)
+    session.subscribe("before backward", watch.before_backward)
+    session.subscribe("backward", watch.after_backward)
+    session.subscribe("stepped", watch.stepped)
+    session.subscribe("call", watch.called)

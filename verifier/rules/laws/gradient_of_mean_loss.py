@@ -1,0 +1,50 @@
+from ...analysis.factors import readings, total_weight, words
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace.events import Micro
+from ..base import Rule
+
+
+class GradientOfMeanLoss(Rule):
+    """The gradient of a step is that of the mean loss over its samples, not of a multiple.
+
+    Why: a sum over micro-batches that is never divided, or a division that is made twice, multiplies every gradient by
+    a constant. DDP and one process make the same mistake, so that no comparison shows it; the clip threshold, SGD and
+    weight decay feel it.
+    Wrong:
+        for micro in micros:
+            F.cross_entropy(model(micro.x), micro.y).backward()  # the sum of len(micros) means
+        optimizer.step()
+    Right:
+        for micro in micros:
+            (F.cross_entropy(model(micro.x), micro.y) / len(micros)).backward()
+        optimizer.step()
+    Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step; FSDP averages over ranks.
+    Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are held against the mean of
+    the cross entropies of the same samples.
+    """
+
+    needs = frozenset({"train", "full_precision"})
+
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.full_precision
+        if run is None or run.steps() == 0:
+            return ""
+        return "no loss of a step is a multiple of one cross entropy a micro-batch" if total_weight(run) is None else ""
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.full_precision
+        total = total_weight(run) if run is not None and run.steps() else None
+        if run is None or total is None:
+            return self.unknown(evidence.missing.get("full_precision", "no full-precision run was made"))
+        if found := readings(total, run):
+            return self.failed(
+                f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of a step (1 is expected), "
+                f"{words(found)}",
+                evidence.line_of(run, Micro),
+                measured=total,
+                limit=1.0,
+            )
+        return self.passed(
+            f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of a step"
+        )

@@ -1,0 +1,80 @@
+from ...analysis.wording import count, some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run, Trace
+from ...trace.events import State, Step, Stepped
+from ..base import Rule
+
+
+class SameModelThroughout(Rule):
+    """The same model is trained in every step: each trained parameter has one optimizer, and modes do not change.
+
+    Why: a parameter that receives gradients and that no optimizer holds stays at its initial value; one that two
+    optimizers hold moves twice. A model that an evaluation leaves in eval mode trains on without dropout and with frozen
+    statistics. The loss falls in each case.
+    Wrong:
+        optimizer = torch.optim.AdamW(model.encoder.parameters())  # and the decoder?
+    Right:
+        optimizer = torch.optim.AdamW(model.parameters())
+    Fix: Give every parameter that is to be trained to exactly one optimizer, set `requires_grad_(False)` on the others,
+    and call `model.train()` before training goes on.
+    Source: law L3: the probe compares, at each step, the parameters that have gradients with those that optimizers hold,
+    and the modules in eval mode with those of the first step.
+    """
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        return (
+            self._modes(run)
+            or self._optimizers(run)
+            or self.passed(
+                f"{count(len(run.parameters), 'parameter')}: modes and optimizers are the same in {count(run.steps(), 'step')}"
+            )
+        )
+
+    def _modes(self, run: Run) -> Finding | None:
+        for trace in run.traces:
+            records = trace.of(State)
+            first = set(records[0].in_eval) if records else set()
+            for record in records[1:]:
+                left = sorted(set(record.in_eval) - first)
+                if left and record.evaluations > records[0].evaluations:
+                    names = some([name or "the model itself" for name in left])
+                    return self.failed(
+                        f"from step {record.step} on the model trains with {count(len(left), 'module')} in eval mode ({names}), "
+                        f"in train mode at step {records[0].step}",
+                        record.at_line,
+                        fix="Call `model.train()` after the evaluation.",
+                    )
+        return None
+
+    def _optimizers(self, run: Run) -> Finding | None:
+        steps = _outermost(run.traces[0])
+        held: dict[str, set[int]] = {}
+        with_gradient: set[str] = set()
+        for record in steps:
+            for name in record.held:
+                held.setdefault(name, set()).add(record.optimizer)
+            with_gradient |= {n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0}
+        moved = {n for r in run.traces[0].of(Stepped) for n, m in r.moved.items() if m[2] > 0}
+        alone = sorted(n for n in with_gradient if n not in held and n not in moved and run.parameters[n][0].trainable)
+        line = steps[0].at_line if steps else None
+        if alone and held:
+            return self.failed(
+                f"no optimizer holds {count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients and never "
+                f"changed: {some(alone)}",
+                line,
+            )
+        twice = sorted(n for n, numbers in held.items() if len(numbers) > 1)
+        if twice:
+            return self.failed(f"{count(len(twice), 'parameter')} held by two optimizers: {some(twice)}", line)
+        return None
+
+
+def _outermost(trace: Trace) -> list[Step]:
+    """The steps of a rank that were not made within the step of another optimizer, as a wrapper such as Lookahead makes them."""
+    ends = [(r.seq, r.optimizer, r.step) for r in trace.of(Stepped)]
+    spans = [
+        (s.seq, next((q for q, o, n in ends if (o, n) == (s.optimizer, s.step)), s.seq), s) for s in trace.of(Step)
+    ]
+    return [s for start, end, s in spans if not any(a < start and end < b for a, b, other in spans if other is not s)]

@@ -1,0 +1,50 @@
+from ...analysis.wording import count
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run
+from ...trace.events import LoaderStarted, Micro
+from ..base import Rule
+
+STEPS = 3
+
+
+class SameSamplesEveryStep(Rule):
+    """A step does not train on the same samples as the step before while others are there.
+
+    Why: an iterator that is made again in each step, or an index that does not advance, trains on the first batch for
+    ever. The loss falls faster than it should.
+    Wrong:
+        for step in range(steps):
+            x, y = next(iter(loader))  # the first batch, unless the loader shuffles
+    Right:
+        for step, (x, y) in zip(range(steps), loader):
+            ...
+    Fix: Make the iterator once before the loop, or compute the position from the step.
+    Source: law L9: the probe hashes the samples of each step, and knows how long the data sets of its loaders are.
+    """
+
+    def applies(self, evidence: Evidence) -> str:
+        if not _available(evidence.trained):
+            return "no DataLoader over a data set of known length"
+        return "" if evidence.trained.steps() >= STEPS else f"fewer than {STEPS} steps were made"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        batches = [run.global_batch(step) for step in range(1, run.steps() + 1)]
+        if not batches[0]:
+            return self.unknown("the model was given no tensor whose rows could be told apart")
+        distinct = len(set().union(*batches))
+        if any(batch != batches[0] for batch in batches):
+            return self.passed(f"{count(distinct, 'sample')} in {count(len(batches), 'step')}")
+        there = _available(run)
+        if there <= distinct:
+            return self.passed(f"every step trains on all {count(distinct, 'sample')} that there are")
+        return self.failed(
+            f"all {len(batches)} steps train on the same {count(distinct, 'sample')}, of {there} in the data set",
+            evidence.line_of(run, Micro),
+        )
+
+
+def _available(run: Run) -> int:
+    """The length of the largest data set that a loader of the training loop goes through."""
+    return max((record.samples for record in run.places(LoaderStarted)), default=0)

@@ -1,0 +1,78 @@
+from ...analysis.state import KEPT, apart, decisive, evolving, restorable, whole
+from ...analysis.wording import some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace import Run
+from ..base import Rule
+from ..checkpoint._resumed import load_line, saved_at
+
+SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
+
+
+class StateRestored(Rule):
+    """A resumed run has all the state that the uninterrupted run has at the same step.
+
+    Why: what a loop carries from step to step beside model and optimizer is lost unless it is saved: a moving average
+    of the weights, running statistics, the best score so far, a patience counter, a schedule. If it feeds no loss,
+    the trajectory after the resume is the same, and only the exported or the selected model is wrong.
+    Wrong:
+        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # and the average?
+    Right:
+        dcp.save({"model": model_state, "optimizer": optimizer_state, "ema": ema}, checkpoint_id=path)
+    Fix: Save what is named here in the checkpoint and load it before training continues.
+    Source: law L6: at the first backward of each step the probe records buffers, modules, schedulers, scalers, tensors
+    and numbers that the frames of the training loop reach. Numbers count only if a condition that does more than log
+    depends on them, and tensors of one element likewise.
+    """
+
+    needs = frozenset({"train", "resume"})
+
+    def judge(self, evidence: Evidence) -> Finding:
+        train, resume, after = evidence.trained, evidence.resume, evidence.saved_after()
+        if resume is None:
+            return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
+        if after is None:
+            return self.unknown("the train run saved nothing before its last step")
+        lost, compared = differing(evidence, train, resume, after + 1)
+        if not whole(resume, 1) or not whole(train, after + 1):
+            return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
+        if not compared:
+            return self.not_applicable(
+                "nothing that the loop carries beside model and optimizer changes from step to step"
+            )
+        if lost:
+            return self.failed(
+                f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}{saved_at(evidence)}",
+                load_line(evidence),
+            )
+        return self.passed(f"{compared} values that change from step to step are the same after the resume")
+
+
+def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[list[str], int]:
+    """(what differs, in words, by the variable that holds it; how many values were compared) where a resumed run begins."""
+    mine, theirs = whole(resume, 1), whole(train, step)
+    paths = evolving(train)
+    deciding = decisive(evidence.sources, paths)
+    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    chosen = [
+        p
+        for p in sorted(paths & theirs.keys())
+        if restorable(p, theirs[p], deciding) and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
+    ]
+    weights = {path: (mine.get(path), theirs[path]) for path in chosen}
+    lost: dict[str, list[str]] = {}
+    for path, (now, then) in weights.items():
+        if now is None:
+            continue  # not made yet, or made under another name
+        if apart(now, then) > SAME:
+            value = f" = {now.value:.6g} instead of {then.value:.6g}" if None not in (now.value, then.value) else ""
+            lost.setdefault(_owner(path), []).append(value)
+    told = [
+        f"`{owner}`{values[0] if len(values) == 1 else f' ({len(values)} values)'}" for owner, values in lost.items()
+    ]
+    return told, sum(now is not None for now, _ in weights.values())
+
+
+def _owner(path: str) -> str:
+    """The variable that holds a value: `main.ema['head.weight']` -> `main.ema`; a number is itself."""
+    return path.partition("[")[0]

@@ -1,0 +1,57 @@
+from ...analysis.state import KEPT, apart, decisive, evolving, states
+from ...analysis.wording import some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace.events import State
+from ..base import Rule
+
+SAME = 1e-5  # relative
+
+
+class StateSameOnRanks(Rule):
+    """Ranks that hold the same state hold the same values.
+
+    Why: buffers, learning rates and the numbers on which a loop decides are not sharded: every rank has its own copy,
+    and only the same computation on the same numbers keeps the copies equal. Running statistics of local batches, a
+    plateau schedule on a local loss or a best score of one rank let the copies drift apart. The saved model is then
+    that of one rank.
+    Wrong:
+        scheduler.step(loss.item())  # ReduceLROnPlateau on this rank's loss
+    Right:
+        dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+        scheduler.step(loss.item())
+    Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
+    one rank and broadcast it.
+    Source: law L5: at the first backward of each step the probe records on every rank the buffers of modules, the
+    settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
+    """
+
+    def applies(self, evidence: Evidence) -> str:
+        return "one rank has the only copy" if evidence.trained.world_size == 1 else ""
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        ranks = [states(trace) for trace in run.traces]
+        changing = evolving(run)
+        deciding = decisive(evidence.sources, changing)
+        last = max((step for step in ranks[0] if all(step in rank for rank in ranks)), default=0)
+        if not last:
+            return self.unknown("no state was recorded on all ranks")
+        found: dict[str, str] = {}
+        paths = [
+            p
+            for p, held in ranks[0][last].items()
+            if not held.sharded and (held.holder in KEPT or (p in deciding and held.value is not None))
+        ]
+        for path in sorted(p for p in paths if p in changing):
+            values = [rank[last].get(path) for rank in ranks]
+            there = [value for value in values if value is not None]
+            if len(there) == len(values) and max(apart(there[0], value) for value in there) > SAME:
+                numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
+                found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
+        if found:
+            return self.failed(
+                f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}",
+                next((r.at_line for r in run.places(State)), None),
+            )
+        return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")

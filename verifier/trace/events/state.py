@@ -1,0 +1,60 @@
+"""Events of state: what a training loop carries from step to step beside its weights, and what becomes of gradients in between."""
+
+from dataclasses import field
+
+from ..typed import Located, Part
+
+
+class Held(Part):
+    """One value that the training loop can reach.
+
+    `holder`: what holds it ("module", "optimizer", "scheduler", "scaler", "object", "local"). A tensor has a sketch of this rank's
+    part and its number of elements; a number has a value.
+    """
+
+    holder: str
+    value: float | None = None
+    sketch: list[float] | None = None
+    numel: int = 1
+    sharded: bool = False
+    copy: int = 0  # which replica of a DTensor this rank holds
+    dtype: str = ""
+
+
+class State(Located):
+    """What has changed since the last one, when the first backward of a step begins (events/state.py).
+
+    `values`: {path from a variable of the training loop: value}; `gone`: paths that are no more. `evaluations`: forwards without
+    gradients so far. `in_eval` and `frozen`: modules in eval mode and parameters without gradient, of the models that are trained.
+    """
+
+    step: int  # that is being prepared, from 1
+    values: dict[str, Held]
+    gone: list[str]
+    evaluations: int
+    in_eval: list[str]
+    frozen: list[str]
+    function: str = ""  # in which the innermost frame of the training loop runs
+
+
+class KeptGradients(Located):
+    """The first backward of a step finds gradients that the step before has already consumed (events/state.py)."""
+
+    step: int
+    names: list[str]
+
+
+class EditedGradients(Located):
+    """Between two backward passes of one step gradients were changed: `factors` by parameter; 0.0: cleared, None: no multiple."""
+
+    step: int
+    micro: int  # the backward that found it, from 1
+    factors: dict[str, float | None] = field(default_factory=dict)
+
+
+class ReplacedRead(Located):
+    """The script read a parameter that `fully_shard` or `to_empty` has replaced (events/replaced.py); `by`: the function of torch."""
+
+    name: str
+    by: str
+    step: int
