@@ -1,6 +1,6 @@
-"""The small setting in which the code blocks of the documents are run: gloo, a decoder with two blocks.
+"""The setting in which the code blocks of the documents are run: gloo, a decoder with two blocks.
 
-`python docs_setting.py FOLDER` runs every NAME.N.py there on N ranks, each in names of its own, and prints as JSON
+`python docs_setting.py FOLDER` runs every NAME.N.py there on N ranks, each in its own namespace, and prints as JSON
 {"failed": {NAME: error}, "raised": {NAME: message}}. A block with a comment `# raises ErrorName` must raise that error.
 """
 
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A layer that is told a time step."""
+    """A layer with a time step as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def setting(path: Path, block: str) -> dict[str, object]:
-    """Fresh names for one block: the model is sharded unless the block shards it, and has gradients and a step behind it."""
+    """New names for one block: the model is sharded unless the block shards it, and has gradients after one step."""
     torch.manual_seed(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     dataset = torch.randint(0, VOCABULARY, (64, LENGTH))
@@ -164,8 +164,8 @@ def setting(path: Path, block: str) -> dict[str, object]:
     return names
 
 
-def run_block(file: Path, told: dict[str, dict[str, str]]) -> None:
-    """Run one block, and add to `told` what went wrong, or the message of the error that it has to raise."""
+def run_block(file: Path, outcome: dict[str, dict[str, str]]) -> None:
+    """Run one block, and add to `outcome` what went wrong, or the message of the error that it has to raise."""
     block = file.read_text(encoding="utf-8")
     name = file.name.split(".")[0]
     expected = re.search(r"# raises (\w+)", block)
@@ -174,12 +174,12 @@ def run_block(file: Path, told: dict[str, dict[str, str]]) -> None:
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         if expected and expected[1] == type(error).__name__:
-            told["raised"][name] = message
+            outcome["raised"][name] = message
         else:
-            told["failed"][name] = message[:400]
+            outcome["failed"][name] = message[:400]
     else:
         if expected:
-            told["failed"][name] = "ran to its end"
+            outcome["failed"][name] = "ran to its end"
 
 
 def rank_main(rank: int, ranks: int, files: list[Path], folder: Path) -> None:
@@ -190,15 +190,15 @@ def rank_main(rank: int, ranks: int, files: list[Path], folder: Path) -> None:
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
     warnings.simplefilter("ignore")
-    told: dict[str, dict[str, str]] = {"failed": {"setting": "a rank ended early"}, "raised": {}}
-    result = folder / f"told.{ranks}.{rank}.json"
+    outcome: dict[str, dict[str, str]] = {"failed": {"setting": "a rank ended early"}, "raised": {}}
+    result = folder / f"outcome.{ranks}.{rank}.json"
     for file in files:
-        told["failed"]["setting"] = f"a rank ended in {file.name}"
-        result.write_text(json.dumps(told), encoding="utf-8")
-        run_block(file, told)
+        outcome["failed"]["setting"] = f"a rank ended in {file.name}"
+        result.write_text(json.dumps(outcome), encoding="utf-8")
+        run_block(file, outcome)
         dist.barrier()
-    del told["failed"]["setting"]
-    result.write_text(json.dumps(told), encoding="utf-8")
+    del outcome["failed"]["setting"]
+    result.write_text(json.dumps(outcome), encoding="utf-8")
     dist.destroy_process_group()
     os._exit(0)
 
@@ -217,7 +217,7 @@ def main(folder: Path) -> None:
         for child in children:
             os.waitpid(child, 0)
     merged: dict[str, dict[str, str]] = {"failed": {}, "raised": {}}
-    for result in sorted(folder.glob("told.*.json")):
+    for result in sorted(folder.glob("outcome.*.json")):
         for kind, messages in json.loads(result.read_text(encoding="utf-8")).items():
             merged[kind].update({name: text for name, text in messages.items() if name not in merged[kind]})
     print(json.dumps(merged))

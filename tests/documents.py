@@ -12,8 +12,9 @@ from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCES = sorted((ROOT / "references").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "SKILL.md", *REFERENCES]
-ONE_RANK = {"README.md", "SKILL.md", "contract.md", "verify.md", "explain"}  # the others' blocks run on two
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *REFERENCES]
+# The blocks of the other documents run on two ranks.
+ONE_RANK = {"README.md", "CONTRIBUTING.md", "SKILL.md", "contract.md", "verify.md", "explain"}
 WRITTEN = [path for path in REFERENCES if path.name not in ONE_RANK]
 CLAIMS = Path(__file__).parent / "claims.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)

@@ -26,38 +26,38 @@ ELSEWHERE = [block for block in [*python_blocks(), *claims()] if block.library i
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What the setting says of all blocks and claims: {"failed": {name: error}, "raised": {name: message}}."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The outcome of all blocks and claims: {"failed": {name: error}, "raised": {name: message}}."""
     folder = tmp_path_factory.mktemp("blocks")
     for block in RUN:
         (folder / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
     done = subprocess.run([sys.executable, SETTING, folder], capture_output=True, text=True, timeout=420, check=False)
-    said = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
+    merged = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
     where = {block.name: block.where for block in RUN}
-    return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in said.items()}
+    return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in merged.items()}
 
 
 @pytest.mark.launch
-def test_blocks_and_claims_run(told: dict[str, dict[str, str]]) -> None:
+def test_blocks_and_claims_run(outcome: dict[str, dict[str, str]]) -> None:
     assert len(RUN) > 250
-    assert told["failed"] == {}
+    assert outcome["failed"] == {}
 
 
 @pytest.mark.launch
-def test_the_errors_of_the_pages_are_found_by_their_text(told: dict[str, dict[str, str]]) -> None:
-    """The real message of every error that a rule's page raises leads, in the diagnosis, to that rule."""
+def test_errors_raised_in_rule_docs_are_in_the_diagnosis(outcome: dict[str, dict[str, str]]) -> None:
+    """The message of every error that the docs of a rule raise leads, in the diagnosis, to that rule."""
     missed = {}
-    for where, message in told["raised"].items():
+    for where, message in outcome["raised"].items():
         command, _, rule = where.split(":")[0].partition(" ")
         assert command == "explain"
         if not any(rule in row.rules and row.fits(message) for row in diagnosis()):
             missed[rule] = message
-    assert len(told["raised"]) > 20
+    assert len(outcome["raised"]) > 20
     assert missed == {}
 
 
 @pytest.mark.parametrize("block", ELSEWHERE, ids=lambda block: block.where)
-def test_blocks_for_libraries_were_run_as_they_stand(block: Block) -> None:
+def test_blocks_for_libraries_were_run_unchanged(block: Block) -> None:
     """Their packages are not installed here: `benchmarks/library_blocks.py` runs them and keeps their hashes."""
     results = json.loads((ROOT / "benchmarks" / "results" / "library_blocks.json").read_text(encoding="utf-8"))
     ran = results.get(hashlib.sha256(block.text.encode()).hexdigest())
