@@ -358,7 +358,7 @@ def test_what_is_skipped_stands_in_the_reports() -> None:
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "left out by --skip", "until": None},
     ]
-    told = text.render(found)
+    told = text.render(found, verbose=True)
     assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in told
     assert "skip root-only-wrap\n     skipped: left out by --skip" in told
     assert found.verdict == "pass"

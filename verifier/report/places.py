@@ -36,3 +36,11 @@ def where(location: Place) -> str:
     file = location.file
     function = f" in {location.function}" if location.function else ""
     return f"{relative(file) or file}:{location.line}{function}"
+
+
+def lines_of(finding: Finding, *numbers: str) -> list[str]:
+    """A finding for a reader: its evidence, the `numbers`, its place and code, its fix, the command that explains its rule."""
+    lines = [finding.evidence, *numbers]
+    if finding.location:
+        lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
+    return [*lines, *([f"fix: {finding.fix}"] if finding.fix else []), f"fsdp2 explain {finding.rule}"]
