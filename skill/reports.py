@@ -1,4 +1,4 @@
-"""Where the reports of a verdict go: `--report FORMAT[=PATH]`, several at once."""
+"""The destinations of reports: `--report FORMAT[=PATH]`, several at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> 
     add("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
     add("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
     add("--report", metavar="FORMAT[=PATH]", action="append", default=[], help=report)
-    add("--json", action="store_true", help="the same as --report json")
+    add("-v", "--verbose", action="store_true", help="list what passed and what is not applicable, too")
     add("--baseline", metavar="OLD.json", type=Path, help=baseline)
 
 
@@ -53,9 +53,9 @@ def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
 
 
 def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[list[Report]]:
-    """The reports of each target: its name takes the place of `{target}` in paths.
+    """The reports of each target: its name replaces `{target}` in paths.
 
-    Raises UserError where they would meet, or where one cannot be written.
+    Raises UserError where two would share a path or stdout, or where one cannot be written.
     """
     for name, path in reports if len(names) > 1 else ():
         if path is None and name not in LINES:

@@ -34,22 +34,28 @@ def wrapped(text: str, first: str = "", further: str | None = None) -> list[str]
 
 
 def paragraphs(text: str) -> str:
-    """Each line wrapped under its own indentation; the continuation of an indented line is indented further."""
-    lines = []
-    for line in text.splitlines():
+    """The text wrapped: lines without indentation run on until a blank or indented line; an indented line stays a line."""
+    lines: list[str] = []
+    pending: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.strip() and not line[0].isspace():
+            pending.append(line)
+            continue
+        lines += wrapped(" ".join(pending)) if pending else []
+        pending = []
         blanks = line[: len(line) - len(line.lstrip())]
-        lines += [line] if len(line) <= width() else wrapped(line.strip(), blanks, blanks + "    " if blanks else "")
-    return "\n".join(lines)
+        lines += [line] if len(line) <= width() else wrapped(line.strip(), blanks, blanks + "    ")
+    return "\n".join(lines).rstrip()
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Rows in columns, the last one wrapped; below the others where these leave it too little room."""
-    sizes = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
-    beside = len(indent) + sum(size + 2 for size in sizes)
+def table(rows: Sequence[Sequence[str]], indent: str = "", size: int = 0) -> Iterator[str]:
+    """Rows in columns of at least `size`, the last one wrapped; below the others where these leave it too little room."""
+    sizes = [max(size, *map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    beside = len(indent) + sum(found + 2 for found in sizes)
     for row in rows:
-        head = indent + "".join(f"{cell:<{size}}  " for cell, size in zip(row, sizes, strict=False))
+        head = indent + "".join(f"{cell:<{found}}  " for cell, found in zip(row, sizes, strict=False))
         if width() - beside >= ROOM:
-            yield from wrapped(row[-1], head)
+            yield from wrapped(row[-1], head) if row[-1] else [head.rstrip()]
         else:
             yield from wrapped("  ".join(filter(None, row[:-1])), indent, indent + "  ")
             yield from wrapped(row[-1], indent + "    ") if row[-1] else ()
