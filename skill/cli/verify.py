@@ -25,10 +25,10 @@ Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
-The script is run, unmodified, in several roles: train (N ranks), reference (DDP instead of fully_shard), perturbed (the reference from
-weights one unit in the last place away: its difference sets the tolerance), single (one process, the whole global batch), resume (same number
-of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one fresh folder that
-the train and resumed runs share.
+The script is run, unmodified, in several roles: train (N ranks), reference (DDP instead of fully_shard), perturbed (the reference
+from weights one unit in the last place away: its difference sets the tolerance), single (one process, the whole global batch), resume
+(same number of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one
+fresh folder that the train and resumed runs share.
 
 examples:
   fsdp2 verify my-run                                       a scaffold: its verify.yaml says how to run it

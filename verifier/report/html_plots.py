@@ -22,12 +22,12 @@ ROW = 20  # height of a row of the legend
 
 def figures(report: Report) -> list[Report]:
     """{"title", "description", "svg", "note"} of each plot that has something to show."""
-    drawn = []
+    drawn: list[tuple[str, str, str, list[Line], Ticks, float | None]] = []
     for field, title in (("losses", "Loss"), ("grad_norms", "Gradient norm")):
         if lines := _drawable((label(run), run[field], offset(report, run)) for run in curves(report)):
             runs = "1 run" if len(lines) == 1 else f"{len(lines)} runs over each other"
             about = f"{title} by optimizer step, {runs}; the table below has the numbers."
-            drawn.append((f"{title} of each step", about, title.lower(), lines, *_linear(lines), None))
+            drawn.append((f"{title} of each step", about, title.lower(), lines, _linear(lines), None))
     runs, found = report["runs"], report["facts"].get("comparisons", [])
     for field, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
         limits = sorted({c["allowed"][field] for c in found if c["allowed"][field]})
@@ -60,7 +60,7 @@ def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Lin
     return lines
 
 
-def _linear(lines: list[Line]) -> tuple[Ticks]:
+def _linear(lines: list[Line]) -> Ticks:
     """Ticks at round numbers that enclose all values."""
     values = [value for _, _, line in lines for value in line]
     largest = max(map(abs, values))
@@ -69,7 +69,7 @@ def _linear(lines: list[Line]) -> tuple[Ticks]:
     room = (high - low) * 0.02 or 0.5
     step = _round_step((high - low + 2 * room) / 5)
     marks = range(math.floor((low - room) / step), math.ceil((high + room) / step) + 1)
-    return ([(mark * step * unit, f"{mark * step * unit:.6g}") for mark in marks],)
+    return [(mark * step * unit, f"{mark * step * unit:.6g}") for mark in marks]
 
 
 def _logarithmic(lines: list[Line], limits: list[float]) -> tuple[list[Line], Ticks, float | None]:

@@ -1,4 +1,4 @@
-"""The tables of the page, as data: each with its caption, its columns and its rows of texts and numbers."""
+"""The tables of the HTML report, as data: each with its caption, its columns and its rows of texts and numbers."""
 
 from __future__ import annotations
 

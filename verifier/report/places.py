@@ -1,4 +1,4 @@
-"""Where a finding lies, as CI systems want it: a path from the root of the checkout."""
+"""The place of a finding for CI systems: a path from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def relative(file: str) -> str | None:
 
 
 def place_of(finding: Finding, verdict: Verdict) -> Place:
-    """The finding's location; the first line of the script, which is right for none, where it has none."""
+    """The finding's location, or the first line of the script."""
     script = str(verdict.target["script"])
     return finding.location or Place(file=script, line=1, function="", code="")
 

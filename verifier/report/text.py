@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..config.policy import open_but_allowed
-from ..finding import Finding
+from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .sanitize import sanitize, shown
@@ -167,7 +167,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     if not runs:
         return
     after = verdict.facts.get("saved_after_step") or 0
-    rows = {}
+    rows: dict[str, list[list[str]]] = {}
     for run in runs:
         cells = [""] * (after if run["role"] in RESUMED else 0) + [_loss(value) for value in run["losses"]]
         rows.setdefault(f"  {run['role']}, {number(run['world_size'], 'rank')}", []).append(cells)
@@ -221,7 +221,7 @@ def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
 
 def counts(verdict: Verdict) -> str:
     """`36 passed, 59 not applicable, 12 runs in 23 s`."""
-    words = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
+    words: dict[Status, str] = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
     words["not_applicable"] = "not applicable"
     found = {status: count for status in words if (count := verdict.counts.get(status, 0))}
     parts = [f"{count} {words[status]}" if words[status] else number(count, "error") for status, count in found.items()]
