@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 LINE = 88
@@ -79,7 +79,14 @@ def signature(parameters: Sequence[str], name: str, returns: str) -> str:
     return line if len(line) <= LINE else f"def {name}(\n{inner}\n) -> {returns}:"
 
 
-FILTERS = {"py": py, "yaml": yaml, "md": markdown, "sh": shell, "text": text, "dtype": dtype}
+FILTERS: dict[str, Callable[..., str]] = {
+    "py": py,
+    "yaml": yaml,
+    "md": markdown,
+    "sh": shell,
+    "text": text,
+    "dtype": dtype,
+}
 FILTERS |= {"own_import": own_import, "factory_call": factory_call, "signature": signature}
 
 

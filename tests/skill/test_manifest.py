@@ -15,7 +15,7 @@ from verified_fsdp2.skill.scaffold import manifest
 HASH = "0" * 64
 RIGHT: dict[str, Any] = {"manifest": 1, "spec_version": 1, "generator": __version__, "files": {}}
 NEWER = f"this project was written by the newer version 99.0; this is {__version__}: update verified-fsdp2 first"
-PATH_WRONG = "is no path of a file in the project"
+PATH_WRONG = "is not a path of a file in the project"
 BROKEN: dict[str, tuple[object, str]] = {
     "newer format": ({**RIGHT, "manifest": 2, "generator": "99.0"}, NEWER),
     "newer spec": ({**RIGHT, "spec_version": 2, "generator": "99.0"}, NEWER),

@@ -49,8 +49,9 @@ def paragraphs(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "", size: int = 0) -> Iterator[str]:
-    """Rows in columns of at least `size`, the last one wrapped; below the others where these leave it too little room."""
-    sizes = [max(size, *map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    """Rows in columns, the first at least `size` wide; the last one wrapped, below the others if these leave it no room."""
+    sizes = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+    sizes[0] = max(size, sizes[0])
     beside = len(indent) + sum(found + 2 for found in sizes)
     for row in rows:
         head = indent + "".join(f"{cell:<{found}}  " for cell, found in zip(row, sizes, strict=False))
