@@ -244,7 +244,7 @@ def test_without_sockets_the_other_tiers_are_judged(
 ) -> None:
     (folder / "a.py").write_bytes((TESTS / script).read_bytes())
     assert main(["verify", "a.py", *only, *EVERY_FORMAT]) == code
-    assert "this machine refuses: this environment refuses sockets" in capsys.readouterr().err
+    assert "this environment refuses sockets" in capsys.readouterr().err
     told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
     report = json.loads(told["json"])
     jsonschema.validate(report, SCHEMA)
@@ -364,7 +364,7 @@ def test_a_script_that_ends_the_launcher(folder: Path, capsys: pytest.CaptureFix
     assert main(["verify", "a.py", "--steps", "3", "--only", "wrapping"]) == 4
     told = capsys.readouterr()
     assert "NO RANKS WERE JUDGED, only the static tier" in told.out
-    assert "this machine refuses: the launcher process was ended from outside" in told.err
+    assert "the launcher process was ended from outside" in told.err
 
 
 @pytest.mark.launch
