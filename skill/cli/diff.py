@@ -121,7 +121,7 @@ def _text(difference: Difference) -> str:
 
 def _stat(difference: Difference) -> str:
     parts = (("yours", difference.edits), ("the spec's", difference.changes))
-    counts = [f"{whose} +{part.added} -{part.removed}" for whose, part in parts if part]
+    counts = [f"{owner} +{part.added} -{part.removed}" for owner, part in parts if part]
     note = difference.file.obstacle
     return f"{difference.state:<8} {difference.file.path:<22} {', '.join([note, *counts] if note else counts)}"
 

@@ -98,7 +98,7 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
             why = "is missing" if stored is None else "is not what the manifest says: it was edited"
             problems.append(f"{out / manifest.base_path(path)} {why}")
     if problems:
-        hint = f"without it your edits of the file cannot be told from ours; restore {manifest.FOLDER} from version control"
+        hint = f"without it fsdp2 cannot tell your edits of the file from its own text; restore {manifest.FOLDER} from version control"
         raise UserError("\n".join(f"{problem}; {hint}" for problem in problems))
     return found
 
@@ -134,7 +134,7 @@ def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> by
 
 
 def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
-    """The user's text with the new values in it; what cannot be told by values alone is merged."""
+    """The user's text with the new values in it; what values alone do not determine is merged."""
     edited, theirs = file.ours or b"", file.theirs or b""
     bases = [theirs if file.base is None else file.base]
     if before is not None:
