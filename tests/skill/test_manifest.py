@@ -91,7 +91,7 @@ def test_a_base_that_is_missing_or_edited(workshop: Workshop, capsys: pytest.Cap
     for command in ("diff", "update"):
         assert workshop.run(command) == 2
         lines = capsys.readouterr().err.splitlines()
-        fix = "; without it your edits of the file cannot be told from ours; restore .fsdp2 from version control"
+        fix = "; without it fsdp2 cannot tell your edits of the file from its own text; restore .fsdp2 from version control"
         assert lines == [
             f"{workshop.out}/.fsdp2/base/a.py.base is missing{fix}",
             f"{workshop.out}/.fsdp2/base/b.py.base is not what the manifest says: it was edited{fix}",
