@@ -1,4 +1,4 @@
-"""How files get into a folder: all of them or none, never through a link, and nothing that was there is lost."""
+"""Writes files into a folder: all of them or none, never through a link, and no existing file is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _RollbackFailed(Exception):
-    """A file could be moved neither forth nor back; the old ones are still in the staging folder."""
+    """A file could neither be replaced nor restored; the old files are still in the staging folder."""
 
 
 def write_files(contents: Contents, out: Path) -> None:
@@ -26,10 +26,9 @@ def write_files(contents: Contents, out: Path) -> None:
     try:
         with defer_signals():
             target.parent.mkdir(parents=True, exist_ok=True)
-            # inside a folder that is there: it may be a mount point, and nothing moves from one file system to another
-            staging = Path(
-                tempfile.mkdtemp(prefix=f".{target.name}-", dir=target if target.exists() else target.parent)
-            )
+            # inside an existing folder, which may be a mount point: files cannot be renamed across file systems
+            folder = target if target.exists() else target.parent
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=folder))
             try:
                 _stage(contents, staging / "new", target)
                 if target.exists():
@@ -37,7 +36,7 @@ def write_files(contents: Contents, out: Path) -> None:
                 else:
                     (staging / "new").rename(target)
             except _RollbackFailed as error:
-                raise UserError(f"cannot write {out}, and {error}: the files of before are in {staging}/old") from error
+                raise UserError(f"cannot write {out}, and {error}: the previous files are in {staging}/old") from error
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
@@ -60,14 +59,14 @@ def obstacle(out: Path, path: str, replace_link: bool = False) -> str:
 
 
 def is_inside(path: str) -> bool:
-    """Whether this names a file below a folder: relative, in its shortest form, without `..`."""
+    """Whether this is a path of a file below a folder: relative, normalised, without `..`."""
     pure = PurePosixPath(path)
     return path.isprintable() and str(pure) == path != "." and not pure.is_absolute() and ".." not in pure.parts
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """An interrupt waits the moment until everything is in place, or gone."""
+    """Signals are delivered after the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -86,7 +85,7 @@ def _stage(contents: Contents, new: Path, target: Path) -> None:
 
 
 def _replace_each(contents: Contents, new: Path, target: Path, old: Path) -> None:
-    """Move the new files in; if one cannot be, everything is as it was."""
+    """Move the new files in; if one cannot be moved, restore everything."""
     folders = {parent for path in contents for parent in Path(path).parents[:-1]}
     fresh = [folder for folder in folders if not (target / folder).exists()]
     try:
@@ -115,7 +114,7 @@ def _roll_back(contents: Contents, new: Path, target: Path, old: Path) -> None:
         except OSError:
             stuck.append(path)
     if stuck:
-        raise _RollbackFailed(f"{', '.join(stuck)} could not be put back")
+        raise _RollbackFailed(f"{', '.join(stuck)} could not be restored")
 
 
 def _remove_empty(target: Path, folders: Iterable[Path]) -> None:

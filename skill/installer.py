@@ -1,4 +1,4 @@
-"""A lean copy of the pack where coding agents look for skills: written, upgraded and removed all or nothing, never over an edit.
+"""Installs a lean copy of the pack where coding agents look for skills: all or nothing, never over an edited file.
 
 Where each client looks, by its own documentation (read in November 2026):
 
@@ -38,11 +38,7 @@ PLACES = {
     "copilot": (".github/skills", ".copilot/skills"),
 }
 # The two folders that reach all of them, in a project and for a user.
-SHARED = {
-    ".claude/skills": ("claude", "cursor"),
-    ".agents/skills": ("codex", "gemini", "opencode", "copilot"),
-}
-
+SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "gemini", "opencode", "copilot")}
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
@@ -50,7 +46,7 @@ _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
 
 @dataclass(frozen=True)
 class Target:
-    """One folder for the copy, and the clients that are served by it. `refusal`: why nothing is written there."""
+    """One folder for the copy, and the clients that read it. `refusal`: why nothing is written there."""
 
     folder: Path
     clients: tuple[str, ...]
@@ -59,7 +55,7 @@ class Target:
 
 @dataclass
 class Plan:
-    """What is to be done in one folder. `contents`: what is written, None for what is removed; `kept`: a person's edits."""
+    """The changes of one folder. `contents`: path to new content, None to remove it; `kept`: files that a person edited."""
 
     target: Target
     action: str
@@ -72,7 +68,7 @@ class Plan:
 
 
 def pack_files(pack: Path = PACK) -> dict[str, bytes]:
-    """What an installed copy holds, path to content: the text of the skill, and all that its commands need to run."""
+    """The files of an installed copy, path to content: the text of the skill, and what its commands need to run."""
     found = list(_FILES)
     for folder in _FOLDERS:
         for path in sorted((pack / folder).rglob("*")):
@@ -80,16 +76,15 @@ def pack_files(pack: Path = PACK) -> dict[str, bytes]:
             hidden = path.name[0] == "." or any(part[0] in "._" for part in name.parts[:-1])
             if path.suffix in _SUFFIXES and path.is_file() and not hidden:
                 found.append(name.as_posix())
-    missing = [name for name in found if not (pack / name).is_file()]
-    if missing:
-        raise UserError(f"{pack} is no whole copy of {NAME}: {', '.join(missing)} is missing")
+    if missing := [name for name in found if not (pack / name).is_file()]:
+        raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
     return {name: (pack / name).read_bytes() for name in found}
 
 
 def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:
     """The folders for these clients; `all` is the two that reach all of them.
 
-    `everywhere`: those of these folders that are there, and for `all` each client's own, too.
+    `everywhere`: only existing folders, and for `all` each client's own, too.
     """
     base = Path(os.environ.get("HOME", "")) if user else Path.cwd()
     if not base.is_absolute():
@@ -112,7 +107,7 @@ def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> lis
 
 
 def _refusal(folder: Path, base: Path) -> str:
-    """Why nothing is written there: it is no folder, somebody's link, outside of the project or home, or closed; else empty."""
+    """Why nothing is written there: not a folder, a link, outside of the project or home, or not writable; else empty."""
     if folder.is_symlink():
         return f"{folder} is a symbolic link to {folder.readlink()}: it was not written by `fsdp2 install`"
     real = Path(os.path.realpath(folder))
@@ -127,7 +122,7 @@ def _refusal(folder: Path, base: Path) -> str:
 
 
 def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False) -> Plan:
-    """What it takes to have exactly these files there; files that a person edited are kept unless `force`."""
+    """The changes that install exactly these files; edited files are kept unless `force`."""
     folder = target.folder
     manifest = _read(folder)
     if Path(os.path.realpath(folder)) == PACK:
@@ -154,13 +149,12 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
     record = _record({path: _digest(data) for path, data in files.items()})
     if _hash(folder / MANIFEST) != _digest(record):
         plan.contents[MANIFEST] = record
-    if not plan.contents:
-        plan.action = "none"
+    plan.action = plan.action if plan.contents else "none"
     return plan
 
 
 def plan_uninstall(target: Target, force: bool = False) -> Plan:
-    """What it takes to remove what was installed, and what Python compiled from it; edited files stay unless `force`."""
+    """The changes that remove what was installed, and its compiled files; edited files stay unless `force`."""
     folder = target.folder
     if target.refusal:
         return Plan(target, "foreign")
@@ -185,7 +179,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
 
 
 def apply(plans: Sequence[Plan]) -> None:
-    """Do all of it, or nothing. Raises UserError."""
+    """Make all changes, or none. Raises UserError."""
     done: list[tuple[Path, dict[str, bytes | None]]] = []
     try:
         for plan in plans:
@@ -203,7 +197,7 @@ def apply(plans: Sequence[Plan]) -> None:
 
 
 def _compiled(source: Path) -> list[Path]:
-    """What Python has compiled from a module."""
+    """The compiled files of a module."""
     cache = source.parent / "__pycache__"
     if source.suffix != ".py" or cache.is_symlink() or not cache.is_dir():
         return []
@@ -216,7 +210,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _read(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it cannot be trusted."""
+    """(version, {path: hash}) of the copy in a folder; None if there is none. Raises UserError if it is damaged."""
     path = folder / MANIFEST
     try:
         data = json.loads(path.read_bytes())
@@ -239,11 +233,11 @@ def _record(hashes: Mapping[str, str]) -> bytes:
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:24]  # enough to notice an edit, in a copy that is to be small
+    return hashlib.sha256(data).hexdigest()[:24]  # enough to detect an edit
 
 
 def _hash(path: Path) -> str | None:
-    """The hash of a file; None if nothing is there. A link is no file of ours, whatever it leads to."""
+    """The hash of a file; None if it does not exist. A link was never installed, whatever its target."""
     if path.is_symlink():
         return "a link"
     data = _content(path)

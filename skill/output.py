@@ -1,23 +1,41 @@
-"""The only writer: results on stdout, logs on stderr."""
+"""The only writer: results on stdout, logs on stderr; and the parts of a command line that all commands share."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..verifier.report.sanitize import sanitize
+from ..verifier.report.wrapping import paragraphs, width
 
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as COLUMNS says; argparse itself imports half a dozen modules to ask the terminal."""
+class Help(argparse.HelpFormatter):
+    """Help as wide as the terminal; argparse itself imports half a dozen modules to ask for its width."""
 
     def __init__(self, prog: str) -> None:
-        width = os.environ.get("COLUMNS", "")
-        super().__init__(prog, width=int(width) - 2 if width.isdigit() else 118)
+        super().__init__(prog, width=width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return paragraphs(text)
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, description: str, epilog: str
+) -> Any:
+    """The parser of a command, with `--json`."""
+    parser = commands.add_parser(name, help=summary, description=description, epilog=epilog, formatter_class=Help)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_set(parser: Any, text: str = "change one value of the spec (repeatable)") -> None:
+    """`--set KEY=VALUE`."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def say(text: str) -> None:
@@ -26,7 +44,7 @@ def say(text: str) -> None:
 
 
 def log(text: str) -> None:
-    """Write progress or a warning to stderr; what it quotes commands no CI system."""
+    """Write progress or a warning to stderr; nothing that it quotes is a command to a CI system."""
     _print(sanitize(text), sys.stderr)
 
 
@@ -37,7 +55,7 @@ def bounded(text: str) -> str:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print; what the terminal's encoding does not have is shown as `\\u2713`."""
+    """Print; a character that the terminal's encoding lacks is shown as `\\u2713`."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 

@@ -1,4 +1,4 @@
-"""The progress of a verification on stderr: a line for each run that has ended and, on a terminal, what goes on and for how long."""
+"""The progress of a verification on stderr: a line for each finished run and, on a terminal, the current runs and their seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICK = 0.5  # seconds
 
 
 class Live:
-    """Told of every run that begins or ends. On a terminal its last line is rewritten, with blanks and no escape sequences."""
+    """Called whenever a run begins or ends. On a terminal it rewrites the last line, with blanks and no escape sequences."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class Live:
             self._show("")
 
     def __call__(self, line: str, running: Sequence[str]) -> None:
-        """`line` of a run that has ended, or ""; the names of those that go on."""
+        """`line` of a finished run, or ""; the names of the current runs."""
         with self._lock:
             now = time.monotonic()
             self._running = {name: self._running.get(name, now) for name in running}
@@ -56,19 +56,19 @@ class Live:
                 self._show(self._running_line())
 
     def _running_line(self) -> str:
-        """`running: train 2 ranks 3 s`, for each run that goes on."""
+        """`running: train 2 ranks 3 s`, for each current run."""
         now = time.monotonic()
         runs = [f"{name} {now - since:.0f} s" for name, since in self._running.items()]
         return f"  running: {', '.join(runs)}" if runs else ""
 
     def _show(self, text: str) -> None:
-        """Put this in the place of the terminal's last line; a wider one than the terminal is cut, so that it never wraps."""
+        """Replace the terminal's last line; the text is cut at the terminal's width, so that it never wraps."""
         if not self._terminal or (not text and not self._shown):
             return
         try:
             text = text[: max(os.get_terminal_size(self._stream.fileno()).columns - 1, 0)]
             self._stream.write(f"\r{' ' * self._shown}\r{text}")
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal has gone
+        except (OSError, ValueError):  # the terminal was closed
             self._terminal = False
         self._shown = len(text)

@@ -1,4 +1,4 @@
-"""Recipes: proved pieces of a training script, cut from the templates that make scaffolds."""
+"""Recipes: verified pieces of a training script, cut from the templates that make scaffolds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOREIGN = "kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 25
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a piece does, the definitions that it is cut from, and the rules that prove it where it was pasted."""
+    """What a piece does, the definitions that it is cut from, and the rules that verify it where it is pasted."""
 
     about: str
     wanted: tuple[Definition, ...]
@@ -90,7 +90,7 @@ def text(name: str, settings: Sequence[str] = ()) -> str:
     loaded = spec.load(BASE, [*recipe.settings, *settings])
     files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
     ordered = {path: files[path] for path in sorted(files, key=_rank)}
-    about = [f"# {recipe.about}", f"# Proved where you paste it by: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
+    about = [f"# {recipe.about}", f"# Verify it where you paste it: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
     return "\n".join(about) + "\n" + extract(ordered, recipe.wanted)
 
 

@@ -1,4 +1,4 @@
-"""Where the reports of a verdict go: `--report FORMAT[=PATH]`, several at once."""
+"""The destinations of reports: `--report FORMAT[=PATH]`, several at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output import log, say
 Report = tuple[str, Path | None]
 T = TypeVar("T")
 PLACE = "{target}"
-LINES = ("text", "github")  # formats of which one may follow another on stdout
+LINES = ("text", "github")  # formats of which several reports may share stdout
 FORMATS = ("text", "json", "html", "junit", "sarif", "github")
 HELP = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, to stdout or a file (repeatable)"
 
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser, report: str, baseline: str) -> 
     add("--only", metavar="RULE", action="append", default=[], help="judge this rule or family only (repeatable)")
     add("--skip", metavar="RULE", action="append", default=[], help="leave out this rule or family (repeatable)")
     add("--report", metavar="FORMAT[=PATH]", action="append", default=[], help=report)
-    add("--json", action="store_true", help="the same as --report json")
+    add("-v", "--verbose", action="store_true", help="list what passed and what is not applicable, too")
     add("--baseline", metavar="OLD.json", type=Path, help=baseline)
 
 
@@ -53,9 +53,9 @@ def parsed_reports(given: Sequence[str], json: bool, known: Collection[str]) -> 
 
 
 def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[list[Report]]:
-    """The reports of each target: its name takes the place of `{target}` in paths.
+    """The reports of each target: its name replaces `{target}` in paths.
 
-    Raises UserError where they would meet, or where one cannot be written.
+    Raises UserError where two would share a path or stdout, or where one cannot be written.
     """
     for name, path in reports if len(names) > 1 else ():
         if path is None and name not in LINES:
@@ -71,12 +71,12 @@ def reports_by_target(reports: Sequence[Report], names: Sequence[str]) -> list[l
 
 
 def for_target(path: Path, name: str) -> Path:
-    """The path with the name of the target in its place."""
+    """The path with the name of the target instead of `{target}`."""
     return Path(str(path).replace(PLACE, name))
 
 
 def _check_paths(reports: Sequence[Report]) -> None:
-    """Raises UserError if a file cannot be written, or two would be one."""
+    """Raises UserError if a file cannot be written, or two reports share a path."""
     seen: set[Path] = set()
     named = [(name, path) for name, path in reports if path is not None]
     for name, path in named:
@@ -84,28 +84,31 @@ def _check_paths(reports: Sequence[Report]) -> None:
             raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
         seen.add(_resolved(path))
     for name, path in named:
-        _check_path(name, path)
+        try:
+            if problem := _problem(path):
+                raise UserError(f"--report {name}={path}: {problem}")
+        except (OSError, ValueError) as error:
+            raise _unwritable(name, path, error) from None
 
 
-def _check_path(name: str, path: Path) -> None:
-    try:
-        if _resolved(path).is_symlink():
-            raise UserError(f"--report {name}={path}: is a link that leads to itself; give the path of a file")
-        if path.is_dir():
-            raise UserError(f"--report {name}={path}: is a folder; give a path of a file in it")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise UserError(f"--report {name}={path}: cannot be written: Permission denied")
-        if not path.exists() or path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = _temporary_sibling(path)
-            beside.touch(exist_ok=False)
-            beside.unlink()
-    except (OSError, ValueError) as error:
-        raise _unwritable(name, path, error) from None
+def _problem(path: Path) -> str:
+    """Why a report cannot be written there, else empty; its folder is made. Raises OSError or ValueError."""
+    if _resolved(path).is_symlink():
+        return "is a link that leads to itself; give the path of a file"
+    if path.is_dir():
+        return "is a folder; give a path of a file in it"
+    if path.exists() and not os.access(path, os.W_OK):
+        return "cannot be written: Permission denied"
+    if not path.exists() or path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _temporary_sibling(path)
+        beside.touch(exist_ok=False)
+        beside.unlink()
+    return ""
 
 
 def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, Callable[[T], str]]) -> None:
-    """Render and write each report, whole or not at all; one that cannot be written does not keep the others back."""
+    """Render and write each report, whole or not at all; the others are written where one cannot be."""
     failed: UserError | None = None
     for name, path in reports:
         text = renderers[name](result)
@@ -114,16 +117,15 @@ def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, 
             continue
         try:
             write(path, text)
+            log(f"report: {path}")
         except OSError as error:
             failed = failed or _unwritable(name, path, error)
-        else:
-            log(f"report: {path}")
     if failed is not None:
         raise failed
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file through a temporary sibling, so that no reader finds half of it; a device or pipe is written as it is."""
+    """Write a file through a temporary sibling, so that no reader sees half of it; a device or pipe is written directly."""
     data = text.encode("utf-8", "backslashreplace")
     if path.exists() and not path.is_file():
         path.write_bytes(data)
@@ -163,7 +165,7 @@ def _temporary_sibling(path: Path) -> Path:
 
 
 def _resolved(path: Path) -> Path:
-    """Where the path leads. `Path.resolve` fails on a link that leads to itself before anything can be said of it."""
+    """Where the path leads. `Path.resolve` raises on a link that leads to itself."""
     return Path(os.path.realpath(path))
 
 

@@ -244,7 +244,7 @@ def test_without_sockets_the_other_tiers_are_judged(
 ) -> None:
     (folder / "a.py").write_bytes((TESTS / script).read_bytes())
     assert main(["verify", "a.py", *only, *EVERY_FORMAT]) == code
-    assert "this machine refuses: this environment refuses sockets" in capsys.readouterr().err
+    assert "this environment refuses sockets" in capsys.readouterr().err
     told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
     report = json.loads(told["json"])
     jsonschema.validate(report, SCHEMA)
@@ -340,8 +340,8 @@ def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, caps
     (folder / "a.py").write_text(script)
     assert main(["verify", "a.py", "--steps", "3", "--only", "root-not-wrapped", "--only", "matches-ddp"]) == 4
     told = " ".join(capsys.readouterr().out.split())
-    assert "CUT SHORT after 1 run: incomplete: environment error: the process that manages a run" in told
-    assert "pass root-not-wrapped" in told and "open matches-ddp" in told
+    assert "CUT SHORT after 1 run" in told and "the process that manages a run" in told
+    assert "1 passed" in told and "NOT CHECKED matches-ddp" in told
 
 
 @pytest.mark.launch

@@ -1,4 +1,4 @@
-"""`fsdp2`: parses, dispatches, and decides what an error is. Each command is a file beside this one."""
+"""`fsdp2`: parses, dispatches, and maps errors to exit codes. Each command is a file beside this one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Inte
 from ..output import Help, bounded, log
 
 COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
-# What a file system says, wherever it says it: of the machine, and of a path that was given.
+# errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
-this machine refuses, 130 interrupted.
+an environment error (no sockets, too few devices), 130 interrupted.
 
 examples:
-  fsdp2 spec check examples/quickstart.yaml     is this spec right?
+  fsdp2 spec check examples/quickstart.yaml     is this spec valid?
   fsdp2 new examples/quickstart.yaml my-run     write a training project
   fsdp2 diff my-run                             what you edited in it, and what its spec would change
-  fsdp2 update my-run --set train.steps=1000    bring it up to its spec and to this version; your edits stay
+  fsdp2 update my-run --set train.steps=1000    apply its spec and this version; your edits stay
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
-  fsdp2 verify my-run                           prove it: 2 ranks, DDP, one process, resume, reshard
+  fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
-  fsdp2 explain optim-before-shard              what a rule says, why, and how to fix it
+  fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
   fsdp2 install --user                          put the skill where coding agents look
 """
 
@@ -42,7 +42,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with contextlib.suppress(ValueError):  # a thread has no say in signals
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
         signal.signal(signal.SIGTERM, _interrupt)
     try:
         options = parse(arguments)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(bounded(str(error)))
         return USAGE
     except MachineRefuses as error:
-        log(f"this machine refuses: {error}")
+        log(f"environment error: {error}")
         return INCONCLUSIVE
     except KeyboardInterrupt as stop:
         log("interrupted")
@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in (*ENVIRONMENT_ERRORS, *PATH_ERRORS):
             return _report_bug(error, arguments)
         refused = error.errno in ENVIRONMENT_ERRORS
-        log(bounded(f"{'this machine refuses: ' if refused else ''}{error.strerror}: {error.filename}"))
+        log(bounded(f"{'environment error: ' if refused else ''}{error.strerror}: {error.filename}"))
         return INCONCLUSIVE if refused else USAGE
     except Exception as error:
         return _report_bug(error, arguments)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    """SIGTERM clears up like SIGINT."""
+    """SIGTERM cleans up like SIGINT."""
     raise Interrupted(128 + number)
 
 
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are bounded, too."""
 
     def error(self, message: str) -> NoReturn:
-        """Tell what is wrong and how it is used, and exit 2."""
+        """Print the message and the usage, and exit 2."""
         super().error(bounded(message))
 
 
@@ -105,7 +105,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these commands; one that is named is the only one that must be imported."""
     parser = Parser(
         prog="fsdp2",
-        description="Write FSDP2 training code from a spec, and prove any FSDP2 training script right.",
+        description="Write FSDP2 training code from a spec, and verify any FSDP2 training script.",
         epilog=EPILOG,
         formatter_class=Help,
     )
@@ -117,7 +117,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _report_bug(error: Exception, arguments: Sequence[str]) -> int:
-    """A bug of ours: one line, and a log with the traceback to paste into an issue."""
+    """Report a bug of fsdp2: two lines, and a log with the traceback to paste into an issue."""
     import tempfile
     import traceback
 

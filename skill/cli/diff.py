@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import FAIL, PASS
-from ..output import emit_json, log, say
+from ...verifier.report.tiers import number
+from ..output import add_command, emit_json, log, say
 from .update import add_project_arguments, versions
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ examples:
   fsdp2 diff my-run --stat                    only the names of the files and the number of lines
   fsdp2 diff my-run --set train.steps=1000    what this setting would change
 
-Edits and changes are told against the file as fsdp2 wrote it (kept in .fsdp2/base); the header says which they are.
+Edits and changes are relative to the file as fsdp2 wrote it (kept in .fsdp2/base); the header says which they are.
 Nothing is written. `fsdp2 update my-run` brings the changes in and keeps your edits.
 
 exit codes: 0 no difference, 1 differences, 2 bad usage or bad spec
@@ -30,7 +31,7 @@ exit codes: 0 no difference, 1 differences, 2 bad usage or bad spec
 
 @dataclass(frozen=True)
 class Part:
-    """The unified diff of two texts of a file."""
+    """The unified diff of two texts of a file, and its number of added and removed lines."""
 
     added: int
     removed: int
@@ -58,23 +59,17 @@ class Difference:
         return {"path": self.file.path, "state": self.state, **parts, "note": self.file.obstacle}
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add `fsdp2 diff`."""
-    parser = subparsers.add_parser(
-        "diff",
-        help="show what differs between a project and what its spec renders to",
-        description="Show, file by file, what you edited in a project, and what its spec or the templates would change.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    description = "Show, file by file, what you edited in a project, and what its spec or the templates would change."
+    summary = "show what differs between a project and what its spec renders to"
+    parser = add_command(commands, "diff", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
     parser.add_argument("--stat", action="store_true", help="only the names of the files and the number of lines")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare every file, print what differs."""
+    """Compare every file and print the differences; 1 if there are any."""
     from ..update import project
 
     found = project.compare(args.out, args.spec, args.set)
@@ -90,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compared(file: File) -> Difference | None:
-    """How a file differs; None if it does not. What spec.yaml will hold is told against what it holds."""
+    """How a file differs; None if it does not. Changes of spec.yaml are relative to its present text."""
     from ..update.project import SPEC
 
     as_written = "as fsdp2 wrote it"
@@ -126,7 +121,7 @@ def _text(difference: Difference) -> str:
 
 def _stat(difference: Difference) -> str:
     parts = (("yours", difference.edits), ("the spec's", difference.changes))
-    counts = [f"{whose} +{part.added} -{part.removed}" for whose, part in parts if part]
+    counts = [f"{owner} +{part.added} -{part.removed}" for owner, part in parts if part]
     note = difference.file.obstacle
     return f"{difference.state:<8} {difference.file.path:<22} {', '.join([note, *counts] if note else counts)}"
 
@@ -136,13 +131,9 @@ def _summary(args: argparse.Namespace, differences: list[Difference]) -> str:
         return f"{args.out}: no difference"
     edited = sum(1 for difference in differences if difference.edits or difference.file.obstacle)
     changed = sum(1 for difference in differences if difference.changes)
-    words = f"edited by you: {_files(edited)}; changed by the spec or the templates: {_files(changed)}"
+    words = f"edited by you: {number(edited, 'file')}; changed by the spec or the templates: {number(changed, 'file')}"
     if not changed:
         return words
     spec = ["--spec", str(args.spec)] if args.spec else []
     settings = [word for setting in args.set for word in ("--set", setting)]
     return f"{words}; to bring the changes in: {shlex.join(['fsdp2', 'update', str(args.out), *spec, *settings])}"
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"

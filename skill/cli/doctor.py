@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
 from ...verifier.errors import INCONCLUSIVE, PASS, MachineRefuses, UserError
-from ..output import emit_json, say
+from ...verifier.report.wrapping import table, wrapped
+from ..output import add_command, emit_json, say
+
+Check = dict[str, Any]
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="what this machine can run",
-        description="Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here.",
-        epilog="example:\n  fsdp2 doctor --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = (
+        "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here."
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.set_defaults(run=run)
+    add_command(commands, "doctor", run, "what this machine can run", description, "example:\n  fsdp2 doctor --json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,31 +29,24 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         emit_json({"ok": good, "checks": checks})
     else:
-        for check in checks:
-            say(f"{'ok  ' if check['ok'] else 'FAIL'} {check['name']:<12}{check['value']}")
-        say(
-            "this machine can verify FSDP2 scripts"
-            if good
-            else "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier simulate` need none)"
-        )
+        say("\n".join(table([("ok" if c["ok"] else "FAIL", c["name"], c["value"]) for c in checks])))
+        bad = "this machine cannot run ranks; see the line marked FAIL (`fsdp2 lint` and `--tier simulate` need none)"
+        say("\n".join(wrapped("this machine can verify FSDP2 scripts" if good else bad)))
     return PASS if good else INCONCLUSIVE
 
 
-def _check(name: str, ok: bool, value: str) -> dict[str, str | bool]:
+def _check(name: str, ok: bool, value: str) -> Check:
     return {"name": name, "ok": ok, "value": value}
 
 
-def _python() -> dict[str, str | bool]:
+def _python() -> Check:
     import platform
 
-    return _check(
-        "python",
-        sys.version_info >= (3, 11),
-        f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores",
-    )
+    value = f"{platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores"
+    return _check("python", sys.version_info >= (3, 11), value)
 
 
-def _package(name: str) -> dict[str, str | bool]:
+def _package(name: str) -> Check:
     import importlib.metadata
 
     try:
@@ -65,21 +57,15 @@ def _package(name: str) -> dict[str, str | bool]:
     return _check(name, True, version + note)
 
 
-def _launch() -> list[dict[str, str | bool]]:
-    """Start the launcher and two ranks that meet and add up a number."""
+def _launch() -> list[Check]:
+    """Start two ranks that reduce a tensor."""
     from ...verifier.launch.trial import two_ranks_meet
 
     try:
         versions, seconds = two_ranks_meet(sys.executable)
     except (UserError, MachineRefuses, RuntimeError, OSError) as error:
         return [_check("ranks", False, str(error))]
-    devices = versions["devices"]
-    gpus = (
-        f"{devices} CUDA devices (CUDA {versions['cuda']}, NCCL)"
-        if devices
-        else "no CUDA device: ranks run on the CPU with gloo"
-    )
-    return [
-        _check("ranks", True, f"2 ranks met and reduced a tensor in {seconds:.1f} s"),
-        _check("devices", True, gpus),
-    ]
+    gpus = f"{versions['devices']} CUDA devices (CUDA {versions['cuda']}, NCCL)"
+    none = "no CUDA device: ranks run on the CPU with gloo"
+    ranks = _check("ranks", True, f"2 ranks reduced a tensor in {seconds:.1f} s")
+    return [ranks, _check("devices", True, gpus if versions["devices"] else none)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...verifier.errors import FAIL, PASS
-from ..output import Help, emit_json, say
+from ..output import add_command, emit_json, say
 
 if TYPE_CHECKING:
     from ..installer import Plan
@@ -28,30 +28,25 @@ exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that 
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "install",
-        help="put the skill where coding agents look",
-        description="Write a lean copy of the skill where coding agents look for skills: all of it, or nothing.",
-        epilog=EPILOG,
-        formatter_class=Help,
-    )
-    parser.add_argument(
-        "--client", choices=CLIENTS, action="append", default=[], help="for whom (repeatable; default: all)"
-    )
+    description = "Write a lean copy of the skill where coding agents look for skills: all of it, or nothing."
+    parser = add_command(commands, "install", run, "put the skill where coding agents look", description, EPILOG)
+    clients = "for which clients (repeatable; default: all)"
+    parser.add_argument("--client", choices=CLIENTS, action="append", default=[], help=clients)
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--project", action="store_true", help="in the current folder (the default)")
     scope.add_argument("--user", action="store_true", help="in your home, for all projects")
-    parser.add_argument("--uninstall", action="store_true", help="remove what was installed, and nothing else")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--force", action="store_true", help="replace or remove files that you edited, too")
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.set_defaults(run=run)
+    for name, text in (
+        ("--uninstall", "remove what was installed, and nothing else"),
+        ("--dry-run", "print what would be done, and do nothing"),
+        ("--force", "replace or remove files that you edited, too"),
+    ):
+        parser.add_argument(name, action="store_true", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan for every folder, then do all of it or nothing; 1 if something had to be left alone."""
+    """Plan for every folder, then do all of it or nothing; 1 if something was left as it is."""
     from .. import installer
 
     places = installer.targets(options.client or ["all"], options.user, everywhere=options.uninstall)
@@ -80,9 +75,7 @@ def _to_dict(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
         "previous": plan.previous,
         "files": len(files),
         "bytes": sum(map(len, files.values())),
-        "new": len(plan.new),
-        "replaced": len(plan.replaced),
-        "removed": len(plan.removed),
+        **{name: len(getattr(plan, name)) for name in ("new", "replaced", "removed")},
         "kept": plan.kept,
     }
 
@@ -100,7 +93,7 @@ def _print(shown: list[dict[str, Any]], options: argparse.Namespace) -> None:
             "upgrade": f"{would}upgraded from {one['previous']}: {folder} ({changes})",
             "none": f"up to date: {folder}",
             "uninstall": f"{would}removed: {folder} ({one['removed']} files)",
-            "foreign": f"left alone, since `fsdp2 install` did not write it: {folder}",
+            "foreign": f"not touched, since `fsdp2 install` did not write it: {folder}",
         }
         say(f"{lines[one['action']]}, for {', '.join(one['clients'])}")
         for path in one["kept"]:

@@ -1,11 +1,12 @@
-"""`fsdp2 recipe NAME`: one proved piece of a training script, to paste."""
+"""`fsdp2 recipe NAME`: one verified piece of a training script, to paste."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from ..output import emit_json, say
+from ...verifier.report.wrapping import table
+from ..output import add_command, add_set, emit_json, say
 
 EXAMPLES = """examples:
   fsdp2 recipe                                   the names, and what each piece does
@@ -17,32 +18,23 @@ The options are the keys of a spec (fsdp2 spec explain). Paste the piece, adapt 
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
-        "recipe",
-        help="print one proved piece of a training script",
-        description="Print one piece of a training script, cut from the templates that make scaffolds.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = "Print one piece of a training script, cut from the templates that make scaffolds."
+    parser = add_command(
+        commands, "recipe", run, "print one verified piece of a training script", description, EXAMPLES
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which piece; without it, all names")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of a spec")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
+    add_set(parser, "set a key of the spec (repeatable)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; returns the exit code."""
+    """Print the piece, or the names of all; returns the exit code."""
     from .. import recipes
 
     if args.name is None:
         known = {name: recipe.about for name, recipe in recipes.RECIPES.items()}
-        if args.json:
-            emit_json(known)
-            return 0
-        for name, about in known.items():
-            say(f"{name:<18}{about}")
+        emit_json(known) if args.json else say("\n".join(table(list(known.items()))))
         return 0
     code = recipes.text(args.name, args.set)
     if args.json:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import emit_json, say
+from ..output import Help, add_command, add_set, emit_json, say
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -36,7 +37,7 @@ examples:
   fsdp2 spec show spec.yaml
   fsdp2 spec show spec.yaml --set parallel.dp_replicate=2 --json
 
-What is printed is a valid spec itself. --json prints {"spec": {...}, "derived": {...}}.
+The output is itself a valid spec. --json prints {"spec": {...}, "derived": {...}}.
 """
 SCHEMA_EXAMPLES = """\
 examples:
@@ -54,44 +55,34 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(commands: Any) -> None:
     """Add `fsdp2 spec` and its four commands."""
-    raw = argparse.RawDescriptionHelpFormatter
-    spec = subparsers.add_parser(
-        "spec", help="check, show and explain a spec", description=__doc__, epilog=EXAMPLES, formatter_class=raw
+    spec = commands.add_parser(
+        "spec", help="check, show and explain a spec", description=__doc__, epilog=EXAMPLES, formatter_class=Help
     )
-    spec.set_defaults(run=run)
-    commands = spec.add_subparsers(dest="spec_command", metavar="COMMAND", required=True)
+    own = spec.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, text: str, epilog: str) -> Any:
-        return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=raw)
+    def add(name: str, run_one: Callable[[argparse.Namespace], int], text: str, epilog: str) -> Any:
+        parser = add_command(own, name, run, text, text, epilog)
+        parser.set_defaults(spec_command=run_one)
+        return parser
 
-    check = add("check", "say everything that is wrong with a spec", CHECK_EXAMPLES)
-    show = add("show", "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
-    schema = add("schema", "print the JSON Schema (draft-07) of the spec", SCHEMA_EXAMPLES)
-    explain = add("explain", "say what a key means, its type, default and examples", EXPLAIN_EXAMPLES)
+    check = add("check", _check, "report every problem of a spec", CHECK_EXAMPLES)
+    show = add("show", _show, "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
+    schema = add("schema", _schema, "print the JSON Schema (draft-07) of the spec", SCHEMA_EXAMPLES)
+    explain = add("explain", _explain, "print what a key means, its type, default and examples", EXPLAIN_EXAMPLES)
     check.add_argument("specs", metavar="SPEC", type=Path, nargs="+", help="the spec file (YAML)")
     show.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
     for parser in (check, show):
-        parser.add_argument(
-            "--set",
-            dest="overrides",
-            metavar="KEY=VALUE",
-            action="append",
-            default=[],
-            help="set one key before the spec is checked (may be repeated)",
-        )
+        add_set(parser, "set one key before the spec is checked (repeatable)")
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
-    for parser in (check, show, explain):
-        parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    schema.add_argument("--verify", action="store_true", help="that of verify.yaml instead")
-    schema.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    schema.add_argument("--verify", action="store_true", help="the schema of verify.yaml instead")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the four commands."""
-    commands = {"check": _check, "show": _show, "schema": _schema, "explain": _explain}
-    return commands[args.spec_command](args)
+    code: int = args.spec_command(args)
+    return code
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -100,7 +91,7 @@ def _check(args: argparse.Namespace) -> int:
     errors = []
     for path in args.specs:
         try:
-            spec = load(path, args.overrides)
+            spec = load(path, args.set)
         except SpecError as error:
             errors.append(error)
             continue
@@ -118,7 +109,7 @@ def _check(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from ..spec import load
 
-    spec = load(args.spec, args.overrides)
+    spec = load(args.spec, args.set)
     if args.json:
         emit_json({"spec": spec.to_dict(), "derived": _derived(spec)})
     else:
@@ -160,7 +151,7 @@ def _derived(spec: Spec) -> dict[str, Any]:
 
 def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
-    parameters = f"{count:,} parameters" if count is not None else "model not written here"
+    parameters = f"{count:,} parameters" if count is not None else "model from elsewhere"
     steps = "step" if accumulation == 1 else "steps"
     tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["ranks"]
     per_step = f"{batch:,} samples" if tokens is None else f"{tokens:,} tokens"

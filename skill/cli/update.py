@@ -1,4 +1,4 @@
-"""`fsdp2 update`: bring a project up to its spec and to the templates of today, and keep every edit."""
+"""`fsdp2 update`: bring a project up to its spec and to the templates of this version, and keep every edit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...verifier.errors import FAIL, PASS
-from ..output import emit_json, say
+from ...verifier.report.wrapping import table
+from ..output import add_command, add_set, emit_json, say
 
 if TYPE_CHECKING:
     from ..update import Outcome
@@ -18,37 +19,31 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   fsdp2 update my-run                            after an edit of my-run/spec.yaml, or a new version of fsdp2
-  fsdp2 update my-run --set train.steps=1000     change one value of my-run/spec.yaml and all that follows
+  fsdp2 update my-run --set train.steps=1000     change one value of my-run/spec.yaml and what depends on it
   fsdp2 update my-run --spec other.yaml          another spec
-  fsdp2 update my-run --dry-run                  what would become of each file (`fsdp2 diff my-run` shows the lines)
+  fsdp2 update my-run --dry-run                  what would be done with each file (`fsdp2 diff my-run` shows the lines)
 
 Each file is merged from three texts: as fsdp2 wrote it (kept in .fsdp2/base), as it is, and as the spec renders it now.
 What only you changed stays, what only the spec changed is replaced, and lines that both changed are marked with
-<<<<<<< and >>>>>>>: choose, delete the marks, go on. A file that you deleted stays deleted. All is written, or nothing.
+<<<<<<< and >>>>>>>: choose one, delete the marks. A file that you deleted stays deleted. All is written, or nothing.
 
 exit codes: 0 done, 1 something is left for you to do (it is listed), 2 bad usage or bad spec (nothing is written)
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add `fsdp2 update`."""
-    parser = subparsers.add_parser(
-        "update",
-        help="bring a project up to its spec and the templates; your edits stay",
-        description="Bring a project up to its spec and to the templates of this version of fsdp2. Your edits stay.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    summary = "bring a project up to its spec and the templates; your edits stay"
+    description = "Bring a project up to its spec and to the templates of this version of fsdp2. Your edits stay."
+    parser = add_command(commands, "update", run, summary, description, EXAMPLES)
     add_project_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="check and merge everything, and write nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=run)
 
 
 def add_project_arguments(parser: Any) -> None:
-    """What `diff` and `update` alike are told: the project, and what its spec is to say."""
+    """The arguments of `diff` and `update`: the project and its new spec."""
     parser.add_argument("out", type=Path, metavar="OUT", help="a project that `fsdp2 new` wrote")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one value of the spec")
+    add_set(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="this spec instead of OUT/spec.yaml")
 
 
@@ -58,7 +53,7 @@ def versions(found: Project) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge every file, write the result, say what was done."""
+    """Merge every file, write the result, print what was done; 1 if something is left to do."""
     from .. import update
     from ..update import project
 
@@ -69,20 +64,12 @@ def run(args: argparse.Namespace) -> int:
     changed = [outcome for outcome in outcomes if outcome.action != "unchanged"]
     code = FAIL if any(outcome.unresolved for outcome in changed) else PASS
     if args.json:
-        emit_json(_document(args, found, changed))
+        files, left = [outcome.to_dict() for outcome in changed], [o.file.path for o in changed if o.unresolved]
+        about = {"out": str(args.out), "dry_run": args.dry_run, "generator": versions(found)}
+        emit_json({**about, "files": files, "open": left})
     else:
         _print(args, found, changed)
     return code
-
-
-def _document(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> dict[str, Any]:
-    return {
-        "out": str(args.out),
-        "dry_run": args.dry_run,
-        "generator": versions(found),
-        "files": [outcome.to_dict() for outcome in changed],
-        "open": [outcome.file.path for outcome in changed if outcome.unresolved],
-    }
 
 
 def _print(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> None:
@@ -95,14 +82,15 @@ def _print(args: argparse.Namespace, found: Project, changed: list[Outcome]) -> 
         made, now = versions(found).values()
         since = f" (from fsdp2 {made} to {now})" if made != now else ""
         say(f"{'would update' if args.dry_run else 'updated'} {out}{since}:")
-    width = max((len(outcome.file.path) for outcome in changed), default=0)
+    rows = []
     for outcome in changed:
-        lines = "".join(f"{', ' if number else 'line '}{line}" for number, line in enumerate(outcome.lines))
-        note = ": ".join(part for part in (lines, outcome.note) if part)
-        say(f"  {outcome.action:<10}  {outcome.file.path:<{width}}  {note}".rstrip())
+        lines = f"line {', '.join(map(str, outcome.lines))}" if outcome.lines else ""
+        rows.append((outcome.action, outcome.file.path, ": ".join(part for part in (lines, outcome.note) if part)))
+    for line in table(rows, "  ", size=10) if rows else ():
+        say(line)
     if args.dry_run:
         return
     if any(outcome.lines for outcome in left):
-        say("solve the conflicts: choose one side at each mark, and delete the lines <<<<<<<, =======, >>>>>>>")
+        say("resolve the conflicts: choose one side at each mark, and delete the lines <<<<<<<, =======, >>>>>>>")
     if written:
         say(f"next:\n  fsdp2 verify {shlex.quote(str(out))}")

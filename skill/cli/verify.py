@@ -1,4 +1,4 @@
-"""`fsdp2 verify TARGET`: the verdict."""
+"""`fsdp2 verify TARGET`: runs a script in several roles and gives a verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...verifier.config.flags import FLAGS
 from ...verifier.errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS, Interrupted, UserError
 from ..atomic_write import defer_signals
-from ..output import log
+from ..output import add_command, log
 from ..progress import Live
 from ..reports import HELP, PLACE, Report, add_options, for_target, parsed_reports, reports_by_target, write_verdict
 
@@ -25,109 +25,75 @@ Known = tuple[Path, dict[str, Any]]  # an earlier report
 TIERS = ("static", "simulate", "ranks")
 WORST = (FAIL, OUR_FAULT, INCONCLUSIVE, PASS)  # of several targets, the first of these decides
 EPILOG = """\
-The script is run, unmodified, in several roles: train (N ranks), reference (real DDP stands in for fully_shard), perturbed (the
-reference from weights one unit in the last place away: its noise sets the tolerance), single (one process, the whole global batch), resume
+The script is run, unmodified, in several roles: train (N ranks), reference (DDP instead of fully_shard), perturbed (the reference
+from weights one unit in the last place away: its difference sets the tolerance), single (one process, the whole global batch), resume
 (same number of ranks) and reshard (others). The verifier stops each run after K optimizer steps. `{checkpoint}` in the arguments is one
 fresh folder that the train and resumed runs share.
 
 examples:
-  fsdp2 verify my-run                                       a scaffold: how to run it stands in its verify.yaml
+  fsdp2 verify my-run                                       a scaffold: its verify.yaml says how to run it
   fsdp2 verify train.py --nproc 4 -- --config small.yaml    a script, with arguments of its own
   fsdp2 verify train.py --save-args "--save-every 3 --out {checkpoint}" --resume-args "--resume {checkpoint}"
   fsdp2 verify train.py --reference "old/train_ddp.py --small" -- --small
   fsdp2 verify -m pkg.train --nproc 4 -- --small            a module of a package in the current folder
   fsdp2 verify train.py --only gradients --skip token-mean-of-means
+  fsdp2 verify my-run -v                                    list what passed and what is not applicable, too
   fsdp2 verify my-run --report json=report.json --report html=report.html
   fsdp2 verify my-run --report github --report junit=verify.xml --report sarif=verify.sarif
   fsdp2 verify my-run --baseline report.json                exit 1 only on failures that this report does not have
   fsdp2 verify                                              every target of ./verify.yaml or ./pyproject.toml
   fsdp2 verify --target pretrain --report "json=out/{target}.json"
 
-exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (it says what), or --tier static found nothing: only
-ranks prove; of several targets, the worst.
+exit codes: 0 pass, 1 a rule failed, 2 bad usage, 4 something could not be checked (the report says what), or --tier static found
+nothing: only runs give a pass; of several targets, the worst.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "verify",
-        help="run a training script on N ranks and prove it right",
-        usage="fsdp2 verify [TARGET | -m MODULE] [options] [-- SCRIPT ARGS]",
-        description="Run a training script, generated or your own, and check sharding, mathematics and checkpoints.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        type=Path,
-        nargs="?",
-        help="a script, or a folder with verify.yaml or train.py; left out: what verify.yaml or pyproject.toml here names",
-    )
-    parser.add_argument(
-        "-m", "--module", metavar="MODULE", help="run a module as `python -m` does, from the current folder (or TARGET)"
-    )
-    parser.add_argument("--nproc", metavar="N", help="ranks (default 2)")
-    parser.add_argument("--steps", metavar="K", help="optimizer steps to compare (default 5)")
-    parser.add_argument(
-        "--reshard-to", metavar="N,M", help="other world sizes to resume on (default 1 and twice --nproc)"
-    )
-    parser.add_argument("--save-args", metavar="ARGS", help="how the script is told to save, after step 1 to K-1")
-    parser.add_argument("--resume-args", metavar="ARGS", help="how the script is told to resume")
-    parser.add_argument(
-        "--single-args", metavar="ARGS", help="how one process is told to take the whole global batch at once"
-    )
-    parser.add_argument("--reshard-args", metavar="ARGS", help="further arguments of the runs on other world sizes")
-    parser.add_argument(
+OPTIONS = (
+    ("--nproc", "N", "ranks (default 2)"),
+    ("--steps", "K", "optimizer steps to compare (default 5)"),
+    ("--reshard-to", "N,M", "other world sizes to resume on (default 1 and twice --nproc)"),
+    ("--save-args", "ARGS", "arguments that make the script save, after step 1 to K-1"),
+    ("--resume-args", "ARGS", "arguments that make the script resume"),
+    ("--single-args", "ARGS", "arguments that make one process take the whole global batch at once"),
+    ("--reshard-args", "ARGS", "further arguments of the runs on other world sizes"),
+    (
         "--reference",
-        metavar="'SCRIPT ARGS'",
-        help="the script that this one was converted from, as one more oracle: run as it is, on one rank if it knows of no others",
-    )
-    parser.add_argument(
-        "--thorough", action="store_true", default=None, help="kill at every moment of a save, not at one (slower)"
-    )
-    parser.add_argument("--timeout", metavar="S", help="seconds for each launch (default 300)")
-    parser.add_argument(
-        "--device", metavar="WHERE", help="auto (GPUs if there is one for each rank, else CPU), cpu, cuda"
-    )
-    parser.add_argument(
-        "--oversubscribe",
-        action="store_const",
-        const=True,
-        help="with --device cuda: let several ranks share a GPU where there are too few",
-    )
-    parser.add_argument(
-        "--launcher",
-        metavar="HOW",
-        help="fork (default): warm ranks, forked from a process that has torch; torchrun: the real one, slower",
-    )
-    parser.add_argument(
-        "--tier",
-        choices=TIERS,
-        default="ranks",
-        help="ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
-        "static: the sources alone",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=Path,
-        help="a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and what a team "
-        "has decided (default: that of TARGET, or of the current folder)",
-    )
-    parser.add_argument(
-        "--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration"
-    )
-    add_options(
-        parser,
-        f"{HELP}; `{PLACE}` in PATH is the name of the target",
-        "an earlier JSON report of this target: exit 1 only on failures that it does not have",
-    )
-    parser.add_argument(
-        "--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder"
-    )
-    parser.set_defaults(run=run, script_args=None)
+        "'SCRIPT ARGS'",
+        "the script that this one was converted from, as one more oracle: run as it is, on one rank if it supports no others",
+    ),
+    ("--timeout", "S", "seconds for each launch (default 300)"),
+    ("--device", "WHERE", "auto (GPUs if there is one for each rank, else CPU), cpu, cuda"),
+    ("--launcher", "HOW", "fork (default): ranks forked from a process that has imported torch; torchrun: slower"),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command."""
+    description = "Run a training script, generated or your own, and check sharding, mathematics and checkpoints."
+    parser = add_command(commands, "verify", run, "run a training script on N ranks and verify it", description, EPILOG)
+    parser.usage = "fsdp2 verify [TARGET | -m MODULE] [options] [-- SCRIPT ARGS]"
+    add = parser.add_argument
+    target = "a script, or a folder with verify.yaml or train.py; left out: the targets of verify.yaml or pyproject.toml here"
+    add("target", metavar="TARGET", type=Path, nargs="?", help=target)
+    module = "run a module as `python -m` does, from the current folder (or TARGET)"
+    add("-m", "--module", metavar="MODULE", help=module)
+    for name, metavar, text in OPTIONS:
+        add(name, metavar=metavar, help=text)
+    for name, text in (
+        ("--thorough", "kill at every moment of a save, not at one (slower)"),
+        ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),
+    ):
+        add(name, action="store_const", const=True, help=text)
+    tiers = "ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
+    add("--tier", choices=TIERS, default="ranks", help=f"{tiers}static: the sources alone")
+    config = "a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and the policy of a team"
+    add("--config", metavar="FILE", type=Path, help=f"{config} (default: that of TARGET, or of the current folder)")
+    add("--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration")
+    reports = f"{HELP}; `{PLACE}` in PATH is the name of the target"
+    add_options(parser, reports, "an earlier JSON report of this target: exit 1 only on failures that it does not have")
+    add("--work", metavar="DIR", type=Path, help="keep traces and outputs of the runs in this new folder")
+    parser.set_defaults(script_args=None)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -180,35 +146,29 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
     from ...verifier.pipeline import verify
 
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
+    own = (work / target.name).resolve()
+    rules = options.only, options.skip
     try:
         with Live(sys.stderr) as live:
-            verdict = verify(
-                target,
-                (work / target.name).resolve(),
-                options.only,
-                options.skip,
-                sys.executable,
-                progress=live,
-                tier=options.tier,
-            )
+            verdict = verify(target, own, *rules, sys.executable, progress=live, tier=options.tier)
     except Interrupted as stop:
         assert stop.verdict is not None
-        _tell(reports, stop.verdict, old)
+        _report(options, reports, stop.verdict, old)
         raise
     finally:
         if options.work is None:
             with defer_signals():
                 shutil.rmtree(work, ignore_errors=True)
-    return _tell(reports, verdict, old)
+    return _report(options, reports, verdict, old)
 
 
-def _tell(reports: Sequence[Report], verdict: Verdict, old: Known | None) -> int:
+def _report(options: argparse.Namespace, reports: Sequence[Report], verdict: Verdict, old: Known | None) -> int:
     """Write the reports; the exit code of the verdict."""
-    from ...verifier.report import RENDERERS, baseline
+    from ...verifier.report import baseline, renderers
 
     if old is not None:
         verdict = baseline.held_against(verdict, *old)
     if verdict.refused:
-        log(f"this machine refuses: {verdict.refused}")
-    write_verdict(reports, verdict, RENDERERS)
+        log(f"environment error: {verdict.refused}")
+    write_verdict(reports, verdict, renderers(verbose=options.verbose))
     return verdict.exit_code

@@ -38,27 +38,24 @@ PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"} 
 def files(spec: Spec) -> dict[str, str]:
     """The files of the project, path to template: only what the spec asks for."""
     operation, ci = spec["operation"], spec["verify"]["ci"]
-    return {
-        "train.py": "train.py.j2",
-        "model.py": "model_transformers.py.j2" if spec["model"]["kind"] == "transformers" else "model.py.j2",
-        **({"lora.py": "lora.py.j2"} if spec["finetune"]["kind"] == "lora" else {}),
-        "optim.py": "optim.py.j2",
-        **data_files(spec["data"]),
-        "checkpoint.py": "checkpoint.py.j2",
-        "runs.py": "runs.py.j2",
-        "metrics.py": "metrics.py.j2",
-        **({"flops.py": "flops.py.j2"} if operation["mfu"] else {}),
-        **({"profiling.py": "profiling.py.j2"} if operation["profile"] else {}),
-        **({"plot.py": "plot.py.j2"} if operation["plot"] else {}),
-        "distributed.py": "distributed.py.j2",
-        **({"export.py": "export.py.j2"} if spec["checkpoint"]["export"] else {}),
-        "verify.yaml": "verify.yaml.j2",
-        "spec.yaml": "spec.yaml.j2",
-        "README.md": "README.md.j2",
-        "tests/test_train.py": "test_train.py.j2",
-        **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {}),
-        **launch_files(spec["launch"]),
+    wanted = {
+        "train.py": True,
+        "model.py": True,
+        "lora.py": spec["finetune"]["kind"] == "lora",
+        "optim.py": True,
+        **dict.fromkeys(data_files(spec["data"]), True),
+        **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py"), True),
+        "flops.py": operation["mfu"],
+        "profiling.py": operation["profile"],
+        "plot.py": operation["plot"],
+        "distributed.py": True,
+        "export.py": spec["checkpoint"]["export"],
+        **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }
+    found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
+    found |= {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
+    found |= {"tests/test_train.py": "test_train.py.j2", **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {})}
+    return {**found, **launch_files(spec["launch"])}
 
 
 def render(spec: Spec) -> dict[str, str]:
@@ -84,7 +81,7 @@ def _environment() -> jinja2.Environment:
 
 
 def context(spec: Spec) -> dict[str, Any]:
-    """What the templates see: the sections of the spec, and what is on or off in it."""
+    """What the templates see: the sections of the spec, and the switches that follow from it."""
     values = spec.to_dict()
     model, optimizer, parallel, train = values["model"], values["optimizer"], values["parallel"], values["train"]
     length = model["sequence_length"]
@@ -141,7 +138,7 @@ def context(spec: Spec) -> dict[str, Any]:
 
 
 def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
-    """In what a parameter group differs from the optimizer."""
+    """The settings in which a parameter group differs from the optimizer."""
     return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
 
 
@@ -153,12 +150,8 @@ def _schedule_words(schedule: Mapping[str, Any]) -> str:
 
 def _fits(parallel: Mapping[str, Any], world: int) -> bool:
     """Whether the generated mesh can be built on this many ranks."""
-    if world == 1:
-        return True
-    unit = parallel["dp_replicate"] * parallel["tp"]
-    if parallel["dp_shard"] == "auto":
-        return bool(world % unit == 0)
-    return bool(world == parallel["dp_shard"] * unit)
+    unit, shard = parallel["dp_replicate"] * parallel["tp"], parallel["dp_shard"]
+    return bool(world == 1 or (world % unit == 0 if shard == "auto" else world == shard * unit))
 
 
 def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
@@ -169,7 +162,7 @@ def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:
 
 
 def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> None:
-    """Refuse a target that would lose or misplace a file."""
+    """Raises UserError for a target where a file would be lost or misplaced."""
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -182,15 +175,14 @@ def check_target(files: Mapping[str, str], out: Path, force: bool = False) -> No
 
 
 def edited(files: Mapping[str, str], out: Path) -> list[str]:
-    """Which of these files stand in `out` with a text that no scaffold gave them."""
+    """Which of these files exist in `out` with a text that no scaffold wrote."""
     try:
         hashes = manifest.read(out).files
     except UserError:
         hashes = {}
-    found = []
-    for path, text in files.items():
-        if (out / path).is_file():
-            data = (out / path).read_bytes().replace(b"\r\n", b"\n")
-            if manifest.sha256(data) != hashes.get(path) and data != text.encode():
-                found.append(path)
-    return found
+    there = {path: (out / path).read_bytes().replace(b"\r\n", b"\n") for path in files if (out / path).is_file()}
+    return [
+        path
+        for path, data in there.items()
+        if manifest.sha256(data) != hashes.get(path) and data != files[path].encode()
+    ]

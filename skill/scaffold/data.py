@@ -7,23 +7,14 @@ from typing import Any
 
 from .literals import LINE
 
-WORDS = {
-    "text": "text files",
-    "tokens": "files of token ids",
-    "jsonl": "JSON lines",
-    "datasets": "a dataset on disk",
-    "images": "folders of images",
-    "import": "data of its own",
-    "synthetic": "made-up sequences",
-}
-TITLES = {
-    "text": "Tokenized text",
-    "tokens": "Token files",
-    "jsonl": "Texts in JSON lines",
-    "datasets": "Texts of a dataset",
-    "images": "Images by folder",
-    "import": "Your own samples",
-    "synthetic": "Made-up sequences",
+TITLES = {  # kind: (words, title)
+    "text": ("text files", "Tokenized text"),
+    "tokens": ("files of token ids", "Token files"),
+    "jsonl": ("JSON lines", "Texts in JSON lines"),
+    "datasets": ("a dataset on disk", "Texts of a dataset"),
+    "images": ("folders of images", "Images by folder"),
+    "import": ("data of its own", "Your own samples"),
+    "synthetic": ("made-up sequences", "Made-up sequences"),
 }
 PARAMETERS = {"out": "out: Path", "sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
 RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
@@ -32,12 +23,8 @@ PACKAGES = {"tokenizer": "tokenizers", "datasets": "datasets", "images": "pillow
 
 def data_files(data: Mapping[str, Any]) -> dict[str, str]:
     """The modules of the data, path to template."""
-    found = {"data.py": "data.py.j2"}
-    if has_corpus(data):
-        found["corpus.py"] = "corpus.py.j2"
-    if data["kind"] == "images":
-        found["images.py"] = "images.py.j2"
-    return found
+    wanted = {"data.py": True, "corpus.py": has_corpus(data), "images.py": data["kind"] == "images"}
+    return {path: f"{path}.j2" for path, asked in wanted.items() if asked}
 
 
 def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,12 +38,14 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "sequence_length": length is not None,
         "vocabulary": vocabulary,
     }
+    byte_text = kind == "text" and not tokenizer
+    words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
     arguments = ", ".join(_argument(name, values["model"]["kind"]) for name in wanted if wanted[name])
     return {
         "kind": kind,
         "tokenizer": tokenizer,
         "packed": packed,
-        "byte_text": kind == "text" and not tokenizer,
+        "byte_text": byte_text,
         "corpus": has_corpus(data),
         "windows": packed and kind in ("text", "tokens", "jsonl", "datasets"),
         "documents": not packed,
@@ -73,8 +62,8 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "token_type": _token_type(values["model"]["vocabulary"], tokenizer),
         "raw_dtype": RAW.get(data.get("dtype", "")),
         "cache_settings": _cache_settings(kind, tokenizer),
-        "data_title": "Byte-level text" if kind == "text" and not tokenizer else TITLES[kind],
-        "data_words": "byte-level text" if kind == "text" and not tokenizer else WORDS[kind],
+        "data_title": title,
+        "data_words": words,
         "data_packages": [name for key, name in PACKAGES.items() if key == kind or (key == "tokenizer" and tokenizer)],
     }
 
@@ -85,16 +74,12 @@ def has_corpus(data: Mapping[str, Any]) -> bool:
 
 
 def _argument(name: str, model: str) -> str:
-    if name == "out":
-        return "args.out"
-    return f"config.{name}" if model == "decoder" else name.upper()
+    return "args.out" if name == "out" else f"config.{name}" if model == "decoder" else name.upper()
 
 
 def _token_type(vocabulary: int, tokenizer: bool) -> str:
-    """The smallest type of numpy that holds every id."""
-    if not tokenizer:
-        return "uint8"
-    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+    """The smallest numpy type that holds every id."""
+    return "uint8" if not tokenizer else "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
 def _cache_settings(kind: str, tokenizer: bool) -> str:

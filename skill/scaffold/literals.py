@@ -1,10 +1,10 @@
-"""How values get into generated files: always quoted, never as raw text, and laid out as `ruff format` would."""
+"""Values as literals in generated files: always quoted, never raw text, in the layout of `ruff format`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 LINE = 88
@@ -62,12 +62,8 @@ def own_import(path: str, name: str) -> str:
     """
     module, _, attribute = path.partition(":")
     bound = f"{attribute.partition('.')[0]} as {name}"
-    line = f"{INDENT * ' '}from {module} import {bound}"
-    return (
-        line
-        if len(line) <= LINE
-        else f"{INDENT * ' '}from {module} import (\n{2 * INDENT * ' '}{bound},\n{INDENT * ' '})"
-    )
+    pad, line = INDENT * " ", f"{INDENT * ' '}from {module} import {bound}"
+    return line if len(line) <= LINE else f"{pad}from {module} import (\n{2 * pad}{bound},\n{pad})"
 
 
 def factory_call(path: str, name: str = "factory") -> str:
@@ -83,17 +79,15 @@ def signature(parameters: Sequence[str], name: str, returns: str) -> str:
     return line if len(line) <= LINE else f"def {name}(\n{inner}\n) -> {returns}:"
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., str]] = {
     "py": py,
     "yaml": yaml,
     "md": markdown,
     "sh": shell,
     "text": text,
     "dtype": dtype,
-    "own_import": own_import,
-    "factory_call": factory_call,
-    "signature": signature,
 }
+FILTERS |= {"own_import": own_import, "factory_call": factory_call, "signature": signature}
 
 
 def _inline(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a project knows of its own making: `.fsdp2/manifest.json`, and the text of each file as it was written."""
+"""How a project was made: `.fsdp2/manifest.json`, and the text of each file as it was written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC_VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """Who wrote the project, and the hash of each file as it was written. `others`: keys that are not ours."""
+    """The version that wrote the project, and the hash of each file as written. `others`: further keys of the manifest."""
 
     generator: str
     files: dict[str, str]
@@ -31,7 +31,7 @@ class Manifest:
 
 
 def base_path(path: str) -> str:
-    """Where the text of a file is kept; the suffix keeps linters, formatters and test runners away from it."""
+    """Where the text of a file is kept; because of the suffix linters, formatters and test runners ignore it."""
     return f"{BASE}/{path}.base"
 
 
@@ -40,7 +40,7 @@ def sha256(data: bytes) -> str:
 
 
 def record(files: Mapping[str, bytes], others: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """The files that let `update` tell an edit of the user from a change of the templates."""
+    """The files by which `update` tells an edit of the user from a change of the templates."""
     hashes = {path: sha256(data) for path, data in files.items()}
     text = {
         "manifest": FORMAT,
@@ -77,7 +77,11 @@ def _checked(data: Any, path: Path) -> Manifest:
         raise _broken(path, "it must be an object with the key 'manifest', a number")
     generator, files, spec_version = data.get("generator"), data.get("files"), data.get("spec_version")
     by = generator if isinstance(generator, str) else "unknown"
-    if data["manifest"] > FORMAT or (isinstance(spec_version, int) and spec_version > SPEC_VERSION) or _newer(by):
+    if (
+        data["manifest"] > FORMAT
+        or (isinstance(spec_version, int) and spec_version > SPEC_VERSION)
+        or _numbers(by) > _numbers(__version__)
+    ):
         message = f"{path}: this project was written by the newer version {by}; this is {__version__}"
         raise UserError(f"{message}: update verified-fsdp2 first")
     if by == "unknown" or data["manifest"] != FORMAT or spec_version != SPEC_VERSION:
@@ -86,15 +90,9 @@ def _checked(data: Any, path: Path) -> Manifest:
         raise _broken(path, "'files' must map paths to hashes")
     for name in files:
         if not is_inside(name) or name.partition("/")[0] == FOLDER:
-            raise _broken(path, f"{name!r} is no path of a file in the project")
-    others = {
-        key: value for key, value in data.items() if key not in ("manifest", "spec_version", "generator", "files")
-    }
-    return Manifest(by, files, others)
-
-
-def _newer(generator: str) -> bool:
-    return _numbers(generator) > _numbers(__version__)
+            raise _broken(path, f"{name!r} is not a path of a file in the project")
+    own = ("manifest", "spec_version", "generator", "files")
+    return Manifest(by, files, {key: value for key, value in data.items() if key not in own})
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""What no schema can say: values that must fit together. Each check runs only if all of its inputs are valid."""
+"""Checks across keys, which a schema cannot express. Each check runs only if all of its inputs are valid."""
 
 from __future__ import annotations
 
 import keyword
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...verifier.config.reading.validation import Fault
 from . import data_content, data_files
 from . import schema as spec_schema
 
-Check = Callable[["Values"], Iterator[Fault]]
+Check = Callable[..., Iterator[Fault]]  # (values, the value of each key that it needs)
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
 
 
@@ -52,11 +53,12 @@ class Values:
 
 def faults(values: Values) -> list[Fault]:
     """Everything that does not fit together."""
-    return [fault for inputs, check in CHECKS if all(key in values for key in inputs) for fault in check(values)]
+    ready = [(inputs, check) for inputs, check in CHECKS if all(key in values for key in inputs)]
+    return [fault for inputs, check in ready for fault in check(values, *(values[key] for key in inputs))]
 
 
 def needs(*inputs: str) -> Callable[[Check], Check]:
-    """Register a check that looks at these keys."""
+    """Register a check of these keys; it runs if all of them are valid, with their values as arguments."""
 
     def register(check: Check) -> Check:
         CHECKS.append((inputs, check))
@@ -70,23 +72,48 @@ def fault(key: str, message: str, *index: int, on_key: bool = False) -> Fault:
     return Fault(path, f"{dotted(path)} {message}", path, on_key=on_key)
 
 
-def _not_importable(key: str, path: str) -> Iterator[Fault]:
-    for word in path.replace(":", ".").split("."):
-        if keyword.iskeyword(word):
-            yield fault(key, f"cannot be imported: {word!r} is a word of Python")
-            return
+def needs_each(*keys: str) -> Callable[[Check], Check]:
+    """Register a check of one key for each of these keys; the key comes before its value."""
+
+    def register(check: Check) -> Check:
+        for key in keys:
+            needs(key)(lambda values, value, key=key: check(values, key, value))
+        return check
+
+    return register
 
 
-def _not_arguments(section: str, arguments: dict[str, Any]) -> Iterator[Fault]:
-    for name in arguments:
-        if keyword.iskeyword(name):
-            path = (section, "arguments", name)
-            message = f"{dotted(path)} must be a Python argument name, found {name!r}, a word of Python"
-            yield Fault(path, message, path, on_key=True)
+def path_of(values: Values, pattern: str) -> Path:
+    """The absolute path of a path of the spec."""
+    return Path(data_files.absolute(pattern, values.base))
 
 
-def _fewer_than_train_steps(values: Values, key: str) -> Iterator[Fault]:
-    number, steps = values[key], values["train.steps"]
+@needs_each("data.import", "model.import")
+def import_is_python(values: Values, key: str, path: str) -> Iterator[Fault]:
+    word = next((word for word in path.replace(":", ".").split(".") if keyword.iskeyword(word)), None)
+    if word:
+        yield fault(key, f"cannot be imported: {word!r} is a Python keyword")
+
+
+@needs_each("data.arguments", "model.arguments")
+def arguments_are_python(values: Values, key: str, arguments: dict[str, Any]) -> Iterator[Fault]:
+    for name in filter(keyword.iskeyword, arguments):
+        path = (*key.split("."), name)
+        message = f"{dotted(path)} must be a Python argument name, found {name!r}, a Python keyword"
+        yield Fault(path, message, path, on_key=True)
+
+
+@needs("train.steps", "schedule.warmup_steps")
+def warmup_ends(values: Values, steps: int, number: int) -> Iterator[Fault]:
+    yield from _fewer_than_train_steps(values, "schedule.warmup_steps", number, steps)
+
+
+@needs("train.steps", "verify.steps")
+def verification_fits(values: Values, steps: int, number: int) -> Iterator[Fault]:
+    yield from _fewer_than_train_steps(values, "verify.steps", number, steps)
+
+
+def _fewer_than_train_steps(values: Values, key: str, number: int, steps: int) -> Iterator[Fault]:
     if number >= steps and values.written(key):
         yield fault(key, f"must be less than train.steps {steps}, found {number}")
     elif number >= steps:
@@ -94,8 +121,7 @@ def _fewer_than_train_steps(values: Values, key: str) -> Iterator[Fault]:
 
 
 @needs("model.width", "model.heads")
-def heads_divide_width(values: Values) -> Iterator[Fault]:
-    width, heads = values["model.width"], values["model.heads"]
+def heads_divide_width(values: Values, width: int, heads: int) -> Iterator[Fault]:
     if width % heads:
         yield fault("model.heads", f"must divide model.width {width}, found {heads}")
     elif width // heads % 2:
@@ -104,25 +130,14 @@ def heads_divide_width(values: Values) -> Iterator[Fault]:
 
 
 @needs("model.heads", "model.kv_heads")
-def kv_heads_divide_heads(values: Values) -> Iterator[Fault]:
-    heads, kv_heads = values["model.heads"], values["model.kv_heads"]
+def kv_heads_divide_heads(values: Values, heads: int, kv_heads: Any) -> Iterator[Fault]:
     if kv_heads != "auto" and heads % kv_heads:
         yield fault("model.kv_heads", f"must divide model.heads {heads}, found {kv_heads}")
 
 
-@needs("data.tokenizer", "model.vocabulary")
-def bytes_fit_vocabulary(values: Values) -> Iterator[Fault]:
-    if values["data.tokenizer"] is None and values["model.vocabulary"] < 256:
-        found = values["model.vocabulary"]
-        yield fault(
-            "model.vocabulary", f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
-        )
-
-
-@needs("model.kind", "model.sequence_length", "data.kind")
-def sequences_have_a_length(values: Values) -> Iterator[Fault]:
-    kind, data = values["model.kind"], values["data.kind"]
-    if values["model.sequence_length"] is not None:
+@needs("model.sequence_length", "model.kind", "data.kind")
+def sequences_have_a_length(values: Values, length: int | None, kind: str, data: str) -> Iterator[Fault]:
+    if length is not None:
         if data == "images":
             yield fault("model.sequence_length", "must be left out: images are not sequences")
     elif kind != "import" or data not in ("images", "import"):
@@ -131,51 +146,40 @@ def sequences_have_a_length(values: Values) -> Iterator[Fault]:
 
 
 @needs("model.kind", "data.kind")
-def images_need_a_model(values: Values) -> Iterator[Fault]:
-    if values["model.kind"] != "import" and values["data.kind"] == "images":
-        what = "the decoder" if values["model.kind"] == "decoder" else "a causal language model"
+def images_need_a_model(values: Values, kind: str, data: str) -> Iterator[Fault]:
+    if kind != "import" and data == "images":
+        what = "the decoder" if kind == "decoder" else "a causal language model"
         yield fault("data.kind", f"images need model.kind: import ({what} reads token ids)")
 
 
-@needs("data.import")
-def data_import_is_python(values: Values) -> Iterator[Fault]:
-    yield from _not_importable("data.import", values["data.import"])
-
-
-@needs("data.arguments")
-def data_arguments_are_python(values: Values) -> Iterator[Fault]:
-    yield from _not_arguments("data", values["data.arguments"])
-
-
 @needs("data.tokenizer", "model.vocabulary")
-def tokenizer_fits(values: Values) -> Iterator[Fault]:
-    if values["data.tokenizer"] is None:
+def tokenizer_fits(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
+    if tokenizer is None:
+        if found < 256:
+            message = f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
+            yield fault("model.vocabulary", message)
         return
-    path = Path(data_files.absolute(values["data.tokenizer"], values.base))
+    path = path_of(values, tokenizer)
     message = data_content.tokenizer_fault(path) if path.is_file() else "is no file"
     if message:
-        yield fault("data.tokenizer", f"{message}: {values['data.tokenizer']!r}")
-    elif (size := data_content.tokenizer_size(path)) > values["model.vocabulary"]:
-        found = values["model.vocabulary"]
+        yield fault("data.tokenizer", f"{message}: {tokenizer!r}")
+    elif (size := data_content.tokenizer_size(path)) > found:
         yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
 
 
 @needs("data.folder")
-def folder_is_there(values: Values) -> Iterator[Fault]:
-    folder = Path(data_files.absolute(values["data.folder"], values.base))
-    if not folder.is_dir():
-        yield fault("data.folder", f"is no folder: {values['data.folder']!r}")
-    elif not any(folder.iterdir()):
-        yield fault("data.folder", f"is an empty folder: {values['data.folder']!r}")
+def folder_exists(values: Values, name: str) -> Iterator[Fault]:
+    folder = path_of(values, name)
+    if not folder.is_dir() or not any(folder.iterdir()):
+        yield fault("data.folder", f"is {'an empty' if folder.is_dir() else 'no'} folder: {name!r}")
 
 
-@needs("data.folder", "data.image_size", "model.vocabulary")
-def classes_are_the_folders(values: Values) -> Iterator[Fault]:
-    folder = Path(data_files.absolute(values["data.folder"], values.base))
+@needs("data.folder", "model.vocabulary", "data.image_size")
+def classes_are_the_folders(values: Values, name: str, classes: int, size: int) -> Iterator[Fault]:
+    folder = path_of(values, name)
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     folders = data_content.class_folders(folder)
-    classes = values["model.vocabulary"]
     if not folders:
         yield fault("data.folder", "must have a folder for each class")
     elif len(folders) != classes:
@@ -188,16 +192,16 @@ def classes_are_the_folders(values: Values) -> Iterator[Fault]:
 
 
 @needs("data.folder", "data.split", "data.field")
-def dataset_fits(values: Values) -> Iterator[Fault]:
-    folder = Path(data_files.absolute(values["data.folder"], values.base))
+def dataset_fits(values: Values, name: str, split: str | None, field: str) -> Iterator[Fault]:
+    folder = path_of(values, name)
     if folder.is_dir() and any(folder.iterdir()):
-        for key, message in data_content.dataset_faults(folder, values["data.split"], values["data.field"]):
+        for key, message in data_content.dataset_faults(folder, split, field):
             yield fault(f"data.{key}", message)
 
 
 @needs("optimizer.groups")
-def groups_are_patterns(values: Values) -> Iterator[Fault]:
-    for number, group in enumerate(values["optimizer.groups"]):
+def groups_are_patterns(values: Values, groups: list[dict[str, Any]]) -> Iterator[Fault]:
+    for number, group in enumerate(groups):
         try:
             re.compile(group["match"])
         except re.error as error:
@@ -206,86 +210,59 @@ def groups_are_patterns(values: Values) -> Iterator[Fault]:
 
 
 @needs("operation.mfu", "data.kind")
-def mfu_counts_tokens(values: Values) -> Iterator[Fault]:
-    if values["operation.mfu"] and values["model.sequence_length"] is None:
+def mfu_counts_tokens(values: Values, mfu: bool, kind: str) -> Iterator[Fault]:
+    if mfu and values["model.sequence_length"] is None:
         yield fault("operation.mfu", "counts FLOPs for each token: it needs model.sequence_length")
 
 
 @needs("operation.mfu", "operation.peak_tflops")
-def peak_without_mfu(values: Values) -> Iterator[Fault]:
-    if values["operation.peak_tflops"] is not None and not values["operation.mfu"]:
+def peak_without_mfu(values: Values, mfu: bool, peak: float | None) -> Iterator[Fault]:
+    if peak is not None and not mfu:
         yield fault("operation.peak_tflops", "does nothing without operation.mfu: true")
 
 
-@needs("model.import")
-def import_is_python(values: Values) -> Iterator[Fault]:
-    yield from _not_importable("model.import", values["model.import"])
-
-
 @needs("model.shard", "model.kind")
-def shard_is_python(values: Values) -> Iterator[Fault]:
-    if values["model.shard"] == "auto":
-        if values["model.kind"] == "import" and values.written("model.shard"):
+def shard_is_python(values: Values, shard: Any, kind: str) -> Iterator[Fault]:
+    if shard == "auto" and kind == "import":
+        if values.written("model.shard"):
             yield fault("model.shard", "must be class names: only a transformers model names them itself")
-        elif values["model.kind"] == "import":
+        else:
             message = "missing key 'shard' in model; for example 'shard: [\"TransformerBlock\"]'"
             yield Fault(("model", "shard"), message, ("model",), on_key=True)
-        return
-    for number, name in enumerate(values["model.shard"]):
+    for number, name in enumerate(shard if shard != "auto" else ()):
         if keyword.iskeyword(name):
-            yield fault("model.shard", f"must be a class name, found {name!r}, a word of Python", number)
-
-
-@needs("model.arguments")
-def arguments_are_python(values: Values) -> Iterator[Fault]:
-    yield from _not_arguments("model", values["model.arguments"])
+            yield fault("model.shard", f"must be a class name, found {name!r}, a Python keyword", number)
 
 
 @needs("data.files", "data.kind")
-def files_can_be_read(values: Values) -> Iterator[Fault]:
-    files, base = values["data.files"], values.base
-    found = data_files.faults(files, base, data_content.text_fault)
-    if values["data.kind"] == "jsonl" and "data.field" in values:
-        field = values["data.field"]
-        found = data_files.faults(files, base, lambda path, name: data_content.json_lines_fault(path, name, field))
-    elif values["data.kind"] == "tokens" and "data.dtype" in values:
-        dtype = values["data.dtype"]
-        found = data_files.faults(
-            files, base, lambda path, name: data_content.token_file_fault(path, name, dtype), cost=0
-        )
-    for number, message in found:
+def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[Fault]:
+    check, cost = data_content.text_fault, data_content.MAX_READ
+    if kind == "jsonl" and "data.field" in values:
+        check = partial(data_content.json_lines_fault, field=values["data.field"])
+    elif kind == "tokens" and "data.dtype" in values:
+        check, cost = partial(data_content.token_file_fault, dtype=values["data.dtype"]), 0
+    for number, message in data_files.faults(files, values.base, check, cost):
         yield fault("data.files", message, number)
 
 
 @needs("data.samples", "data.validation_fraction", "train.global_batch")
-def samples_fill_a_batch(values: Values) -> Iterator[Fault]:
-    samples, batch = values["data.samples"], values["train.global_batch"]
-    left = samples - max(1, int(samples * values["data.validation_fraction"]))
+def samples_fill_a_batch(values: Values, samples: int, fraction: float, batch: int) -> Iterator[Fault]:
+    left = samples - max(1, int(samples * fraction))
     if left < batch:
         message = f"{samples} leaves {left} for training, fewer than train.global_batch {batch}"
         yield fault("data.samples", message)
 
 
-@needs("schedule.warmup_steps", "train.steps")
-def warmup_ends(values: Values) -> Iterator[Fault]:
-    yield from _fewer_than_train_steps(values, "schedule.warmup_steps")
-
-
 @needs("schedule.decay_steps", "schedule.warmup_steps", "train.steps")
-def decay_fits(values: Values) -> Iterator[Fault]:
-    decay, left = values["schedule.decay_steps"], values["train.steps"] - values["schedule.warmup_steps"]
+def decay_fits(values: Values, decay: Any, warmup: int, steps: int) -> Iterator[Fault]:
+    left = steps - warmup
     if decay != "auto" and decay > left > 0:
         message = f"must be at most {left} (train.steps without schedule.warmup_steps), found {decay}"
         yield fault("schedule.decay_steps", message)
 
 
-@needs("verify.steps", "train.steps")
-def verification_fits(values: Values) -> Iterator[Fault]:
-    yield from _fewer_than_train_steps(values, "verify.steps")
-
-
 @needs("precision.param_dtype", "precision.reduce_dtype")
-def reduction_is_not_coarser(values: Values) -> Iterator[Fault]:
-    if (values["precision.param_dtype"], values["precision.reduce_dtype"]) == ("float32", "bfloat16"):
+def reduction_is_not_coarser(values: Values, parameters: str, reduction: str) -> Iterator[Fault]:
+    if (parameters, reduction) == ("float32", "bfloat16"):
         message = "must be 'float32' when precision.param_dtype is 'float32' (bfloat16 would round the gradients)"
         yield fault("precision.reduce_dtype", message)

@@ -1,4 +1,4 @@
-"""What no schema can say of the section `launch`: keys of engines that are off, keys that an engine needs, the number of ranks."""
+"""Checks of the section `launch`: keys of engines that are off, keys that an engine needs, the number of ranks."""
 
 from __future__ import annotations
 
@@ -17,26 +17,18 @@ HOST = 63  # characters of one label of a host name
 
 
 @needs("launch.engines")
-def fits_together(values: Values) -> Iterator[Fault]:
-    if values["launch.engines"]:
-        yield from (
-            *_of_other_engines(values),
-            *_missing(values),
-            *_ranks(values),
-            *_kubernetes_name(values),
-        )
-    elif not values.written("launch.engines"):  # written as [] it is off, whatever stands beside it
-        yield from _without_engines(values)
+def fits_together(values: Values, engines: list[str]) -> Iterator[Fault]:
+    if engines:
+        for check in (_of_other_engines, _missing, _ranks, _kubernetes_name):
+            yield from check(values)
+    elif not values.written("launch.engines"):  # an explicit [] turns the section off, whatever else it holds
+        for key in _written(values):
+            yield fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
 
 
 def _written(values: Values) -> list[str]:
-    """The keys of the section that stand in the file."""
+    """The keys of the section that the file contains."""
     return [key for key in values["launch"] if key != "engines" and values.written(f"launch.{key}")]
-
-
-def _without_engines(values: Values) -> Iterator[Fault]:
-    for key in _written(values):
-        yield fault(f"launch.{key}", "does nothing without launch.engines, for example [torchrun]", on_key=True)
 
 
 def _of_other_engines(values: Values) -> Iterator[Fault]:
@@ -65,26 +57,20 @@ def _missing(values: Values) -> Iterator[Fault]:
 
 def _ranks(values: Values) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
-    inputs = (
-        "launch.nodes",
-        "launch.devices_per_node",
-        "parallel.dp_shard",
-        "parallel.dp_replicate",
-        "parallel.tp",
-    )
+    inputs = ("launch.nodes", "launch.devices_per_node", *(f"parallel.{k}" for k in ("dp_shard", "dp_replicate", "tp")))
     if any(key not in values for key in inputs):
         return
     nodes, devices, shard, replicate, tp = (values[key] for key in inputs)
     ranks = nodes * devices
     product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
-    at = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
+    key = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
+    at = tuple(key.split("."))
     fixed = f"parallel.dp_replicate {replicate}" + (f" x tp {tp}" if tp > 1 else "")
     if shard != "auto" and shard * replicate * tp != ranks:
         mesh = f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} = {shard * replicate * tp}"
-        yield Fault(tuple(at.split(".")), f"{product} do not make the mesh: {mesh}", tuple(at.split(".")))
+        yield Fault(at, f"{product} do not make the mesh: {mesh}", at)
     elif shard == "auto" and ranks % (replicate * tp):
-        message = f"{product} do not divide into {fixed}"
-        yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
+        yield Fault(at, f"{product} do not divide into {fixed}", at)
     if "train.global_batch" not in values or "train.micro_batch" not in values:
         return
     batch, micro = values["train.global_batch"], values["train.micro_batch"]
@@ -92,7 +78,7 @@ def _ranks(values: Values) -> Iterator[Fault]:
     if batch % (micro * readers):
         share = f"{values.named('train.micro_batch')} x {readers} = {micro * readers}"
         message = f"{product}: train.global_batch {batch} is no multiple of {share}"
-        yield Fault(tuple(at.split(".")), message, tuple(at.split(".")))
+        yield Fault(at, message, at)
 
 
 def _kubernetes_name(values: Values) -> Iterator[Fault]:

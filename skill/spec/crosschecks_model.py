@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ...verifier.config.reading.validation import Fault
-from . import data_files, pretrained
-from .crosschecks import Values, fault, needs
+from . import pretrained
+from .crosschecks import Values, fault, needs, path_of
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
@@ -17,8 +16,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @needs("model.config", "model.pretrained")
-def one_source(values: Values) -> Iterator[Fault]:
-    config, folder = values["model.config"], values["model.pretrained"]
+def one_source(values: Values, config: Any, folder: str | None) -> Iterator[Fault]:
     if config is None and folder is None:
         yield Fault(("model", "config"), "missing key 'config' or 'pretrained' in model", ("model",), on_key=True)
     elif config is not None and folder is not None:
@@ -26,22 +24,20 @@ def one_source(values: Values) -> Iterator[Fault]:
 
 
 @needs("model.config")
-def config_is_one(values: Values) -> Iterator[Fault]:
-    config = values["model.config"]
+def config_is_valid(values: Values, config: Any) -> Iterator[Fault]:
     if isinstance(config, str):
-        if message := pretrained.config_fault(_path(values, config)):
+        if message := pretrained.config_fault(path_of(values, config)):
             yield fault("model.config", f"{message}: {config!r}")
     elif config is not None:
-        for key, why in (("model_type", "tells the architecture"), ("vocab_size", "is not the same in all models")):
+        for key, why in (("model_type", "names the architecture"), ("vocab_size", "is not the same in all models")):
             if not isinstance(config.get(key), str if key == "model_type" else int):
                 yield fault("model.config", f"must have {key}, which {why}")
 
 
 @needs("model.pretrained")
-def folder_has_weights(values: Values) -> Iterator[Fault]:
-    folder = values["model.pretrained"]
+def folder_has_weights(values: Values, folder: str | None) -> Iterator[Fault]:
     if folder is not None:
-        path = _path(values, folder)
+        path = path_of(values, folder)
         if message := pretrained.weights_fault(path) or pretrained.config_fault(path):
             yield fault("model.pretrained", f"{message}: {folder!r}")
         elif (pretrained.size(pretrained.read_config(path) or {}, *EXPERTS) or 0) > 1:
@@ -50,21 +46,20 @@ def folder_has_weights(values: Values) -> Iterator[Fault]:
 
 
 @needs("model.config", "model.pretrained", "model.vocabulary", "model.sequence_length")
-def sizes_fit_the_config(values: Values) -> Iterator[Fault]:
-    """Only what the config writes down: some leave out what is the default of their architecture."""
-    config = _config(values)
+def sizes_fit_the_config(values: Values, source: Any, folder: Any, ids: int, found: int | None) -> Iterator[Fault]:
+    """Only sizes in the config: some configs leave out the defaults of their architecture."""
+    config = _config(values, source or folder)
     vocabulary, length = pretrained.size(config, "vocab_size"), pretrained.size(config, *LENGTHS)
-    if vocabulary is not None and vocabulary != values["model.vocabulary"]:
-        message = f"must be {vocabulary}, the vocab_size of the model, found {values['model.vocabulary']}"
+    if vocabulary is not None and vocabulary != ids:
+        message = f"must be {vocabulary}, the vocab_size of the model, found {ids}"
         yield fault("model.vocabulary", message)
-    found = values["model.sequence_length"]
     if length is not None and found is not None and found > length:
         yield fault("model.sequence_length", f"must be at most {length}, the positions of the model, found {found}")
 
 
 @needs("model.config", "model.pretrained", "parallel.tp")
-def transformers_divide(values: Values) -> Iterator[Fault]:
-    tp, config = values["parallel.tp"], _config(values)
+def transformers_divide(values: Values, source: Any, folder: Any, tp: int) -> Iterator[Fault]:
+    config = _config(values, source or folder)
     if tp > 1 and config.get("model_type") in CONV1D:
         message = f"must be 1 for {config['model_type']}, for which transformers has no plan, found {tp}"
         yield fault("parallel.tp", message)
@@ -75,17 +70,17 @@ def transformers_divide(values: Values) -> Iterator[Fault]:
             return
 
 
-@needs("finetune.targets", "parallel.tp", "precision.fp8")
-def adapters_are_not_split(values: Values) -> Iterator[Fault]:
-    if values["parallel.tp"] > 1:
-        yield fault("parallel.tp", f"must be 1 for finetune.kind lora, found {values['parallel.tp']}")
-    if values["precision.fp8"]:
+@needs("parallel.tp", "precision.fp8", "finetune.targets")
+def adapters_are_not_split(values: Values, tp: int, fp8: bool, targets: list[str]) -> Iterator[Fault]:
+    if tp > 1:
+        yield fault("parallel.tp", f"must be 1 for finetune.kind lora, found {tp}")
+    if fp8:
         yield fault("precision.fp8", "must be false for finetune.kind lora")
 
 
 @needs("finetune.train")
-def trained_are_patterns(values: Values) -> Iterator[Fault]:
-    for number, pattern in enumerate(values["finetune.train"]):
+def trained_are_patterns(values: Values, patterns: list[str]) -> Iterator[Fault]:
+    for number, pattern in enumerate(patterns):
         try:
             found = re.compile(pattern)
         except re.error as error:
@@ -97,10 +92,10 @@ def trained_are_patterns(values: Values) -> Iterator[Fault]:
 
 
 @needs("finetune.targets")
-def targets_are_layers(values: Values) -> Iterator[Fault]:
+def targets_are_layers(values: Values, targets: list[str]) -> Iterator[Fault]:
     layers = [name.removesuffix(".weight") for name in _decoder_parameters(values)]
     linear = [name for name in layers if "norm" not in name and name != "embedding"]
-    for number, target in enumerate(values["finetune.targets"]):
+    for number, target in enumerate(targets):
         if linear and not any(f".{name}".endswith(f".{target}") for name in linear):
             known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
             yield fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
@@ -108,8 +103,7 @@ def targets_are_layers(values: Values) -> Iterator[Fault]:
 
 def _decoder_parameters(values: Values) -> list[str]:
     """The names of the parameters of the decoder that the scaffold writes; none for another model."""
-    wanted = ("model.layers", "model.tied_embeddings")
-    if not all(key in values for key in wanted):
+    if not all(key in values for key in ("model.layers", "model.tied_embeddings")):
         return []
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
     parts += [f"feed_forward.{name}" for name in ("gate", "up", "down")] + ["attention_norm", "feed_forward_norm"]
@@ -118,13 +112,8 @@ def _decoder_parameters(values: Values) -> list[str]:
     return [f"{name}.weight" for name in names]
 
 
-def _config(values: Values) -> dict[str, Any]:
-    config, folder = values["model.config"], values["model.pretrained"]
-    if isinstance(config, dict):
-        return config
-    place = config or folder
-    return (pretrained.read_config(_path(values, place)) if place else None) or {}
-
-
-def _path(values: Values, path: str) -> Path:
-    return Path(data_files.absolute(path, values.base))
+def _config(values: Values, source: Any) -> dict[str, Any]:
+    """The config of a model: written in the spec, or in a file or folder; {} if there is none."""
+    if isinstance(source, dict):
+        return source
+    return (pretrained.read_config(path_of(values, source)) if source else None) or {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
@@ -10,12 +11,11 @@ from .crosschecks import Values, fault, needs
 from .model import data_ranks
 
 FP8_MULTIPLE = 16
+TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.ranks")
-def mesh_is_world(values: Values) -> Iterator[Fault]:
-    shard, replicate, tp = (values[f"parallel.{key}"] for key in ("dp_shard", "dp_replicate", "tp"))
-    ranks = values["verify.ranks"]
+def mesh_is_world(values: Values, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
     if shard == "auto":
         if ranks % replicate:
             yield fault("parallel.dp_replicate", f"must divide {values.named('verify.ranks')}, found {replicate}")
@@ -29,10 +29,9 @@ def mesh_is_world(values: Values) -> Iterator[Fault]:
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.reshard_to")
-def mesh_fits_other_worlds(values: Values) -> Iterator[Fault]:
+def mesh_fits_other_worlds(values: Values, shard: Any, replicate: int, tp: int, worlds: list[int]) -> Iterator[Fault]:
     """A single rank always fits: there the mesh is left out. A dp_shard that is a number fits its own world only."""
-    replicate, tp, worlds = values["parallel.dp_replicate"], values["parallel.tp"], values["verify.reshard_to"]
-    if values["parallel.dp_shard"] != "auto":
+    if shard != "auto":
         return
     unit = replicate * tp
     key = "parallel.dp_replicate" if replicate > 1 else "parallel.tp"
@@ -49,52 +48,44 @@ def mesh_fits_other_worlds(values: Values) -> Iterator[Fault]:
 
 
 @needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.ranks")
-def batch_divides(values: Values) -> Iterator[Fault]:
-    batch, micro = values["train.global_batch"], values["train.micro_batch"]
-    readers = data_ranks(values["verify.ranks"], values["parallel.tp"])
+def batch_divides(values: Values, batch: int, micro: int, tp: int, ranks: int) -> Iterator[Fault]:
+    readers, named = data_ranks(ranks, tp), values.named("verify.ranks")
     if batch % (micro * readers):
-        of = f"{values.named('train.micro_batch')} x {_readers(values, values['verify.ranks'])} = {micro * readers}"
+        by = named if tp == 1 else f"({named} / parallel.tp {min(tp, ranks)})"
+        of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         yield fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
 
 
-def _readers(values: Values, ranks: int) -> str:
-    """The ranks that read samples of their own, as they read in a message."""
-    named = values.named("verify.ranks") if ranks == values["verify.ranks"] else f"{ranks} ranks"
-    tp = min(values["parallel.tp"], ranks)
-    return named if tp == 1 else f"({named} / parallel.tp {tp})"
-
-
 @needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.ranks", "verify.reshard_to")
-def batch_divides_in_other_worlds(values: Values) -> Iterator[Fault]:
-    batch, micro, tp = values["train.global_batch"], values["train.micro_batch"], values["parallel.tp"]
-    if batch % (micro * data_ranks(values["verify.ranks"], tp)):
+def batch_divides_in_other_worlds(
+    values: Values, batch: int, micro: int, tp: int, ranks: int, worlds: list[int]
+) -> Iterator[Fault]:
+    if batch % (micro * data_ranks(ranks, tp)):
         return
-    for number, world in enumerate(values["verify.reshard_to"]):
+    for number, world in enumerate(worlds):
         readers = data_ranks(world, tp)
         if batch % (micro * readers) == 0:
             continue
-        ranks = f"{world} ranks" if tp == 1 else f"({world} ranks / parallel.tp {tp})"
-        of = f"{values.named('train.micro_batch')} x {ranks} = {micro * readers}"
+        by = f"{world} ranks" if tp == 1 else f"({world} ranks / parallel.tp {tp})"
+        of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         if values.written("verify.reshard_to"):
             message = f"needs train.global_batch to be a multiple of {of}, found {batch}"
             yield fault("verify.reshard_to", message, number)
         else:
             message = f"must be a multiple of {of}, found {batch}; or set verify.reshard_to"
-            yield fault("train.global_batch", f"{message}, which is {values['verify.reshard_to']} by default")
+            yield fault("train.global_batch", f"{message}, which is {worlds} by default")
 
 
 @needs("model.kind", "parallel.tp")
-def tensor_parallelism_has_a_plan(values: Values) -> Iterator[Fault]:
-    if values["parallel.tp"] > 1 and values["model.kind"] == "import":
+def tensor_parallelism_has_a_plan(values: Values, kind: str, tp: int) -> Iterator[Fault]:
+    if tp > 1 and kind == "import":
         message = "must be 1 for model.kind import: the scaffold does not know how to split your matrices"
         yield fault("parallel.tp", f"{message}; call parallelize_module in your factory's project, or use a decoder")
 
 
-@needs("parallel.tp", "model.heads", "model.kv_heads", "model.ffn", "model.vocabulary", "model.sequence_length")
-def tensor_parallelism_divides(values: Values) -> Iterator[Fault]:
-    tp = values["parallel.tp"]
-    for key in ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length"):
-        size = values[f"model.{key}"]
+@needs("parallel.tp", *(f"model.{key}" for key in TP_SIZES))
+def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator[Fault]:
+    for key, size in zip(TP_SIZES, sizes, strict=True):
         if key == "ffn" and size == "auto":
             size = ffn_size(values["model.width"]) if "model.width" in values else tp
         if isinstance(size, int) and size % tp:
@@ -103,19 +94,16 @@ def tensor_parallelism_divides(values: Values) -> Iterator[Fault]:
 
 
 @needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.ranks")
-def reshard_divides(values: Values) -> Iterator[Fault]:
+def reshard_divides(values: Values, number: Any, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
-    number, replicate, tp = values[key], values["parallel.dp_replicate"], values["parallel.tp"]
     if isinstance(number, bool):
         return
     if tp > 1:
         message = f"must be true or false with parallel.tp {tp}, found {number}"
         yield fault(key, f"{message} (torch makes the smaller mesh over the whole world)")
         return
-    worlds = [values["verify.ranks"]]
-    if "verify.reshard_to" in values and values["parallel.dp_shard"] == "auto":
-        worlds += values["verify.reshard_to"]
-    for world in worlds:
+    others = values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
+    for world in (ranks, *others):
         shards = world // replicate
         if world > 1 and world % replicate == 0 and shards > 1 and shards % number:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
@@ -124,48 +112,42 @@ def reshard_divides(values: Values) -> Iterator[Fault]:
 
 
 @needs("memory.compile", "parallel.tp")
-def compiled_blocks_are_whole(values: Values) -> Iterator[Fault]:
-    """Run on 2.13.0 (gloo): same loss, other gradients; `aot_eager` has it too, `eager` has not."""
-    if values["memory.compile"] and values["parallel.tp"] > 1:
-        message = f"must be false with parallel.tp {values['parallel.tp']}: torch 2.13.0 computes wrong gradients there"
+def compile_excludes_tensor_parallelism(values: Values, compiled: bool, tp: int) -> Iterator[Fault]:
+    """Measured on 2.13.0 (gloo): same loss, wrong gradients, with `aot_eager` too, not with `eager`."""
+    if compiled and tp > 1:
+        message = f"must be false with parallel.tp {tp}: torch 2.13.0 computes wrong gradients there"
         yield fault("memory.compile", message)
 
 
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")
-def prefetch_gathers(values: Values) -> Iterator[Fault]:
-    if values["parallel.prefetch.backward"] and values["parallel.reshard_after_forward"] is False:
+def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fault]:
+    if backward and reshard is False:
         message = "does nothing with parallel.reshard_after_forward: false (all blocks stay gathered until backward)"
         yield fault("parallel.prefetch.backward", message)
 
 
-@needs("memory.every", "memory.activation_checkpointing")
-def every_is_of_every_nth(values: Values) -> Iterator[Fault]:
-    kind = values["memory.activation_checkpointing"]
+@needs("memory.activation_checkpointing", "memory.every")
+def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fault]:
     if not values.is_default("memory.every") and kind != "every-nth":
         message = f"does nothing with memory.activation_checkpointing: {kind}; write every-nth there"
         yield fault("memory.every", message)
 
 
 @needs("precision.fp8", "precision.param_dtype", "parallel.tp")
-def fp8_has_bfloat16_around_it(values: Values) -> Iterator[Fault]:
-    if not values["precision.fp8"]:
-        return
-    if values["precision.param_dtype"] != "bfloat16":
+def fp8_needs_bfloat16(values: Values, fp8: bool, dtype: str, tp: int) -> Iterator[Fault]:
+    if fp8 and dtype != "bfloat16":
         message = "needs precision.param_dtype: bfloat16 (what is not in float8 computes in it)"
         yield fault("precision.fp8", message)
-    elif values["parallel.tp"] > 1:
-        yield fault("precision.fp8", f"needs parallel.tp: 1, found {values['parallel.tp']}")
+    elif fp8 and tp > 1:
+        yield fault("precision.fp8", f"needs parallel.tp: 1, found {tp}")
 
 
 @needs("precision.fp8", "model.width", "model.kv_heads", "model.heads", "model.ffn")
-def fp8_divides(values: Values) -> Iterator[Fault]:
-    """The matrix units take multiples of 16 only."""
-    if not values["precision.fp8"]:
-        return
-    width, heads = values["model.width"], values["model.heads"]
-    kv_heads = heads if values["model.kv_heads"] == "auto" else values["model.kv_heads"]
-    for key, size in (("width", width), ("kv_heads", width // heads * kv_heads), ("ffn", values["model.ffn"])):
-        if isinstance(size, int) and size % FP8_MULTIPLE:
+def fp8_divides(values: Values, fp8: bool, width: int, kv_heads: Any, heads: int, ffn: Any) -> Iterator[Fault]:
+    """float8 matrix multiplications need sizes that are multiples of 16."""
+    kv_heads = heads if kv_heads == "auto" else kv_heads
+    for key, size in (("width", width), ("kv_heads", width // heads * kv_heads), ("ffn", ffn)):
+        if fp8 and isinstance(size, int) and size % FP8_MULTIPLE:
             what = f"{kv_heads} (matrices of {size} rows)" if key == "kv_heads" else str(size)
             yield fault("precision.fp8", f"needs multiples of {FP8_MULTIPLE}: model.{key} is {what}")
             return

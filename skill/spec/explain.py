@@ -7,6 +7,8 @@ from typing import Any
 
 from ...verifier.config.reading.words import similar
 from ...verifier.errors import UserError
+from ...verifier.report.wrapping import table as columns
+from ...verifier.report.wrapping import wrapped
 from . import schema as spec_schema
 from .schema import Schema, kinds_of, required, shown
 
@@ -29,11 +31,10 @@ def entries(section: str | None = None) -> list[dict[str, Any]]:
 
 def page(entry: dict[str, Any]) -> str:
     """One key, in full."""
-    lines = [f"{entry['key']}{_kinds(entry)}", "", f"  {entry['description']}", ""]
-    lines.append(f"  type      {entry['type']}")
-    lines.append(f"  default   {_default(entry)}")
-    for number, example in enumerate(entry["examples"]):
-        lines.append(f"  {'examples' if number == 0 else '':8}  {_inline(entry['key'], example)}")
+    lines = [f"{entry['key']}{_kinds(entry)}", "", *wrapped(entry["description"], "  "), ""]
+    facts = [("type", entry["type"]), ("default", _default(entry))]
+    facts += [("" if n else "examples", _inline(entry["key"], example)) for n, example in enumerate(entry["examples"])]
+    lines += columns(facts, "  ")
     below = entries(entry["key"])
     if below:
         lines += ["", table(below)]
@@ -41,15 +42,9 @@ def page(entry: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Key, type, default and the first sentence of the description."""
-    cells = [("key", "default", "type", "what")]
-    cells += [
-        (row["key"], _default(row), row["type"], _first_sentence(row["description"]) + _kinds(row)) for row in rows
-    ]
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    return "\n".join(
-        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]) for row in cells
-    )
+    """Key, default, type and the first sentence of the description."""
+    cells = [(r["key"], _default(r), r["type"], _first_sentence(r["description"]) + _kinds(r)) for r in rows]
+    return "\n".join(columns([("key", "default", "type", "description"), *cells]))
 
 
 def _entry(key: str, schema: Schema, section: Schema) -> dict[str, Any]:

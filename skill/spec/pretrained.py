@@ -25,7 +25,7 @@ def config_fault(path: Path) -> str:
     if config is None:
         return "is no JSON mapping"
     if not isinstance(config.get("model_type"), str):
-        return "has no model_type, which tells the architecture"
+        return "has no model_type, which names the architecture"
     if "quantization_config" in config:
         return "is a quantized model (quantization_config): its weights cannot be trained"
     return ""

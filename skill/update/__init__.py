@@ -1,4 +1,4 @@
-"""What becomes of each file of a project when its spec or the templates change: three-way, and no edit is lost."""
+"""Updates each file of a project when its spec or the templates change: a three-way merge, and no edit is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNRESOLVED = ("conflict", "in the way", "not merged")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an update makes of one file: what it holds afterwards, and the lines on which conflicts are marked."""
+    """The update of one file: its content afterwards, and the lines on which conflicts are marked."""
 
     file: File
     action: str
@@ -41,7 +41,7 @@ def plan(project: Project) -> list[Outcome]:
 
 
 def apply(project: Project, outcomes: Sequence[Outcome]) -> None:
-    """Write what was planned, and what it was written with: all of it or nothing."""
+    """Write what was planned, and the manifest: all of it or nothing."""
     out, contents = project.out, _contents(project, outcomes)
     for path in contents:
         if why := atomic_write.obstacle(out, path):
@@ -71,7 +71,7 @@ def _contents(project: Project, outcomes: Sequence[Outcome]) -> dict[str, bytes 
 
 def _outcome(file: File) -> Outcome:
     ours, base, theirs = file.ours, file.base, file.theirs
-    elsewhere = f"what belongs there is in {manifest.base_path(file.path)}"
+    elsewhere = f"the new text is in {manifest.base_path(file.path)}"
     if theirs is None:
         if file.obstacle or ours not in (base, None):
             return Outcome(
@@ -110,7 +110,7 @@ def _merged(file: File, text: bytes) -> Outcome:
 
 
 def _spec_outcome(file: File) -> Outcome:
-    """spec.yaml: its text is decided already."""
+    """spec.yaml: its new text was worked out by `project.compare`."""
     text = file.theirs or b""
     if text == file.ours:
         return Outcome(file, *(("unchanged", text) if text == file.base else ("kept", text, "as you edited it")))

@@ -35,7 +35,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes, labels: tuple[str, str], favo
         with tempfile.TemporaryDirectory(prefix="fsdp2-merge-") as folder:
             for name, data in (("ours", ours), ("base", base), ("theirs", theirs)):
                 (Path(folder) / name).write_bytes(data)
-            # neither the user's settings nor a repository around the folder have a say
+            # independent of the user's settings and of a repository around the folder
             environment = {
                 "PATH": os.environ.get("PATH", os.defpath),
                 "GIT_CONFIG_NOSYSTEM": "1",

@@ -1,4 +1,4 @@
-"""A project three times: as it was written, as it is, and as its spec renders it with the templates of today."""
+"""Three states of a project: as it was written, as it is, and as its spec renders it with the present templates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Project:
 
 
 def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = ()) -> Project:
-    """Hold the project against its own spec.yaml, or the spec at `spec_path`, with these settings."""
+    """Compare the project with its own spec.yaml, or the spec at `spec_path`, with these settings."""
     made = manifest.read(out)
     files = _with_bases(out, made, {path: _file(out, path) for path in (*made.files, SPEC)})
     own = files[SPEC]
@@ -66,10 +66,10 @@ def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = 
 
 
 def refuse_conflicts(out: Path, files: Iterable[File]) -> None:
-    """A merge on top of the marks of another one would hide them."""
+    """Raises UserError for a file with conflict markers: another merge would hide them."""
     places = [f"{out / file.path}:{line}" for file in files for line in merge.conflict_lines(file.ours or b"")]
     if places:
-        lines = [f"{place}: a conflict is marked here and not solved yet" for place in places]
+        lines = [f"{place}: a conflict is marked here and not resolved" for place in places]
         raise UserError("\n".join([*lines, "choose one side of each, and delete the lines <<<<<<<, =======, >>>>>>>"]))
 
 
@@ -98,13 +98,13 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
             why = "is missing" if stored is None else "is not what the manifest says: it was edited"
             problems.append(f"{out / manifest.base_path(path)} {why}")
     if problems:
-        hint = f"without it your edits of the file cannot be told from ours; restore {manifest.FOLDER} from version control"
+        hint = f"without it fsdp2 cannot tell your edits of the file from its own text; restore {manifest.FOLDER} from version control"
         raise UserError("\n".join(f"{problem}; {hint}" for problem in problems))
     return found
 
 
 def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Sequence[str]) -> tuple[Spec | None, Spec]:
-    """What spec.yaml says as it stands (None if it is not valid), and the spec that counts."""
+    """The spec in spec.yaml (None if it is not valid), and the spec to render."""
     path = out / SPEC
     if own is None and spec_path is None:
         raise UserError(f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE")
@@ -123,7 +123,7 @@ def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Seque
 
 
 def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
-    """The text of spec.yaml: what the user wrote into it stays, as far as it still says this spec."""
+    """The text of spec.yaml: the user's text stays as far as it still describes this spec."""
     path, own, theirs = out / file.path, file.ours, file.theirs or b""
     text = theirs if own is None or own == file.base else _merged_spec_text(path, file, before, spec)
     if path.is_symlink() and text != own:
@@ -134,7 +134,7 @@ def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> by
 
 
 def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
-    """The user's text with the new values in it; what cannot be told by values alone is merged."""
+    """The user's text with the new values in it; what values alone do not determine is merged."""
     edited, theirs = file.ours or b"", file.theirs or b""
     bases = [theirs if file.base is None else file.base]
     if before is not None:

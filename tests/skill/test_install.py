@@ -410,7 +410,7 @@ def test_a_failure_in_the_second_folder_undoes_the_first(
 def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / "skill").mkdir()
     (tmp_path / "SKILL.md").write_text("")
-    with pytest.raises(installer.UserError, match=r"no whole copy of verified-fsdp2: LICENSE, __init__\.py is missing"):
+    with pytest.raises(installer.UserError, match=r"verified-fsdp2: LICENSE, __init__\.py is missing"):
         installer.pack_files(tmp_path)
 
 

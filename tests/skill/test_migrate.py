@@ -195,7 +195,7 @@ def test_every_section_is_a_heading() -> None:
 def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(lines, encoding="utf-8")
-    assert migrate([script]).items == () and "no training loop is seen" in render(migrate([script]))
+    assert migrate([script]).items == () and "no training loop" in render(migrate([script]))
 
 
 def test_a_script_that_is_fsdp2_in_part_lists_the_wrapper_only(tmp_path: Path) -> None:
@@ -227,14 +227,13 @@ def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     heads = re.findall(r"^\d\. (.*)$", out, re.M)
     assert heads == [step for step in STEPS if step in heads] and len(heads) == 4
-    assert out.startswith(
-        f"{script} (DDP): 23 constructs to change, in the order of work; read references/converting.md#ddp\n"
-    )
+    head, text = out.split("\n\n")[0].split(), " ".join(out.split())
+    assert head[:3] == [str(script), "(DDP):", "23"] and head[-1] == "references/converting.md#ddp"
     assert (
         "   move optimizer before the wrapper   ddp_functions.py:69   (optim-before-shard)\n       -> below the last fully_shard\n"
         in out
     )
-    assert out.endswith(f"in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {script}\n")
+    assert text.endswith(f"fsdp2 lint COPY, fsdp2 verify COPY --reference {script}")
     assert main(["lint", "--migrate", str(TESTS / "zoo" / "minimal.py")]) == 0
     assert "nothing to migrate (it is FSDP2)" in capsys.readouterr().out
 

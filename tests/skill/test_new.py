@@ -108,7 +108,7 @@ def test_force_names_the_edited_files_that_it_replaces(
     (out / "train.py").write_bytes((out / "train.py").read_bytes().replace(b"\n", b"\r\n"))
     capsys.readouterr()
     assert run(*again, "--dry-run") == 0
-    assert "would replace what you had edited: model.py\n" in capsys.readouterr().out
+    assert "would replace your edits of: model.py\n" in capsys.readouterr().out
     assert (out / "model.py").read_text() == "mine\n"
     assert run(*again, "--json") == 0
     assert json.loads(capsys.readouterr().out)["replaced_edits"] == ["model.py"]
@@ -117,4 +117,4 @@ def test_force_names_the_edited_files_that_it_replaces(
     (out / ".fsdp2" / "manifest.json").unlink()
     (out / "data.py").write_text("mine\n")
     assert run(*again) == 0
-    assert "replaced what you had edited: data.py\n" in capsys.readouterr().out
+    assert "replaced your edits of: data.py\n" in capsys.readouterr().out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from verified_fsdp2.verifier.finding import Finding, Status
-from verified_fsdp2.verifier.report import RENDERERS, json_report
+from verified_fsdp2.verifier.report import RENDERERS, json_report, renderers
 from verified_fsdp2.verifier.trace.events import Place
 from verified_fsdp2.verifier.verdict import Verdict, verdict_of
 
@@ -57,11 +58,39 @@ def test_text_says_what_where_and_how() -> None:
         "it broke",
         "train.py:7 in main",
         "opt = AdamW(...)",
-        "fix fix it",
+        "fix  fix it",
         "fsdp2 explain a-rule",
     ):
         assert part in text
     assert text.rstrip().endswith("verdict: fail")
+
+
+STATUSES: list[Status] = ["pass", "not_applicable", "inconclusive", "error", "fail"]
+
+
+def test_text_shows_what_needs_attention_and_counts_the_rest() -> None:
+    made = verdict(*(Finding(f"rule-{status}", status, f"evidence of {status}") for status in STATUSES))
+    brief, whole = renderers()["text"](made), renderers(verbose=True)["text"](made)
+    assert [status for status in STATUSES if f"evidence of {status}" in brief] == ["inconclusive", "error", "fail"]
+    assert all(f"evidence of {status}" in whole for status in STATUSES)
+    counts = "1 failed, 1 error, 1 not checked, 1 passed, 1 not applicable, 1 run in 1 s"
+    assert brief.splitlines()[-2:] == [f"{counts}; -v lists them", "verdict: fail"]
+    assert whole.splitlines()[-2:] == [counts, "verdict: fail"] and "loss of step" in whole
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("verbose", [False, True])
+def test_text_fits_the_terminal(columns: int, verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = " ".join(f"word-{k}" for k in range(60))
+    place = Place(file="/a/train.py", line=7, function="main", code="opt = AdamW(" + "x" * 200)
+    made = verdict(*(Finding(f"rule-{status}", status, long, location=place, fix=long) for status in STATUSES))
+    text = renderers(verbose=verbose)["text"](replace(made, runs=[{**made.runs[0], "losses": [1.23456789] * 20}]))
+    assert max(map(len, text.splitlines())) <= columns
+    assert all(text.split().count(f"word-{k}") == text.split().count("word-0") > 3 for k in range(60)), (
+        "no word is broken"
+    )
+    assert text.count("1.234568") == (20 if verbose else 0)
 
 
 def test_a_consequence_is_told_in_one_line() -> None:

@@ -23,42 +23,31 @@ from ..config.flags import FLAGS
 _FLAGS = tuple(name for name in FLAGS if name not in ("module", "thorough", "oversubscribe"))
 _SHARED = "fsdp2_shared"
 
-Told = dict[str, Any]
+Result = dict[str, Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options; those of `fsdp2 verify` have the same names here, after `--fsdp2-`."""
     group = parser.getgroup("fsdp2", "verified-fsdp2")
-    group.addoption(
-        "--fsdp2",
-        metavar="TARGET",
-        action="append",
-        default=[],
-        help="verify this FSDP2 script, or folder with a verify.yaml: a test for each rule (repeatable)",
-    )
+    target = "verify this FSDP2 script, or folder with a verify.yaml: a test for each rule (repeatable)"
+    group.addoption("--fsdp2", metavar="TARGET", action="append", default=[], help=target)
     for name in _FLAGS:
         option = f"--{name.replace('_', '-')}"
         group.addoption(f"--fsdp2-{option[2:]}", metavar="X", help=f"as `fsdp2 verify {option} X`")
     group.addoption("--fsdp2-args", metavar="X", help="the script's own arguments")
-    group.addoption(
-        "--fsdp2-tier", choices=("static", "simulate", "ranks"), default="ranks", help="as `fsdp2 verify --tier X`"
-    )
-    group.addoption(
-        "--fsdp2-inconclusive",
-        choices=("fail", "skip"),
-        default="fail",
-        help="what a rule that could not be checked is (default: fail)",
-    )
+    tiers, outcome = ("static", "simulate", "ranks"), "the outcome of a rule that could not be checked (default: fail)"
+    group.addoption("--fsdp2-tier", choices=tiers, default="ranks", help="as `fsdp2 verify --tier X`")
+    group.addoption("--fsdp2-inconclusive", choices=("fail", "skip"), default="fail", help=outcome)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only a session with `--fsdp2` has the rest of this plugin."""
+    """Register the rest of this plugin for a session with `--fsdp2`."""
     if config.getoption("fsdp2"):
         config.pluginmanager.register(Targets(config), "fsdp2-targets")
 
 
 class Targets:
-    """The targets of one session, and what was found of each."""
+    """The targets of one session, and the result of each."""
 
     def __init__(self, config: pytest.Config) -> None:
         from ..config.target import resolve
@@ -68,7 +57,7 @@ class Targets:
         self.config = config
         flags = {name: config.getoption(f"fsdp2_{name}") for name in (*_FLAGS, "args")}
         self.targets: dict[Path, Any] = {}
-        self.found: dict[Path, Told] = {}
+        self.found: dict[Path, Result] = {}
         self.shared: Path | None = None
         for given in config.getoption("fsdp2"):
             try:
@@ -83,13 +72,13 @@ class Targets:
         config.args += [str(file) for file in self.targets if file.resolve() not in named]
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """A target's file; what the session names itself and ends in `.py` comes through the hook below."""
+        """A target's file; a `.py` file among the arguments of the session comes through the hook below."""
         python = file_path.suffix == ".py" and parent.session.isinitpath(file_path)
         return self._collector(file_path, parent) if not python else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-        """In the place of importing a training script as a module of tests."""
+        """Collect a training script instead of importing it as a module of tests."""
         return self._collector(module_path, parent)
 
     def _collector(self, file: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -97,26 +86,26 @@ class Targets:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Of pytest-xdist, before a worker starts: give all workers one folder."""
+        """Called by pytest-xdist before a worker starts: give all workers one folder."""
         if self.shared is None:
             self.shared = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-"))
         node.workerinput[_SHARED] = str(self.shared)
 
     def pytest_unconfigure(self) -> None:
-        """Clear the workers' folder away."""
+        """Remove the workers' folder."""
         if self.shared is not None:
             shutil.rmtree(self.shared, ignore_errors=True)
 
-    def told(self, file: Path, session: pytest.Session) -> Told:
-        """What was found of a target: {"findings": {rule: finding}} or {"refused" or "wrong": reason}."""
+    def result(self, file: Path, session: pytest.Session) -> Result:
+        """The result of a target: {"findings": {rule: finding}} or {"refused" or "wrong": reason}."""
         if file not in self.found:
             names = [item.name for item in session.items if isinstance(item, RuleItem) and item.path == file]
             folder = getattr(self.config, "workerinput", {}).get(_SHARED)
             self.found[file] = self._verify(file, names) if folder is None else self._once(Path(folder), file, names)
         return self.found[file]
 
-    def _once(self, folder: Path, file: Path, names: list[str]) -> Told:
-        """`_verify` in the worker that comes first; the others wait for what it finds."""
+    def _once(self, folder: Path, file: Path, names: list[str]) -> Result:
+        """`_verify` in the first worker; the others wait for its result."""
         import fcntl
 
         result = folder / hashlib.sha256(str(file).encode()).hexdigest()
@@ -124,10 +113,10 @@ class Targets:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not result.exists():
                 result.write_text(json.dumps(self._verify(file, names)), encoding="utf-8")
-            told: Told = json.loads(result.read_text(encoding="utf-8"))
-        return told
+            found: Result = json.loads(result.read_text(encoding="utf-8"))
+        return found
 
-    def _verify(self, file: Path, names: list[str]) -> Told:
+    def _verify(self, file: Path, names: list[str]) -> Result:
         from ..errors import UserError
         from ..report.json_report import as_dict
         from ..report.text import why_skipped
@@ -138,8 +127,8 @@ class Targets:
         except UserError as error:
             return {"wrong": str(error)}
         if verdict.refused:
-            return {"refused": f"this machine refuses: {verdict.refused}"}
-        findings: dict[str, Told] = {}
+            return {"refused": f"environment error: {verdict.refused}"}
+        findings: dict[str, Result] = {}
         for item in as_dict(verdict)["findings"]:  # the static tier may have several of one rule
             findings.setdefault(item["rule"], item)
         return {
@@ -173,62 +162,62 @@ class RuleItem(pytest.Item):
         self.targets = targets
 
     def runtest(self) -> None:
-        """Pass, or tell the finding."""
+        """Pass, skip, or fail with the finding."""
         from ..report.baseline import finding_of
         from ..report.sanitize import sanitize
         from ..report.text import failure
 
-        told = self.targets.told(self.path, self.session)
-        if "wrong" in told:
-            raise Failed(told["wrong"])
-        if "refused" in told:
-            self._open(told["refused"])
+        result = self.targets.result(self.path, self.session)
+        if "wrong" in result:
+            raise Failed(result["wrong"])
+        if "refused" in result:
+            self._not_checked(result["refused"])
             return
-        if self.name in told["skipped"]:
-            pytest.skip(sanitize(told["skipped"][self.name]))
-        if self.name not in told["findings"]:  # the sources alone never pass
-            if told["unchecked"]:
-                self._open(sanitize(told["unchecked"]))
-            pytest.skip(sanitize(f"no finding in {told['limits']}"))
-        finding = finding_of(told["findings"][self.name])
-        numbers = (("measured", finding.measured), ("limit", finding.limit))
-        self.user_properties += [(name, value) for name, value in numbers if value is not None]
+        if self.name in result["skipped"]:
+            pytest.skip(sanitize(result["skipped"][self.name]))
+        if self.name not in result["findings"]:  # without a run nothing passes
+            if result["unchecked"]:
+                self._not_checked(sanitize(result["unchecked"]))
+            pytest.skip(sanitize(f"no finding in {result['limits']}"))
+        finding = finding_of(result["findings"][self.name])
+        numbers = {"measured": finding.measured, "limit": finding.limit}
+        self.user_properties += [(name, value) for name, value in numbers.items() if value is not None]
         if finding.status == "not_applicable":
             pytest.skip(sanitize(f"not applicable: {finding.evidence}"))
         if finding.status == "pass":
             self.add_report_section("call", "fsdp2", sanitize(finding.evidence))
         elif finding.status == "inconclusive":
-            self._open(sanitize(finding.evidence), finding.required)
+            self._not_checked(sanitize(finding.evidence), finding.required)
         else:
-            word = "a consequence of what another rule has found:" if finding.consequence else "FAIL"
+            word = "a consequence of the failure of another rule:" if finding.consequence else "FAIL"
             raise Failed(sanitize("\n".join(failure(finding, word))))
 
-    def _open(self, reason: str, required: bool = True) -> None:
+    def _not_checked(self, reason: str, required: bool = True) -> None:
         if not required or self.config.getoption("fsdp2_inconclusive") == "skip":
             pytest.skip(f"not checked: {reason}")
         raise Failed(f"not checked: {reason}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The finding alone: our own frames say nothing."""
+        """The finding without frames of this plugin."""
         return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """What stands in headings."""
+        """The name in headings."""
         return self.path, None, f"{self.path.name}::{self.name}"
 
 
 class Failed(Exception):
-    """A finding that is no pass, as text."""
+    """A finding that did not pass, as text."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text` the report, `findings` and `data` of its JSON."""
+    """`verdict` is "pass", "fail", "inconclusive", "error" or "no_findings"; `text`: the report; `findings`, `data`: of the JSON report."""
 
     verdict: str
     text: str
-    findings: list[Told]
-    data: Told
+    findings: list[Result]
+    data: Result
 
 
 @pytest.fixture
@@ -257,7 +246,7 @@ def _line(value: Any) -> Any:
 
 
 def _verdict(target: Any, names: list[str], tier: str) -> Any:
-    """`verify` in a fresh folder that is cleared away."""
+    """`verify` in a temporary folder."""
     from ..pipeline import verify
 
     work = Path(tempfile.mkdtemp(prefix="fsdp2-pytest-")).resolve()

@@ -6,28 +6,26 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # who only needs `sanitize`, such as `fsdp2 spec`, need not wait for the records
+if TYPE_CHECKING:  # a command that only needs `sanitize`, such as `fsdp2 spec`, does not import the records
     from ..verdict import Verdict
 
 Renderer = Callable[["Verdict"], str]
+_MODULES = {name: name for name in ("text", "html", "junit", "sarif", "github")} | {"json": "json_report"}
 
 
-def _in(module: str) -> Renderer:
-    """`render` of a module beside this file."""
+def renderers(lint: bool = False, verbose: bool = False) -> dict[str, Renderer]:
+    """{format: renderer} for `fsdp2 verify` or `fsdp2 lint`; `verbose`: the text lists what passed, too."""
 
-    def render(verdict: Verdict) -> str:
-        text: str = import_module(f".{module}", __package__).render(verdict)
-        return text
+    def renderer(name: str) -> Renderer:
+        def render(verdict: Verdict) -> str:
+            module = import_module(f".{_MODULES[name]}", __package__)
+            if name != "text":
+                return str(module.render(verdict))
+            return str((module.render_lint if lint else module.render)(verdict, verbose))
 
-    return render
+        return render
+
+    return {name: renderer(name) for name in _MODULES}
 
 
-RENDERERS: dict[str, Renderer] = {
-    "text": _in("text"),
-    "json": _in("json_report"),
-    "html": _in("html"),
-    "junit": _in("junit"),
-    "sarif": _in("sarif"),
-    "github": _in("github"),
-}
-LINT: dict[str, Renderer] = {**RENDERERS, "text": _in("lint_text")}
+RENDERERS, LINT = renderers(), renderers(lint=True)

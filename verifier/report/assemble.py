@@ -27,7 +27,7 @@ def assemble(
     findings: Sequence[Finding],
     environment: Mapping[str, object],
 ) -> Verdict:
-    """A verdict that is not decided yet. `work`: the folder that is taken out of texts."""
+    """A verdict before its findings are weighed. `work`: the folder that texts must not name."""
     return Verdict(
         verdict="inconclusive",
         target=dict(target),
@@ -41,14 +41,14 @@ def assemble(
 def environment_of(
     versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str]
 ) -> dict[str, object]:
-    """On what the runs were made. `backend`: how ranks share GPUs, "" if they do not."""
+    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.told(backend, nproc, versions["devices"]) if backend else carried
     return {**versions, "platform": platform.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
 
 
 def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list[str]:
-    """What a reader must know of how the runs were made. `forked`: the script, if its ranks were forked; `files`: notes on files."""
+    """Notes on how the runs were made. `forked`: the script, if its ranks were forked; `files`: notes on files."""
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.told for record in adapted)

@@ -1,6 +1,6 @@
-"""A verdict held against an earlier JSON report: what is new, what stands, what has gone. Only what is new fails a gate.
+"""A verdict compared with an earlier JSON report: which failures are new, known or gone. Only new ones fail a gate.
 
-A failure whose rule no longer applies is gone: the script has nothing of the kind any more.
+A failure whose rule is no longer applicable is gone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 from ..errors import UserError
 from ..finding import Finding
@@ -27,7 +27,7 @@ Report = dict[str, Any]
 
 
 def load(path: Path) -> Report:
-    """The report in a file. Raises UserError if it is none of a version that is read."""
+    """The report in a file. Raises UserError if it is not a report of a version in READABLE or of this one."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -39,8 +39,7 @@ def load(path: Path) -> Report:
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path}:1:1: not JSON: {error}; {_AGAIN}") from None
     _must_be_ours(path, report)
-    found: Report = report
-    return found
+    return cast(Report, report)
 
 
 def _must_be_ours(path: Path, report: Any) -> None:
@@ -72,7 +71,7 @@ def must_be_of(path: Path, report: Report, target: Mapping[str, Any]) -> None:
 
 
 def name_of(target: Mapping[str, Any]) -> str:
-    """The target as it is called by who verifies it, the same in every checkout."""
+    """The target as named on the command line, the same in every checkout."""
     kind = "lint" if "files" in target else "verify"
     if target.get("module"):
         return f"{kind} -m {target['module']}"
@@ -87,34 +86,30 @@ def name_of(target: Mapping[str, Any]) -> str:
 
 
 def held_against(verdict: Verdict, path: Path, report: Report) -> Verdict:
-    """The verdict with its comparison with an earlier report of the same target."""
+    """The verdict with its comparison to an earlier report of the same target."""
     before, now = base_of(report["target"]), base_of(verdict.target)
     old = [finding_of(item) for item in report["findings"]]
     known = Counter(identity(f, before) for f in old if f.status == "fail")
-    new: list[Finding] = []
-    standing: list[Finding] = []
+    new, standing, gone, unjudged = (list[Finding]() for _ in range(4))
     for finding in (f for f in verdict.findings if f.status == "fail"):
         key = identity(finding, now)
         (standing if known[key] > 0 else new).append(finding)
         known[key] -= 1
-    decided = {f.rule for f in verdict.findings if f.status in ("pass", "fail", "not_applicable")}
-    decided.update(verdict.facts.get("sources", {"rules": ()})["rules"])  # where nothing is told to pass
-    gone: list[Finding] = []
-    unjudged: list[Finding] = []
+    judged = {f.rule for f in verdict.findings if f.status in ("pass", "fail", "not_applicable")}
+    judged.update(verdict.facts.get("sources", {"rules": ()})["rules"])  # a static tier reports no passes
     for finding in (f for f in old if f.status == "fail"):
         key = identity(finding, before)
         if known[key] > 0:
-            (gone if finding.rule in decided else unjudged).append(finding)
+            (gone if finding.rule in judged else unjudged).append(finding)
             known[key] -= 1
     was_open = {f.rule for f in old if f.status == "inconclusive"}
     still = frozenset(f.rule for f in verdict.findings if f.status == "inconclusive" and f.rule in was_open)
-    return replace(
-        verdict, baseline=Comparison(str(path), tuple(new), tuple(standing), tuple(gone), tuple(unjudged), still)
-    )
+    held = Comparison(str(path), tuple(new), tuple(standing), tuple(gone), tuple(unjudged), still)
+    return replace(verdict, baseline=held)
 
 
 def identity(finding: Finding, base: str) -> tuple[str, ...]:
-    """What a finding is known by: its rule and its place without the line, which moves with every edit above it."""
+    """What identifies a finding: its rule and its place without the line, which moves with every edit above it."""
     place = finding.location
     if place is None:
         return (finding.rule,)
@@ -122,30 +117,19 @@ def identity(finding: Finding, base: str) -> tuple[str, ...]:
 
 
 def base_of(target: Mapping[str, Any]) -> str:
-    """The folder from which the files of a report are named, whatever checkout they lie in."""
+    """The folder to which the files of a report are relative, in any checkout."""
     return str(target.get("cwd", "")) if "files" in target else os.path.dirname(target["script"])  # noqa: PTH120
 
 
 def _from(base: str, file: str) -> str:
     parts = PurePath(file).parts
-    if "site-packages" in parts:  # a library's, wherever it is installed
+    if "site-packages" in parts:  # of a library, wherever it is installed
         return "/".join(parts[len(parts) - parts[::-1].index("site-packages") :])
     return os.path.relpath(file or ".", base or ".").replace(os.sep, "/")
 
 
 def finding_of(item: Mapping[str, Any]) -> Finding:
     """The finding of a JSON report."""
-    names = (
-        "rule",
-        "status",
-        "evidence",
-        "measured",
-        "limit",
-        "fix",
-        "consequence",
-        "seconds",
-        "tier",
-        "required",
-    )
+    names = [field.name for field in fields(Finding) if field.name != "location"]
     place = item["location"]
     return Finding(**{name: item[name] for name in names}, location=Place(**place) if place else None)

@@ -1,4 +1,4 @@
-"""What was seen in the runs, as data for a report: no verdicts, but the numbers that the rules judged."""
+"""The measurements of the runs, as data for a report."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ Facts = dict[str, Any]
 
 
 def summary(run: Run) -> Facts:
-    """What a report says of a run."""
+    """A run in a report."""
     return {
-        "role": run.role,
-        "world_size": run.world_size,
+        **{name: getattr(run, name) for name in ("role", "world_size", "completed", "command", "note")},
         "seconds": round(run.seconds, 3),
-        "completed": run.completed,
         "exit": {str(e.rank): e.code for e in sorted(run.ended, key=lambda e: e.rank)},
-        "command": run.command,
-        "note": run.note,
         "losses": run.losses,
         "grad_norms": run.grad_norms,
     }
 
 
 def facts(evidence: Evidence, work: Path) -> Facts:
-    """What was seen of the model, its sharding, its traffic and its checkpoints; {} if no model was called."""
+    """The model, its sharding, collectives, memory and checkpoints; {} if no model was called."""
     run = evidence.train
     if run is None or not run.parameters:
         return {}
@@ -64,15 +60,11 @@ def facts(evidence: Evidence, work: Path) -> Facts:
 
 
 def _shards(run: Run) -> list[Facts]:
-    """Each parameter: how it is cut, and how many of its elements each of the ranks that were run holds."""
+    """Each parameter: its placements, and how many elements each rank holds."""
     return [
         {
             "name": name,
-            "shape": entries[0].shape,
-            "dtype": entries[0].dtype,
-            "trainable": entries[0].trainable,
-            "placements": entries[0].placements,
-            "group": entries[0].group,
+            **{key: getattr(entries[0], key) for key in ("shape", "dtype", "trainable", "placements", "group")},
             "elements": [held.get(trace.rank) for trace in run.traces],
         }
         for name, entries in run.parameters.items()
@@ -86,9 +78,7 @@ def _memory(run: Run) -> list[Facts]:
     return [
         {
             "rank": rank,
-            "parameters": record.parameters,
-            "gradients": record.gradients,
-            "optimizer": record.optimizer,
+            **{kind: getattr(record, kind) for kind in ("parameters", "gradients", "optimizer")},
             "process": {"before": record.before, "peak": record.peak, "cuda": record.cuda},
         }
         for rank, record in last
@@ -98,17 +88,14 @@ def _memory(run: Run) -> list[Facts]:
 def _comparisons(evidence: Evidence) -> list[Facts]:
     """For each pair of runs that a rule compares step by step: the relative differences, and what was allowed."""
     exact, after = evidence.full_precision, evidence.saved_after() or 0
+    found = []
 
     def allowed(rule: str) -> dict[str, float]:
-        found = limits(evidence, rule).allowed
-        return {"loss": found["loss"], "grad_norm": found["gradient norm"]}
+        limit = limits(evidence, rule).allowed
+        return {"loss": limit["loss"], "grad_norm": limit["gradient norm"]}
 
-    found = []
-    for rule, oracle in (
-        ("matches-ddp", evidence.reference),
-        ("matches-single-process", evidence.single),
-        ("matches-original", evidence.original),
-    ):
+    oracles = {"ddp": evidence.reference, "single-process": evidence.single, "original": evidence.original}
+    for rule, oracle in ((f"matches-{name}", oracle) for name, oracle in oracles.items()):
         if exact is not None and exact.completed and oracle is not None and not incomparable(exact, oracle, "", ""):
             found.append(_apart(evidence, rule, exact, oracle, 0, allowed(rule)))
     base = nudged(evidence)
@@ -141,15 +128,15 @@ def _apart(
 
 
 def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
-    """What the train run saved, and what another process found when it opened the files."""
+    """What the train run saved, and what another process read from the files."""
     if evidence.train is None:
         return []
     found = {record.path: record for record in opened(evidence)}
-    told = []
+    rows = []
     for path, saves in kept(evidence.train).items():
         record, values = found.get(path), given(saves)
         state = "not opened" if record is None else "gone" if record.format == "missing" else "opened"
-        told.append(
+        rows.append(
             {
                 "path": stable(path, work),
                 "after_step": saves[0].after,
@@ -161,11 +148,11 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
                 "error": stable(record.error, work) if record is not None and record.error else None,
             }
         )
-    return told
+    return rows
 
 
 def _returns(evidence: Evidence, work: Path) -> list[Facts]:
-    """Each run that was to come back from a checkpoint, and what it asked for."""
+    """Each resumed run, and what it loaded."""
     recovered = [recovery for _, recovery in evidence.crashes]
     resumed = [evidence.resume, *evidence.reshards, *recovered, *evidence.damaged]
     return [

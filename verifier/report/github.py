@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from ..finding import Finding
 from ..verdict import Verdict
-from . import lint_text, text
-from .places import place_of, relative, where
+from . import text
+from .places import lines_of, place_of, relative
 from .sanitize import sanitize, shown
 from .tiers import limits, number
 
@@ -23,31 +23,30 @@ _ORDER = ("error", "warning", "notice")
 
 def render(verdict: Verdict) -> str:
     """The annotations, the worst first, then the text report, in which nothing is a command."""
-    told = commands(verdict)
-    lines = told[:MOST]
-    if len(told) > MOST:
-        lines.append(f"{len(told) - MOST} more findings are in the report below and in the summary of this step")
-    plain = lint_text if verdict.linted else text
-    return "\n".join([*lines, plain.render(verdict)])
+    found = commands(verdict)
+    lines = found[:MOST]
+    if len(found) > MOST:
+        lines.append(f"{len(found) - MOST} more findings are in the report below and in the summary of this step")
+    plain = text.render_lint(verdict) if verdict.linted else text.render(verdict)
+    return "\n".join([*lines, plain])
 
 
 def commands(verdict: Verdict) -> list[str]:
-    """A workflow command for each failure, and one for all rules that are open for one reason; a notice for what does not fail the gate."""
+    """A workflow command for each failure and for each reason of inconclusive rules; a notice for what does not fail the gate."""
     found = [
-        (_level(f, verdict), f, f.rule, _told(f, verdict)) for f in verdict.findings if f.status in ("fail", "error")
+        (_level(f, verdict), f, f.rule, _message(f, verdict)) for f in verdict.findings if f.status in ("fail", "error")
     ]
-    open_for: dict[tuple[str, bool], list[Finding]] = {}
+    unchecked: dict[tuple[str, bool], list[Finding]] = {}
     for finding in verdict.findings:
         if finding.status == "inconclusive":
-            open_for.setdefault((finding.evidence, finding.required), []).append(finding)
-    for (reason, required), findings in open_for.items():
+            unchecked.setdefault((finding.evidence, finding.required), []).append(finding)
+    for (reason, required), findings in unchecked.items():
         rules = ", ".join(f.rule for f in findings)
         title = rules if len(findings) == 1 else f"{len(findings)} rules could not be checked"
-        level = "warning" if required else "notice"
-        found.append((level, findings[0], title, f"not checked: {reason}\n{rules}"))
+        found.append(("warning" if required else "notice", findings[0], title, f"not checked: {reason}\n{rules}"))
     if verdict.partial:
         whole = Finding("", "error", verdict.partial)
-        found.insert(0, ("error", whole, "not a whole verification", verdict.partial))
+        found.insert(0, ("error", whole, "incomplete verification", verdict.partial))
     found.sort(key=lambda item: _ORDER.index(item[0]))
     return [_command(level, finding, verdict, title, message) for level, finding, title, message in found]
 
@@ -58,10 +57,10 @@ def _level(finding: Finding, verdict: Verdict) -> str:
     return "warning" if finding.consequence else "error"
 
 
-def _told(finding: Finding, verdict: Verdict) -> str:
+def _message(finding: Finding, verdict: Verdict) -> str:
     lines = [finding.evidence]
     if verdict.baseline is not None and verdict.stands(finding):
-        lines.insert(0, f"Known and not fixed: it stands in {verdict.baseline.path}.")
+        lines.insert(0, f"Known (in baseline {verdict.baseline.path}).")
     if finding.fix:
         lines.append(f"Fix: {finding.fix}")
     return "\n".join([*lines, f"fsdp2 explain {finding.rule}"])
@@ -73,8 +72,8 @@ def _command(level: str, finding: Finding, verdict: Verdict, title: str, message
     properties = {"title": f"fsdp2: {title}"}
     if file is not None:
         properties = {"file": file, "line": str(location.line), **properties}
-    told = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
-    return f"::{level} {told}::{_escaped(message[:LONGEST])}"
+    shown_as = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
+    return f"::{level} {shown_as}::{_escaped(message[:LONGEST])}"
 
 
 def _escaped(value: str, further: str = "") -> str:
@@ -87,55 +86,37 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     marks = {
         "pass": "Passed",
         "fail": "Failed",
-        "inconclusive": "Not all could be checked",
+        "inconclusive": "Not everything could be checked",
         "error": "An error of fsdp2",
         "no_findings": "No findings in the sources",
     }
-    head = f"## fsdp2: {marks[verdict.answer]}\n\n"
-    command = verdict.target.get("command")
-    head += _block(command) if command else ""
-    head += _block(verdict.partial) if verdict.partial else ""
-    head += _block(limits(verdict)) if limits(verdict) else ""
-    head += _block(text.compared(verdict.baseline, verdict.answer)) if verdict.baseline is not None else ""
-    cut = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
-    left = room - len(cut)
-    out, used = "", 0
-    if left < 0:
-        return ""
-    for part in (head, *_parts(verdict)):
-        size = len(part.encode("utf-8", "backslashreplace"))
-        if used + size > left:
-            return out + cut
-        out, used = out + part, used + size
+    held = verdict.baseline
+    blocks = [verdict.target.get("command"), verdict.partial, limits(verdict)]
+    blocks += [text.comparison(held, verdict.answer)] if held is not None else []
+    head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(_block(block) for block in blocks if block)
+    note = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
+    out, left = "", room - len(note)
+    for part in (head, *_parts(verdict)) if left >= 0 else ():
+        left -= len(part.encode("utf-8", "backslashreplace"))
+        if left < 0:
+            return out + note
+        out += part
     return out
 
 
 def _parts(verdict: Verdict) -> Iterator[str]:
-    failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
-    for finding in failed:
-        word = (
-            "known and not fixed" if verdict.stands(finding) else "a consequence" if finding.consequence else "failed"
+    for finding in sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands):
+        kind = (
+            "known (in baseline)" if verdict.stands(finding) else "a consequence" if finding.consequence else "failed"
         )
-        told = [finding.evidence]
-        if finding.location:
-            told += [f"at {where(finding.location)}", f"    {finding.location.code}"]
-        told += [f"fix: {finding.fix}"] if finding.fix else []
-        yield f"### `{finding.rule}` {word}\n\n" + _block("\n".join([*told, f"fsdp2 explain {finding.rule}"]))
-    reasons: dict[str, list[str]] = {}
-    for finding in verdict.findings:
-        if finding.status == "inconclusive":
-            reasons.setdefault(finding.evidence, []).append(finding.rule)
-    for reason, rules in reasons.items():
+        yield f"### `{finding.rule}` {kind}\n\n" + _block("\n".join(lines_of(finding)))
+    for reason, rules in text.inconclusive(verdict.findings).items():
         yield f"### Not checked: {', '.join(f'`{rule}`' for rule in rules)}\n\n" + _block(reason)
-    if verdict.skipped:
-        yield "### Not judged\n\n" + _block(
-            "\n".join(f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped)
-        )
+    if skipped := [f"{item['rule']}: {text.why_skipped(item)}" for item in verdict.skipped]:
+        yield "### Skipped\n\n" + _block("\n".join(skipped))
     for status, what in (("pass", "passed"), ("not_applicable", "not applicable")):
-        if found := [f for f in verdict.findings if f.status == status]:
-            yield f"<details><summary>{number(len(found), 'rule')} {what}</summary>\n\n"
-            yield _block("\n".join(f"{f.rule}: {f.evidence}" for f in found))
-            yield "</details>\n\n"
+        if found := [f"{f.rule}: {f.evidence}" for f in verdict.findings if f.status == status]:
+            yield f"<details><summary>{number(len(found), 'rule')} {what}</summary>\n\n{_block(chr(10).join(found))}</details>\n\n"
 
 
 def _block(content: str) -> str:

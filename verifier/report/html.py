@@ -1,22 +1,19 @@
-"""One self-contained page for people: the verdict first, then what is wrong, what is open, and what was seen.
+"""One self-contained HTML file: the verdict, then what failed, what could not be checked, and what was measured.
 
 Whatever comes from the script is data: every string is cut, made visible and escaped on its way into the template.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
 from ..verdict import Verdict
-from . import html_tables
+from . import html_plots, html_tables
 from .json_report import as_dict
-from .sanitize import in_xml
-from .sanitize import shown as visible
+from .sanitize import in_xml, shown
+from .text import by_reason
 
 LIMIT = 1_000_000  # bytes
 SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
@@ -27,7 +24,7 @@ _SYMBOLS = {"pass": "\u2713", "fail": "\u2717", "inconclusive": "?", "error": "!
 def render(verdict: Verdict) -> str:
     """The page, at most about a megabyte: what is too long is cut, and says so."""
     report = as_dict(verdict)
-    figures = _figures(report)
+    figures = html_plots.figures(report)
     for rows, text in SIZES:
         page = in_xml(_page(report, verdict.partial, figures, rows, text))
         if len(page.encode("utf-8")) <= LIMIT:
@@ -35,33 +32,7 @@ def render(verdict: Verdict) -> str:
     return page
 
 
-def _figures(report: Report) -> list[dict[str, Any]] | None:
-    """The plots, if there is something to draw; None without matplotlib."""
-    if not html_tables.curves(report):
-        return []
-    try:
-        with _no_font_cache():
-            from . import html_plots
-    except ImportError:
-        return None
-    return html_plots.figures(report)
-
-
-@contextlib.contextmanager
-def _no_font_cache() -> Iterator[None]:
-    """matplotlib keeps a list of fonts in the user's home when it is first imported; nothing is written there for a report."""
-    if "MPLCONFIGDIR" in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="fsdp2-fonts-") as folder:
-        os.environ["MPLCONFIGDIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["MPLCONFIGDIR"]
-
-
-def _page(report: Report, partial: str, figures: list[dict[str, Any]] | None, rows: int, text: int) -> str:
+def _page(report: Report, partial: str, figures: list[Report], rows: int, text: int) -> str:
     import jinja2
     from markupsafe import Markup
 
@@ -73,7 +44,7 @@ def _page(report: Report, partial: str, figures: list[dict[str, Any]] | None, ro
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures or ()]
+    drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures]
     return environment.get_template("report.html.j2").render(
         report=report,
         symbol=_SYMBOLS[report["verdict"]],
@@ -83,7 +54,6 @@ def _page(report: Report, partial: str, figures: list[dict[str, Any]] | None, ro
         reasons=_reasons(report),
         tables=html_tables.tables(report),
         figures=drawn,
-        plots_missing=figures is None,
         rows=rows,
         articles=rows // 10,
         place=html_tables.place,
@@ -95,27 +65,26 @@ def _page(report: Report, partial: str, figures: list[dict[str, Any]] | None, ro
 def sentence(report: Report) -> str:
     """The verdict in one sentence."""
     findings = report["findings"]
-    broken = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]]
-    unsure = [f["rule"] for f in findings if f["status"] in ("inconclusive", "error")]
-    held = [f["rule"] for f in findings if f["status"] == "pass"]
-    unaffected = [f["rule"] for f in findings if f["status"] == "not_applicable"]
+
+    def rules(*statuses: str) -> list[str]:
+        return [f["rule"] for f in findings if f["status"] in statuses]
+
+    unsure, passed, unaffected = rules("inconclusive", "error"), rules("pass"), rules("not_applicable")
     if report["verdict"] == "fail":
-        broken = broken or [f["rule"] for f in findings if f["status"] == "fail"]
-        rules = len(set(broken))
-        many = "1 rule is broken" if rules == 1 else f"{rules} rules are broken"
-        places = f" in {len(broken)} places" if len(broken) > rules else ""
-        return f"{many}{places}: {_some(broken)}."
+        failed = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]] or rules("fail")
+        places = f" in {len(failed)} places" if len(failed) > len(set(failed)) else ""
+        return f"{_count(set(failed), 'rule')} failed{places}: {_some(failed)}."
     if report["verdict"] in ("inconclusive", "error"):
-        return f"Nothing was found wrong, but {_count(unsure, 'rule')} could not be checked: {_some(unsure)}."
+        return f"Nothing failed, but {_count(unsure, 'rule')} could not be checked: {_some(unsure)}."
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
     left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
-    left += f"; {_count(report['skipped'], 'rule')} left out" if report["skipped"] else ""
+    left += f"; {_count(report['skipped'], 'rule')} skipped" if report["skipped"] else ""
     left += f"; {_count(unaffected, 'rule')} not applicable" if unaffected else ""
-    if not held and unaffected:
+    if not passed and unaffected:
         return f"Nothing was checked{left}."
     limits = f" Simulated: {report['limits']}." if report["tier"] == "simulate" else ""
-    return f"None of {_count(held, 'rule')} is broken{left}.{limits}"
+    return f"{_count(passed, 'rule')} passed, none failed{left}.{limits}"
 
 
 def _some(names: list[str], most: int = 3) -> str:
@@ -124,8 +93,8 @@ def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _count(things: Sized, name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+def _count(items: Sized, name: str) -> str:
+    return f"{len(items)} {name}{'' if len(items) == 1 else 's'}"
 
 
 def _brief(text: str, most: int = 300) -> str:
@@ -133,24 +102,20 @@ def _brief(text: str, most: int = 300) -> str:
 
 
 def _reasons(report: Report) -> dict[str, list[str]]:
-    """{reason: the rules that are open for it}."""
-    reasons: dict[str, list[str]] = {}
-    for finding in report["findings"]:
-        if finding["status"] == "inconclusive":
-            name = finding["rule"] if finding["required"] else f"{finding['rule']} (not required)"
-            reasons.setdefault(finding["evidence"], []).append(name)
-    return reasons
+    """{reason: the rules that are inconclusive for it}."""
+    found = [f for f in report["findings"] if f["status"] == "inconclusive"]
+    return by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in found)
 
 
 def _visible(most: int, markup: type[str]) -> Callable[[Any], Any]:
-    """What every value goes through before it is escaped."""
+    """What every value goes through before it is escaped: cut at `most` characters, unprintable characters as escapes."""
 
-    def shown(value: Any) -> Any:
+    def visible(value: Any) -> Any:
         if value is None:
             return "\u2013"
         if not isinstance(value, str) or isinstance(value, markup):
             return value
         cut = f" ... ({len(value) - most:,} more characters; --report json=PATH has all)" if len(value) > most else ""
-        return visible(value[:most]) + cut
+        return shown(value[:most]) + cut
 
-    return shown
+    return visible

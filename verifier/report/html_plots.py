@@ -1,156 +1,136 @@
-"""The plots of the page: curves of all runs over each other, and their differences against what was allowed.
+"""The plots of the HTML report as inline SVG: the curves of all runs, and their differences against what is allowed.
 
-matplotlib draws them; the colours become those of the page, so that they are right in dark mode too. Nothing of the script's own
-text is in them.
+Text and grid have the colour of the page's text, lines the colours `--line-0` to `--line-7`: both follow its light and dark mode.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Iterable
 from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from .html_tables import curves, label, offset
 
 Report = dict[str, Any]
-Line = tuple[str, list[int], list[float]]
-LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points that have marks
+Line = tuple[str, list[int], list[float]]  # name, steps, values
+Ticks = list[tuple[float, str]]  # position, label
+LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points of a line that has markers
 LEAST = 1e-17  # a smaller difference is drawn as this one
-INK = "#010100"  # becomes the colour of the text
-COLOURS = [f"#0102{k:02x}" for k in range(8)]
-SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fsdp2", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False}
-SETTINGS |= {
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.18,
-    "grid.color": INK,
-    "legend.frameon": False,
-}
-SETTINGS |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+LEFT, RIGHT, TOP, BOTTOM, WIDTH = 70, 630, 12, 260, 640  # the axes, and the width of the drawing
+ROW = 20  # height of a row of the legend
 
 
 def figures(report: Report) -> list[Report]:
-    """{"id", "title", "description", "svg", "note"} of each plot that has something to show."""
-    drawn = []
+    """{"title", "description", "svg", "note"} of each plot that has something to show."""
+    drawn: list[tuple[str, str, str, list[Line], Ticks, float | None]] = []
     for field, title in (("losses", "Loss"), ("grad_norms", "Gradient norm")):
-        if lines := _curves(report, field):
+        if lines := _drawable((label(run), run[field], offset(report, run)) for run in curves(report)):
             runs = "1 run" if len(lines) == 1 else f"{len(lines)} runs over each other"
-            told = f"{title} by optimizer step, {runs}; the table below has the numbers."
-            drawn.append(_figure(f"{title} of each step", told, lines, []))
+            about = f"{title} by optimizer step, {runs}; the table below has the numbers."
+            drawn.append((f"{title} of each step", about, title.lower(), lines, _linear(lines), None))
+    runs, found = report["runs"], report["facts"].get("comparisons", [])
     for field, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
-        found = report["facts"].get("comparisons", [])
         limits = sorted({c["allowed"][field] for c in found if c["allowed"][field]})
-        told = f"Relative difference of the {title} from the run that is its measure, on a logarithmic scale"
-        told += f"; at most {limits[0]:.2g} is allowed." if limits else "."
-        if lines := _differences(report, field):
-            drawn.append(_figure(f"Difference of the {title}", told, lines, limits))
-    return [{**figure, "svg": _inline(figure, k)} for k, figure in enumerate(drawn, 1)]
-
-
-def _curves(report: Report, field: str) -> list[Line]:
-    return _drawable((label(run), run[field], offset(report, run)) for run in curves(report))
-
-
-def _differences(report: Report, field: str) -> list[Line]:
-    runs = report["runs"]
-    return _drawable(
-        (f"{label(runs[c['run']])}, against {runs[c['oracle']]['role']}", c[field], c["after_step"])
-        for c in report["facts"].get("comparisons", [])
-    )
+        about = f"Relative difference of the {title} from its reference run, on a logarithmic scale"
+        about += f"; at most {limits[0]:.2g} is allowed." if limits else "."
+        names = [f"{label(runs[c['run']])}, against {runs[c['oracle']]['role']}" for c in found]
+        if lines := _drawable((name, c[field], c["after_step"]) for name, c in zip(names, found, strict=True)):
+            scaled, ticks, allowed = _logarithmic(lines, limits)
+            drawn.append((f"Difference of the {title}", about, "relative difference", scaled, ticks, allowed))
+    return [
+        {
+            "title": title,
+            "description": about,
+            "svg": _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed),
+            "note": f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else "",
+        }
+        for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1)
+    ]
 
 
 def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Line]:
-    lines = [(name, *_points(values, after)) for name, values, after in series]
-    return [line for line in lines if line[1]]
+    """The series with a value, at most about POINTS points of each. `int`: the steps before the first value."""
+    lines = []
+    for name, values, after in series:
+        points = [(after + step, value) for step, value in enumerate(values, 1) if value is not None]
+        stride = max(1, math.ceil(len(points) / POINTS))
+        kept = [*points[:-1:stride], *points[-1:]]
+        if kept:
+            lines.append((name, [step for step, _ in kept], [value for _, value in kept]))
+    return lines
 
 
-def _points(values: list[float | None], after: int) -> tuple[list[int], list[float]]:
-    found = [(after + step, value) for step, value in enumerate(values, 1) if value is not None]
-    stride = max(1, math.ceil(len(found) / POINTS))
-    kept = [*found[:-1:stride], *found[-1:]]
-    return [step for step, _ in kept], [value for _, value in kept]
+def _linear(lines: list[Line]) -> Ticks:
+    """Ticks at round numbers that enclose all values."""
+    values = [value for _, _, line in lines for value in line]
+    largest = max(map(abs, values))
+    unit = 10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0  # any float fits: no overflow below
+    low, high = min(values) / unit, max(values) / unit
+    room = (high - low) * 0.02 or 0.5
+    step = _round_step((high - low + 2 * room) / 5)
+    marks = range(math.floor((low - room) / step), math.ceil((high + room) / step) + 1)
+    return [(mark * step * unit, f"{mark * step * unit:.6g}") for mark in marks]
 
 
-def _figure(title: str, told: str, lines: list[Line], limits: list[float]) -> Report:
-    difference = title.startswith("Difference")
-    more = len(lines) - LINES
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # not the reader's own style
-        matplotlib.rcParams.update(SETTINGS)
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-        axes = figure.add_subplot()
-        if difference:
-            lines = _logarithmic(axes, lines, limits)
-        for k, (name, steps, values) in enumerate(lines[:LINES]):
-            width = max(1.2, 6.0 - 1.2 * k)  # the first is the widest, so that equal curves all show
-            axes.plot(
-                steps,
-                values,
-                color=COLOURS[k % 8],
-                lw=width,
-                marker="o" if len(steps) <= MARKED else None,
-                ms=width + 2,
-                label=name,
-                solid_capstyle="round",
-            )
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("relative difference" if difference else title.removesuffix(" of each step").lower())
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if all(len(steps) == 1 for _, steps, _ in lines):
-            axes.set_xlim(lines[0][1][0] - 1, lines[0][1][0] + 1)
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    note = f"{more} more are not drawn; the table has them." if more > 0 else ""
-    return {"title": title, "description": told, "svg": out.getvalue(), "note": note}
-
-
-def _logarithmic(axes: Any, lines: list[Line], limits: list[float]) -> list[Line]:
-    """A scale for values of which some are 0: these stand on its foot."""
+def _logarithmic(lines: list[Line], limits: list[float]) -> tuple[list[Line], Ticks, float | None]:
+    """The lines and ticks in powers of ten; a difference of 0 is drawn at the bottom."""
     positive = [value for _, _, values in lines for value in values if value > 0.0]
-    low = 10.0 ** (math.floor(math.log10(max(min([*positive, *limits, 1e-7]), LEAST))) - 1)
-    high = max([*positive, *limits, 1e-6])
-    axes.set_yscale("log")
-    axes.set_ylim(low / 2, high * 10)
-    axes.set_yticks(*_ticks(low, high))
-    axes.minorticks_off()
-    if limits:
-        axes.axhspan(low / 2, limits[0], color=INK, alpha=0.07, lw=0)
-        axes.axhline(limits[0], color=INK, lw=1, ls="--")
-        axes.text(
-            0.995, limits[0], "allowed", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=9
-        )
-    return [(name, steps, [max(value, low) for value in values]) for name, steps, values in lines]
+    low = math.floor(math.log10(max(min([*positive, *limits, 1e-7]), LEAST))) - 1
+    high = math.ceil(math.log10(max([*positive, *limits, 1e-6])))
+    stride = max(1, math.ceil((high - low) / 6))
+    powers = range(low + stride, high + stride, stride)
+    ticks = [(float(low), "0"), *((float(power), f"1e{power}") for power in powers)]
+    scaled = [
+        (name, steps, [max(math.log10(v), low) if v > 0 else low for v in values]) for name, steps, values in lines
+    ]
+    return scaled, ticks, math.log10(limits[0]) if limits else None
 
 
-def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    first, last = round(math.log10(low)), math.ceil(math.log10(high))
-    stride = max(1, math.ceil((last - first) / 6))
-    powers = range(first + stride, last + 1, stride)
-    return [low, *(10.0**p for p in powers)], ["0", *(f"1e{p}" for p in powers)]
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is at least this."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= least)
 
 
-def _inline(figure: Report, number: int) -> str:
-    """The drawing for use inside the page: without prolog, metadata and names of its own that another may have."""
-    svg = figure["svg"][figure["svg"].index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    opening, rest = svg.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', opening)
-    prefix = f"plot{number}"
-    rest = re.sub(r'\bid="', f'id="{prefix}-', rest)
-    rest = re.sub(r'xlink:href="#', f'href="#{prefix}-', rest)
-    rest = rest.replace("url(#", f"url(#{prefix}-")
-    for k, colour in enumerate(COLOURS):
-        rest = rest.replace(colour, f"var(--line-{k})")
-    rest = rest.replace(INK, "currentColor")
-    names = (
-        f'<title id="{prefix}-title">{figure["title"]}</title><desc id="{prefix}-desc">{figure["description"]}</desc>'
-    )
-    told = f'role="img" aria-labelledby="{prefix}-title {prefix}-desc"'
-    return f"<svg {box[0] if box else ''} {told}>{names}{rest}"
+def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks: Ticks, allowed: float | None) -> str:
+    """The drawing. `allowed`: where the limit is, on the scale of the ticks."""
+    steps = [step for _, line, _ in lines for step in line]
+    first, last = min(steps), max(steps)
+    first, last = (first - 1, last + 1) if first == last else (first, last)
+    unit = max(abs(ticks[0][0]), abs(ticks[-1][0]))  # the difference of two floats may overflow, that of ratios not
+    bottom, top = ticks[0][0] / unit, ticks[-1][0] / unit
+
+    def x(step: float) -> float:
+        return round(LEFT + (step - first) / (last - first) * (RIGHT - LEFT), 1)
+
+    def y(value: float) -> float:
+        return round(BOTTOM - (value / unit - bottom) / (top - bottom) * (BOTTOM - TOP), 1)
+
+    height = BOTTOM + 50 + ROW * math.ceil(len(lines) / 2)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-title {name}-desc">']
+    parts += [f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
+    for value, text in ticks:
+        parts += [f'<path class="grid" d="M{LEFT} {y(value)}H{RIGHT}"/>']
+        parts += [f'<text x="{LEFT - 6}" y="{y(value) + 4}" text-anchor="end">{text}</text>']
+    stride = math.ceil(max(1.0, _round_step((last - first) / 8)))
+    for step in range(-(-first // stride) * stride, last + 1, stride):
+        parts += [f'<text x="{x(step)}" y="{BOTTOM + 18}" text-anchor="middle">{step}</text>']
+    middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
+    parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
+    parts += [f'<text x="{middle[0]}" y="{BOTTOM + 36}" text-anchor="middle">optimizer step</text>']
+    parts += [f'<text transform="translate(14 {middle[1]}) rotate(-90)" text-anchor="middle">{axis}</text>']
+    if allowed is not None:
+        parts += [f'<path class="allowed" d="M{LEFT} {y(allowed)}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>']
+        parts += [f'<path class="limit" d="M{LEFT} {y(allowed)}H{RIGHT}"/>']
+        parts += [f'<text x="{RIGHT - 4}" y="{y(allowed) - 4}" text-anchor="end">allowed</text>']
+    for k, (text, line, values) in enumerate(lines):
+        size = max(1.5, 6.0 - 1.2 * k)  # the first is the widest, so that equal curves all show
+        points = list(zip(map(x, line), map(y, values), strict=True))
+        style = f'stroke="var(--line-{k % 8})" stroke-width="{size:g}"'
+        parts += [f'<polyline {style} points="{" ".join(f"{px},{py}" for px, py in points)}"/>']
+        if len(points) <= MARKED:
+            dots = "".join(f"M{px} {py}h0" for px, py in points)
+            parts += [f'<path stroke="var(--line-{k % 8})" stroke-width="{size + 3:g}" d="{dots}"/>']
+        left, row = (LEFT, WIDTH // 2 + 20)[k % 2], BOTTOM + 58 + ROW * (k // 2)
+        parts += [f'<path {style} d="M{left} {row - 4}h24"/><text x="{left + 32}" y="{row}">{text}</text>']
+    return "\n".join([*parts, "</svg>"])

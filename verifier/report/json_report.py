@@ -33,7 +33,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "runs": list(verdict.runs),
             "facts": verdict.facts,
             "seconds": round(verdict.seconds, 3),
-            **{name: told for name in ("interrupted", "refused") if (told := getattr(verdict, name))},
+            **{name: reason for name in ("interrupted", "refused") if (reason := getattr(verdict, name))},
             **_baseline(verdict),
         }
     )
@@ -52,25 +52,17 @@ def _baseline(verdict: Verdict) -> dict[str, Any]:
     held = verdict.baseline
     if held is None:
         return {}
-    groups = {"new": held.new, "standing": held.standing, "gone": held.gone, "unjudged": held.unjudged}
     places = {
-        name: [{"rule": f.rule, "location": f.location.to_json() if f.location else None} for f in group]
-        for name, group in groups.items()
+        name: [{"rule": f.rule, "location": f.location.to_json() if f.location else None} for f in getattr(held, name)]
+        for name in ("new", "standing", "gone", "unjudged")
     }
     return {"baseline": {"path": held.path, "verdict": verdict.answer, **places}}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
     return {
-        "rule": finding.rule,
-        "status": finding.status,
-        "tier": finding.tier,
-        "consequence": finding.consequence,
-        "required": finding.required,
-        "measured": finding.measured,
-        "limit": finding.limit,
-        "margin": finding.margin,
-        "evidence": finding.evidence,
+        **{name: getattr(finding, name) for name in ("rule", "status", "tier", "consequence", "required")},
+        **{name: getattr(finding, name) for name in ("measured", "limit", "margin", "evidence")},
         "location": finding.location.to_json() if finding.location else None,
         "fix": finding.fix,
         "explain": f"fsdp2 explain {finding.rule}",

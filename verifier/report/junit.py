@@ -1,8 +1,7 @@
 """The report as JUnit XML: a test suite for the target, a test case for each rule. Follows the schema of Jenkins' xunit plugin.
 
-An inconclusive rule is an `error`, not `skipped`: CI systems show what is skipped as no reason to look. What does not fail the gate is
-`skipped`, with the reason: a failure that stands in the baseline, a rule that is open and not required, one that does not apply, or one
-that is not judged.
+An inconclusive rule is an `error`, not `skipped`, which CI systems hide. `skipped`, with the reason, is what does not fail the gate:
+a failure that the baseline has, an inconclusive rule that is not required, a rule that is not applicable or was skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from ..finding import Finding
 from ..rules import RULES
 from ..verdict import Verdict
-from .places import relative, where
+from .places import lines_of, relative
 from .sanitize import in_xml
 from .text import why_skipped
 from .tiers import limits
@@ -25,75 +24,62 @@ _FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def render(verdict: Verdict) -> str:
     """The whole report."""
-    linted = verdict.linted
     suite = ET.Element("testsuite")
     properties = ET.SubElement(suite, "properties")
-    told = {"verdict": verdict.verdict, "command": str(verdict.target.get("command", ""))}
+    values = {"verdict": verdict.verdict, "command": str(verdict.target.get("command", ""))}
     if verdict.baseline is not None:
-        told |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
-    told |= {"tier": verdict.tier, "limits": limits(verdict)}
-    told |= {name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")}
-    told |= {f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)}
-    for name, value in told.items():
+        values |= {"baseline": verdict.baseline.path, "answer": verdict.answer}
+    values |= {"tier": verdict.tier, "limits": limits(verdict)}
+    values |= {name: str(verdict.environment.get(name, "")) for name in ("torch", "python", "platform")}
+    values |= {f"{f.rule}.{key}": f"{value:.6g}" for f in verdict.findings for key, value in _numbers(f)}
+    for name, value in values.items():
         ET.SubElement(properties, "property", name=name, value=_clean(value))
-    counts: Counter[str] = Counter()
-    for finding, name in zip(verdict.findings, _names(verdict.findings, linted), strict=True):
+    for finding, name in zip(verdict.findings, _names(verdict.findings, verdict.linted), strict=True):
         kind = f"fsdp2.{RULES[finding.rule].family}" if finding.rule in RULES else "fsdp2"
-        case = ET.SubElement(suite, "testcase", classname=kind, name=_clean(name), time=_seconds(finding.seconds))
-        counts[_result(case, finding, verdict)] += 1
+        _result(_case(suite, name, finding.seconds, kind), finding, verdict)
     for item in verdict.skipped:
-        case = ET.SubElement(suite, "testcase", classname="fsdp2", name=_clean(item["rule"]), time="0.000")
-        ET.SubElement(case, "skipped", type="skip", message=_clean(why_skipped(item)))
-        counts["skipped"] += 1
+        _child(_case(suite, item["rule"]), "skipped", "skip", why_skipped(item))
     if verdict.partial:
-        case = ET.SubElement(suite, "testcase", classname="fsdp2", name="the whole verification", time="0.000")
-        ET.SubElement(case, "error", type="inconclusive", message=_clean(verdict.partial))
-        counts["error"] += 1
-    if suite.find("testcase") is None:  # an empty suite is an error to some
-        case = ET.SubElement(suite, "testcase", classname="fsdp2", name="the sources", time="0.000")
-        ET.SubElement(case, "skipped", type="no_findings", message=_clean(f"no findings in {limits(verdict)}"))
-        counts["skipped"] += 1
-    numbers = {"tests": str(len(suite.findall("testcase")))}
-    numbers |= {"failures": str(counts["failure"]), "errors": str(counts["error"])}
-    title = _clean(told["command"] or f"fsdp2 {verdict.target['script']}")
-    suite.attrib |= {"name": title, **numbers, "skipped": str(counts["skipped"]), "time": _seconds(verdict.seconds)}
-    suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": _seconds(verdict.seconds)})
+        _child(_case(suite, "the whole verification"), "error", "inconclusive", verdict.partial)
+    if suite.find("testcase") is None:  # some CI systems reject an empty suite
+        _child(_case(suite, "the sources"), "skipped", "no_findings", f"no findings in {limits(verdict)}")
+    paths = {"tests": "testcase", "failures": "testcase/failure", "errors": "testcase/error"}
+    numbers = {name: str(len(suite.findall(path))) for name, path in paths.items()}
+    seconds = _seconds(verdict.seconds)
+    title = _clean(values["command"] or f"fsdp2 {verdict.target['script']}")
+    suite.attrib |= {"name": title, **numbers, "skipped": str(len(suite.findall("testcase/skipped"))), "time": seconds}
+    suites = ET.Element("testsuites", {"name": "fsdp2", **numbers, "time": seconds})
     suites.append(suite)
     ET.indent(suites)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{in_xml(ET.tostring(suites, encoding="unicode"))}\n'
 
 
-def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> str:
-    """Fill the test case; the kind of its result."""
+def _case(suite: ET.Element, name: str, seconds: float = 0.0, kind: str = "fsdp2") -> ET.Element:
+    return ET.SubElement(suite, "testcase", classname=kind, name=_clean(name), time=_seconds(seconds))
+
+
+def _child(case: ET.Element, tag: str, kind: str, message: str) -> ET.Element:
+    return ET.SubElement(case, tag, type=kind, message=_clean(message))
+
+
+def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> None:
+    """Fill the test case."""
+    numbers = (f"{key}: {value:.6g}" for key, value in _numbers(finding))
+    text = _clean("\n".join(lines_of(finding, *numbers)))
     if finding.status == "pass":
-        ET.SubElement(case, "system-out").text = _clean("\n".join(_lines(finding)))
-        return "pass"
-    message = finding.evidence
+        ET.SubElement(case, "system-out").text = text
+        return
+    tag, prefix = "error", ""
     if verdict.baseline is not None and verdict.stands(finding):
-        kind, message = "skipped", f"known and not fixed: it stands in {verdict.baseline.path}: {message}"
-    elif finding.status == "inconclusive" and not finding.required:
-        kind, message = "skipped", f"not checked, and not required: {message}"
+        tag, prefix = "skipped", f"known (in baseline {verdict.baseline.path}): "
+    elif finding.status == "inconclusive":
+        tag, prefix = ("error", "not checked: ") if finding.required else ("skipped", "not checked, and not required: ")
     elif finding.status == "not_applicable":
-        kind, message = "skipped", f"not applicable: {message}"
+        tag, prefix = "skipped", "not applicable: "
     elif finding.status == "fail":
-        kind = "failure"
-    else:
-        kind = "error"
-        message = f"not checked: {message}" if finding.status == "inconclusive" else message
-    what = "consequence" if finding.consequence else finding.status
-    element = ET.SubElement(case, kind, type=what, message=_clean(message))
-    element.text = _clean("\n".join(_lines(finding)))
-    return kind
-
-
-def _lines(finding: Finding) -> list[str]:
-    """What a reader of one test case needs."""
-    lines = [finding.evidence, *(f"{key}: {value:.6g}" for key, value in _numbers(finding))]
-    if finding.location:
-        lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
-    if finding.fix:
-        lines.append(f"fix: {finding.fix}")
-    return [*lines, f"fsdp2 explain {finding.rule}"]
+        tag = "failure"
+    kind = "consequence" if finding.consequence else finding.status
+    _child(case, tag, kind, prefix + finding.evidence).text = text
 
 
 def _numbers(finding: Finding) -> list[tuple[str, float]]:
@@ -116,7 +102,7 @@ def _names(findings: Sequence[Finding], linted: bool) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML 1.0 has no place for."""
+    """Without the characters that XML 1.0 forbids."""
     return _FORBIDDEN.sub("\ufffd", text)
 
 

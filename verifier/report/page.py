@@ -1,4 +1,4 @@
-"""The page of a rule as Markdown."""
+"""The docs of a rule as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..rules.base import Rule
 
 
 def markdown(rule: Rule) -> str:
-    """What the rule says, why, wrong and right code, the fix, source and torch versions."""
+    """What the rule requires, why, wrong and right code, the fix, source and torch versions."""
     page = rule.page()
     flat = {key: " ".join(text.split()) for key, text in page.items()}
     parts = [flat["Statement"], f"**Why.** {flat['Why'][0].upper()}{flat['Why'][1:]}"]

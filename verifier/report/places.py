@@ -1,4 +1,4 @@
-"""Where a finding lies, as CI systems want it: a path from the root of the checkout."""
+"""The place of a finding for CI systems: a path from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def relative(file: str) -> str | None:
 
 
 def place_of(finding: Finding, verdict: Verdict) -> Place:
-    """The finding's location; the first line of the script, which is right for none, where it has none."""
+    """The finding's location, or the first line of the script."""
     script = str(verdict.target["script"])
     return finding.location or Place(file=script, line=1, function="", code="")
 
@@ -36,3 +36,11 @@ def where(location: Place) -> str:
     file = location.file
     function = f" in {location.function}" if location.function else ""
     return f"{relative(file) or file}:{location.line}{function}"
+
+
+def lines_of(finding: Finding, *numbers: str) -> list[str]:
+    """A finding for a reader: its evidence, the `numbers`, its place and code, its fix, the command that explains its rule."""
+    lines = [finding.evidence, *numbers]
+    if finding.location:
+        lines += [f"at {where(finding.location)}", f"    {finding.location.code}"]
+    return [*lines, *([f"fix: {finding.fix}"] if finding.fix else []), f"fsdp2 explain {finding.rule}"]

@@ -1,4 +1,4 @@
-"""Texts that are the same each time: what the machine gives anew in every run is taken out of them."""
+"""Texts without what differs between equal runs: temporary folders, addresses, ports."""
 
 from __future__ import annotations
 

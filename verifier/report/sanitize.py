@@ -1,8 +1,8 @@
-"""What comes from a script is data: printed into the log of a CI system it must command neither this system nor a terminal.
+"""Output of a script is data: in the log of a CI system it must command neither this system nor a terminal.
 
-The runner of GitHub Actions takes a line that begins with `::`, after any blanks, for a command, and `##[` anywhere in a line
-(actions/runner, ActionCommand.cs); `##vso[` and `##teamcity[` are the like for others. Control and bidirectional characters move
-the cursor, forge lines, or show a text in another order than it has.
+The runner of GitHub Actions reads a line that begins with `::`, after any blanks, as a command, and `##[` anywhere in a line
+(actions/runner, ActionCommand.cs); others read `##vso[` and `##teamcity[`. Control and bidirectional characters move
+the cursor, forge lines, or reorder a text on the screen.
 """
 
 from __future__ import annotations

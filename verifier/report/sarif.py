@@ -1,4 +1,4 @@
-"""The report as SARIF 2.1.0 (OASIS): what failed, what is open, and each rule's page. What passed is left out.
+"""The report as SARIF 2.1.0 (OASIS): what failed, what is inconclusive, and the docs of their rules. What passed is left out.
 
 Rules that do not apply are in the property bag of the run. Results of kind "notApplicable" would be alerts: GitHub code scanning reads no
 `kind` and takes every result for a failure.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from typing import Any
 from urllib.parse import quote
@@ -35,12 +36,15 @@ LONGEST = 1000  # characters of a description; GitHub takes 1024
 def render(verdict: Verdict) -> str:
     """The whole report."""
     held = verdict.baseline
-    told = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
+    reported = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
     unaffected = [f for f in verdict.findings if f.status == "not_applicable"]
-    rules = list(dict.fromkeys(f.rule for f in (*told, *(held.gone if held else ()))))
-    results = [_result(f, verdict, rules) for f in told]
+    rules = list(dict.fromkeys(f.rule for f in (*reported, *(held.gone if held else ()))))
+    results = [_result(f, verdict, rules) for f in reported]
     if held is not None:
-        results += [{**_result(f, verdict, rules), "baselineState": "absent", **_PASSED} for f in held.gone]
+        results += [
+            {**_result(f, verdict, rules), "baselineState": "absent", "kind": "pass", "level": "none"}
+            for f in held.gone
+        ]
     invocation: dict[str, Any] = {
         "commandLine": str(verdict.target.get("command", "")),
         "executionSuccessful": verdict.verdict != "error" and not verdict.partial,
@@ -65,9 +69,6 @@ def render(verdict: Verdict) -> str:
     return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
 
 
-_PASSED = {"kind": "pass", "level": "none"}
-
-
 def _rule(name: str) -> dict[str, Any]:
     rule: Rule | None = RULES.get(name)
     if rule is None:
@@ -77,7 +78,7 @@ def _rule(name: str) -> dict[str, Any]:
         "id": name,
         "shortDescription": {"text": page["Statement"][:LONGEST]},
         "fullDescription": {"text": f"{page['Statement']} {page['Why'][0].upper()}{page['Why'][1:]}"[:LONGEST]},
-        "help": {"text": f"{page['Fix']} The page: fsdp2 explain {name}", "markdown": markdown(rule)},
+        "help": {"text": f"{page['Fix']} Docs: fsdp2 explain {name}", "markdown": markdown(rule)},
         "defaultConfiguration": {"level": "error"},
         "properties": {"tags": ["fsdp2", rule.family]},
     }
@@ -86,22 +87,21 @@ def _rule(name: str) -> dict[str, Any]:
 def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, Any]:
     message = finding.evidence
     if finding.status == "inconclusive":
-        kind, level = "open", "none"
-        message = f"not checked: {message}"
+        kind, level, message = "open", "none", f"not checked: {message}"
     else:
         kind, level = "fail", "warning" if finding.consequence else "error"
     if finding.fix:
-        message += f"\n\nMend: {finding.fix}"
+        message += f"\n\nFix: {finding.fix}"
     key = "\n".join(identity(finding, base_of(verdict.target)))
     state = {"baselineState": _state(finding, verdict)} if verdict.baseline is not None else {}
-    numbers = {"measured": finding.measured, "limit": finding.limit}
-    bag = {name: value for name, value in numbers.items() if value is not None and abs(value) < float("inf")}
+    numbers = (("measured", finding.measured), ("limit", finding.limit))
+    bag = {name: value for name, value in numbers if value is not None and math.isfinite(value)}
     return {
         "ruleId": finding.rule,
         "ruleIndex": rules.index(finding.rule),
         "kind": kind,
         "level": level,
-        "message": {"text": message.replace("](", "] (")},  # which would be a link
+        "message": {"text": message.replace("](", "] (")},  # a link otherwise
         "locations": [_location(place_of(finding, verdict))],
         "partialFingerprints": {"fsdp2Identity/v1": hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()},
         **state,

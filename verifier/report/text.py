@@ -1,127 +1,152 @@
-"""The report for a reader with little patience: what is wrong first, where, why, the smallest fix, the command that proves it."""
+"""The report for a terminal or a log: what failed, where, why and the fix; what could not be checked; one line of counts; the verdict.
+
+With `verbose` also what passed, what is not applicable or skipped, the losses, the sharding and the collectives.
+"""
 
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..config.policy import open_but_allowed
-from ..finding import Finding
+from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
-from .sanitize import sanitize
-from .tiers import not_followed, verdict_line
+from .sanitize import sanitize, shown
+from .tiers import counted, not_followed, number, verdict_line
+from .wrapping import width, wrapped
 
-WIDTH = 118
-SHORT = 100  # of a pass; the JSON report has all
 LIMIT = 9_000  # characters; what agents read of one command's output
+INDENT = "     "
+NOT_COMPARED = ("provoked", "repeat", "crash", "recovered", "damaged")  # roles whose losses differ by design
+RESUMED = ("resume", "resume_full_precision", "reshard")
+_CELL = 12
 
-DAMAGE = ("provoked", "repeat", "crash", "recovered", "damaged")
+
+def render(verdict: Verdict, verbose: bool = False) -> str:
+    """The report as plain text of at most about 10,000 characters, the verdict last."""
+    lines = [*_named(verdict), *failures(verdict), *_inconclusive(verdict), *not_followed(verdict, verbose)]
+    if verbose:
+        lines += [*_passes(verdict), *_judged(verdict), *_skipped(verdict), *_losses(verdict), *_facts(verdict)]
+    for note in verdict.environment.get("notes", ()):
+        lines += _text(note, "note ")
+    return sanitize("\n".join([*cut(lines), *_last(verdict, verbose)]) + "\n")
 
 
-def render(verdict: Verdict) -> str:
-    """The whole report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [
-        *_named(verdict),
-        *failures(verdict),
-        *_open(verdict),
-        *not_followed(verdict),
-        *_passes(verdict),
-        *_skipped(verdict),
-        *_losses(verdict),
-        *_facts(verdict),
-    ]
-    for told in verdict.environment.get("notes", ()):
-        lines += ["", *_wrapped("", told, first="note ")]
+def render_lint(verdict: Verdict, verbose: bool = False) -> str:
+    """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
+    lines = cut([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
+    found = number(len(verdict.findings), "finding") if verdict.findings else "no findings"
+    said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
+    lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
+    lines += compared(verdict)
+    return sanitize("\n".join(lines) + "\n")
+
+
+def cut(lines: Iterable[str]) -> list[str]:
+    """The first LIMIT characters, in whole lines."""
     text = "\n".join(lines)
-    if len(text) > LIMIT:
-        text = text[:LIMIT].rpartition("\n")[0] + "\n... (cut; --report json=PATH has all)"
-    return sanitize(f"{text}\n{_last(verdict)}\n")
+    if len(text) <= LIMIT:
+        return text.split("\n") if text else []
+    return [*text[:LIMIT].split("\n")[:-1], "... (cut; --report json=PATH has all)"]
+
+
+def by_reason(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """{reason: rules} of (rule, reason) pairs, in their order."""
+    reasons: dict[str, list[str]] = {}
+    for rule, reason in items:
+        reasons.setdefault(reason, []).append(rule)
+    return reasons
+
+
+def inconclusive(findings: Iterable[Finding]) -> dict[str, list[str]]:
+    """{reason: the rules that are inconclusive for it}."""
+    return by_reason((f.rule, f.evidence) for f in findings if f.status == "inconclusive")
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
     """Which of several targets this is, and whether it is only a part of what was asked for."""
-    if verdict.partial:
-        yield from _wrapped("", verdict.partial, first="")
-        yield ""
-    if verdict.target.get("name"):
-        yield f"target {verdict.target['name']}"
-        yield ""
+    for text in (verdict.partial, f"target {verdict.target['name']}" if verdict.target.get("name") else ""):
+        if text:
+            yield from (*_text(text), "")
 
 
 def failures(verdict: Verdict) -> Iterator[str]:
-    """What is wrong, each cause with its line, its fix and its page; what a baseline knows comes last."""
+    """Each failure or error with its line, fix and docs, then their consequences; failures that the baseline has come last."""
     failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
     for finding in (f for f in failed if not f.consequence):
-        yield from failure(finding, "KNOWN" if verdict.stands(finding) else "FAIL")
+        yield from failure(
+            finding, "KNOWN" if verdict.stands(finding) else "ERROR" if finding.status == "error" else "FAIL"
+        )
         yield ""
-    followers = [f for f in failed if f.consequence]
-    if followers:
-        yield f"     and as a consequence: {', '.join(f.rule for f in followers)}"
+    if followers := [f for f in failed if f.consequence]:
+        yield from _text(f"as a consequence: {', '.join(f.rule for f in followers)}", INDENT)
         for follower in followers:
-            yield f"       {textwrap.shorten(f'{follower.rule}: {follower.evidence}', WIDTH - 7, placeholder=' ...')}"
+            yield _shortened(f"{follower.rule}: {follower.evidence}", INDENT + "  ")
     if failed and verdict.target.get("command"):
-        yield f"     after the fix, prove it: {verdict.target['command']}"
-    if failed:
+        yield f"{INDENT}re-run after fixing: {verdict.target['command']}"
+    if followers or (failed and verdict.target.get("command")):
         yield ""
 
 
 def failure(finding: Finding, word: str = "FAIL") -> Iterator[str]:
-    """One finding with its line, its fix and its page."""
+    """One finding with its line, fix and docs."""
     yield f"{word} {finding.rule}" + (f" [{finding.tier}]" if finding.tier != "ranks" else "")
-    yield from _wrapped("", finding.evidence)
+    yield from _text(finding.evidence, INDENT)
     if finding.location:
-        yield f"     at   {place(finding.location)}"
+        yield f"{INDENT}at   {place(finding.location)}"
         if finding.location.code:
-            yield f"              {finding.location.code}"
+            yield _shortened(finding.location.code, " " * 14)
     if finding.fix:
-        yield from _wrapped("fix ", finding.fix)
-    yield f"     page fsdp2 explain {finding.rule}"
+        yield from _text(finding.fix, f"{INDENT}fix  ")
+    yield f"{INDENT}docs fsdp2 explain {finding.rule}"
 
 
-def compared(held: Comparison, answer: str) -> str:
-    """One line on what is new, what stands and what has gone."""
+def compared(verdict: Verdict) -> list[str]:
+    """`comparison` on the lines of a terminal; none without a baseline."""
+    return _text(comparison(verdict.baseline, verdict.answer)) if verdict.baseline is not None else []
 
-    def told(number: int, thing: str, findings: Sequence[Finding]) -> str:
-        return f"{number} {thing}" + (f" ({', '.join(dict.fromkeys(f.rule for f in findings))})" if findings else "")
 
-    parts = [told(len(held.new), "new", held.new)]
-    if held.standing:
-        parts.append(told(len(held.standing), "KNOWN AND NOT FIXED", held.standing))
-    parts.append(told(len(held.gone), "gone", held.gone))
-    if held.unjudged:
-        parts.append(told(len(held.unjudged), "not judged again", held.unjudged))
+def comparison(held: Comparison, answer: str) -> str:
+    """How many failures are new, known from the baseline, and gone."""
+    groups = (
+        ("new", held.new),
+        ("known (in baseline)", held.standing),
+        ("gone", held.gone),
+        ("not judged", held.unjudged),
+    )
+    parts = []
+    for what, findings in groups:
+        rules = f" ({', '.join(dict.fromkeys(f.rule for f in findings))})" if findings else ""
+        parts += [f"{len(findings)} {what}{rules}"] if findings or what in ("new", "gone") else []
     return f"against {held.path}: {answer}; failures: {', '.join(parts)}"
 
 
-def _open(verdict: Verdict) -> Iterator[str]:
+def _inconclusive(verdict: Verdict) -> Iterator[str]:
     """Inconclusive rules, those with one reason together."""
-    reasons: dict[str, list[str]] = {}
-    for finding in verdict.findings:
-        if finding.status == "inconclusive":
-            reasons.setdefault(finding.evidence, []).append(finding.rule)
+    reasons = inconclusive(verdict.findings)
     for reason, rules in reasons.items():
-        yield from _wrapped("", ", ".join(rules), first="open ")
-        yield from _wrapped("", f"not checked: {reason}")
+        yield from _text(", ".join(rules), "NOT CHECKED ", INDENT)
+        yield from _text(reason, INDENT)
     if reasons:
         yield ""
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:
-    """One line a rule; those that say the same thing share one. Rules that do not apply come last."""
-    words = {"pass": "pass ", "not_applicable": "n/a  "}
-    told: dict[tuple[str, str], list[str]] = {}
-    for finding in sorted(verdict.findings, key=lambda f: f.status == "not_applicable"):
-        if finding.status in words:
-            margin = f" [margin {finding.margin:.0f}x]" if finding.margin and finding.margin > 1 else ""
-            told.setdefault((words[finding.status], finding.evidence + margin), []).append(finding.rule)
-    for (word, evidence), (first, *others) in told.items():
-        if others:
-            yield from _wrapped("", f"{', '.join([first, *others])}: {evidence}", first=word)
-        else:
-            yield f"{word}{first:<36}{textwrap.shorten(evidence, SHORT, placeholder=' ...')}"
+    """What passed, then what is not applicable; rules with the same evidence share a line."""
+    for status, word in (("pass", "pass "), ("not_applicable", "n/a  ")):
+        found = [f for f in verdict.findings if f.status == status]
+        margins = {f.rule: f" [margin {f.margin:.0f}x]" for f in found if f.margin and f.margin > 1}
+        for evidence, rules in by_reason((f.rule, f.evidence + margins.get(f.rule, "")) for f in found).items():
+            yield from _text(f"{', '.join(rules)}: {evidence}", word)
+
+
+def _judged(verdict: Verdict) -> Iterator[str]:
+    """The rules that the static tier judged without a finding."""
+    found = {f.rule for f in verdict.findings}
+    if rules := [rule for rule in verdict.facts.get("sources", {"rules": ()})["rules"] if rule not in found]:
+        yield from _text(f"{', '.join(rules)}: no findings", "read ")
 
 
 def why_skipped(skip: Mapping[str, Any]) -> str:
@@ -132,91 +157,94 @@ def why_skipped(skip: Mapping[str, Any]) -> str:
 
 def _skipped(verdict: Verdict) -> Iterator[str]:
     """Rules that were left out, those with one reason together."""
-    reasons: dict[str, list[str]] = {}
-    for skip in verdict.skipped:
-        reasons.setdefault(why_skipped(skip), []).append(skip["rule"])
-    for reason, rules in reasons.items():
-        yield from _wrapped("", ", ".join(rules), first="skip ")
-        yield from _wrapped("", reason)
+    for reason, rules in by_reason((skip["rule"], why_skipped(skip)) for skip in verdict.skipped).items():
+        yield from (*_text(", ".join(rules), "skip "), *_text(reason, INDENT))
 
 
 def _losses(verdict: Verdict) -> Iterator[str]:
-    """The loss of each step in each run, side by side; resumed runs begin where they were resumed."""
-    rows = [
-        run for run in verdict.runs if any(loss is not None for loss in run["losses"]) and run["role"] not in DAMAGE
-    ]
-    if not rows:
+    """The loss of each step in each run, as many steps beside each other as fit; a resumed run begins after its checkpoint."""
+    runs = [r for r in verdict.runs if any(loss is not None for loss in r["losses"]) and r["role"] not in NOT_COMPARED]
+    if not runs:
         return
-    steps = max(len(run["losses"]) for run in rows)
     after = verdict.facts.get("saved_after_step") or 0
-    yield ""
-    yield "loss of step          " + "".join(f"{step:>12}" for step in range(1, steps + 1))
-    for run in rows:
-        skipped = after if run["role"] in ("resume", "resume_full_precision", "reshard") else 0
-        cells = [" " * 12] * skipped + [_loss(value) for value in run["losses"]]
-        yield f"  {run['role']:<10} {run['world_size']:>2} rank{'s' if run['world_size'] > 1 else ' '}  " + "".join(
-            cells
-        )
+    rows: dict[str, list[list[str]]] = {}
+    for run in runs:
+        cells = [""] * (after if run["role"] in RESUMED else 0) + [_loss(value) for value in run["losses"]]
+        rows.setdefault(f"  {run['role']}, {number(run['world_size'], 'rank')}", []).append(cells)
+    size = max(map(len, rows)) + 1
+    steps = max(len(cells) for group in rows.values() for cells in group)
+    beside = max(1, (width() - size) // _CELL)
+    for start in range(0, steps, beside):
+        block = range(start, min(start + beside, steps))
+        yield from ("", f"{'loss of step':<{size}}" + "".join(f"{step + 1:>{_CELL}}" for step in block))
+        for name, group in rows.items():
+            for cells in group:
+                yield f"{name:<{size}}{''.join(f'{cell:>{_CELL}}' for cell in cells[start : block.stop])}".rstrip()
 
 
 def _facts(verdict: Verdict) -> Iterator[str]:
+    """The sharding, and the collectives of one step: those of forward and backward apart from those that the script calls."""
     facts = verdict.facts
-    if "mesh" in facts:
-        mesh = " x ".join(
-            f"{name}={size}" if not str(name).isdigit() else str(size) for name, size in facts["mesh"].items()
-        )
-        yield ""
-        yield (
-            f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {mesh or 'no ranks'} "
-            f"in {facts['groups']} groups; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one rank; "
-            f"updates {'go' if facts['downhill'] else 'do not go'} downhill"
-        )
-        yield from _traffic(facts["traffic"], facts["groups"])
-
-
-def _traffic(traffic: dict[str, float], groups: int) -> Iterator[str]:
-    """The collectives of one step, those of forward and backward apart from those that the script itself calls."""
-    if not traffic:
+    if "mesh" not in facts:
         return
-    told = []
-    for where, whose in (("model", "forward and backward"), ("script", "the rest of the step")):
+    sizes = [str(size) if str(name).isdigit() else f"{name}={size}" for name, size in facts["mesh"].items()]
+    yield ""
+    yield from _text(
+        f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {' x '.join(sizes) or 'no ranks'} "
+        f"in {number(facts['groups'], 'group')}; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one "
+        f"rank; updates {'reduce' if facts['downhill'] else 'do not reduce'} the loss to first order"
+    )
+    if not (traffic := facts["traffic"]):
+        return
+    parts = []
+    for where, name in (("model", "forward and backward"), ("script", "the rest of the step")):
         kinds = [key.removesuffix(f"_{where}") for key in traffic if key.endswith(f"_{where}")]
-        counts = [
-            f"{traffic[f'{kind}_{where}']:.0f} {kind} ({traffic[f'{kind}_{where}_bytes']:,.0f} bytes)" for kind in kinds
-        ]
-        told.append(f"{whose}: {', '.join(counts) or 'none'}")
-    yield f"collectives of a step, {groups} groups, {traffic['fsdp_forwards']:.0f} FSDP forwards: {'; '.join(told)}"
+        counts = [f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)" for k in kinds]
+        parts.append(f"{name}: {', '.join(counts) or 'none'}")
+    forwards = number(int(traffic["fsdp_forwards"]), "FSDP forward")
+    yield from _text(f"collectives of one step, {forwards}: {'; '.join(parts)}")
 
 
-def _last(verdict: Verdict) -> str:
-    told = (
-        ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in verdict.counts.items()) or "no findings"
-    )
+def _last(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """The counts, what was not checked and need not be, the verdict and its comparison with the baseline."""
     environment = verdict.environment
-    allowed = open_but_allowed(verdict.findings)
-    loud = f"NOT CHECKED, and not required: {', '.join(allowed)}\n" if allowed else ""
-    return (
-        f"torch {environment.get('torch')}, Python {environment.get('python')}, "
-        f"{len(verdict.runs)} runs in {verdict.seconds:.0f} s; rules: {told}\n{loud}{_partial(verdict)}"
-        f"{verdict_line(verdict)}" + (f"\n{compared(verdict.baseline, verdict.answer)}" if verdict.baseline else "")
-    )
+    if verbose:
+        yield f"torch {environment.get('torch')}, Python {environment.get('python')}, {environment.get('platform')}"
+    yield from _text(counts(verdict) + ("" if verbose else "; -v lists them"))
+    if allowed := open_but_allowed(verdict.findings):
+        yield from _text(f"NOT CHECKED, and not required: {', '.join(allowed)}")
+    if verdict.partial:
+        yield from _text(verdict.partial)
+    yield from _text(verdict_line(verdict))
+    yield from compared(verdict)
 
 
-def _partial(verdict: Verdict) -> str:
-    return "".join(f"{line}\n" for line in _wrapped("", verdict.partial, first="")) if verdict.partial else ""
+def counts(verdict: Verdict) -> str:
+    """`36 passed, 59 not applicable, 12 runs in 23 s`."""
+    words: dict[Status, str] = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
+    words["not_applicable"] = "not applicable"
+    found = {status: count for status in words if (count := verdict.counts.get(status, 0))}
+    parts = [f"{count} {words[status]}" if words[status] else number(count, "error") for status, count in found.items()]
+    parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
+    runs = f"{number(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s" if verdict.runs else "nothing was run"
+    return ", ".join([*(parts or ["no findings"]), runs])
 
 
 def place(location: Place) -> str:
-    """`path:line in function`, the path relative to where the reader is if that is shorter."""
-    path = location.file
-    relative = os.path.relpath(path)
-    return f"{min(path, relative, key=len)}:{location.line} in {location.function}"
+    """`path:line in function`, the path relative to the current folder if that is shorter."""
+    return f"{min(location.file, os.path.relpath(location.file), key=len)}:{location.line} in {location.function}"
 
 
 def _loss(value: float | None) -> str:
-    return f"{'-':>12}" if value is None else f"{value:>12.7g}"
+    return "-" if value is None else f"{value:.7g}"
 
 
-def _wrapped(label: str, text: str, first: str = "     ") -> list[str]:
-    further = "     " + " " * len(label)
-    return textwrap.wrap(text, WIDTH, initial_indent=first + label, subsequent_indent=further, break_on_hyphens=False)
+def _text(text: str, first: str = "", further: str | None = None) -> list[str]:
+    """Wrapped after what does not print was replaced by an escape, which is longer."""
+    return wrapped(shown(text), first, further)
+
+
+def _shortened(text: str, first: str) -> str:
+    """One line no wider than the terminal."""
+    text, room = shown(text, ""), width() - len(first)
+    return first + (text if len(text) <= room else f"{text[: room - 4]} ...")

@@ -1,4 +1,4 @@
-"""What a tier cannot show, in words: for the verdict line of every report."""
+"""What a tier cannot show: for the verdict line of every report."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..verdict import Verdict
+from .wrapping import wrapped
 
 SIMULATED = "one process, fake collectives; numbers, hangs and checkpoints are not checked"
-MOST = 5  # calls and files that a text names
+MOST = 5  # calls and suppressed findings that a text names
 
 
 def limits(verdict: Verdict) -> str:
-    """What was not looked at in this tier, in one line; "" for ranks."""
+    """What this tier did not check, in one line; "" for ranks."""
     if verdict.tier == "simulate":
         return SIMULATED
     return f"{counted(verdict.facts['sources'])}; nothing was run" if verdict.tier == "static" else ""
@@ -24,37 +25,32 @@ def verdict_line(verdict: Verdict) -> str:
     line = f"verdict: {verdict.verdict}"
     if verdict.verdict == "no_findings":
         return f"{line} in {limits(verdict)}"
-    return (
-        f"{line} in the simulated tier: {SIMULATED}"
-        if verdict.verdict == "pass" and verdict.tier == "simulate"
-        else line
-    )
+    simulated = verdict.verdict == "pass" and verdict.tier == "simulate"
+    return f"{line} in the simulated tier: {SIMULATED}" if simulated else line
 
 
 def counted(sources: Mapping[str, Any]) -> str:
     """How much of the sources was followed."""
-    calls = sources["calls_not_followed"]
-    told = f"{number(sources['functions'], 'followed function')}; {number(calls, 'call')} could not be followed"
+    calls = number(sources["calls_not_followed"], "call")
+    text = f"{number(sources['functions'], 'followed function')}; {calls} could not be followed"
     if sources["without_training"] and sources["files"] > 1:
-        told += f"; {sources['without_training']} of {number(sources['files'], 'file')} without training"
-    return told
+        text += f"; {sources['without_training']} of {number(sources['files'], 'file')} without training"
+    return text
 
 
-def not_followed(verdict: Verdict) -> Iterator[str]:
-    """The calls that could not be followed, and what suppressions cover; one line each."""
-    sources = verdict.facts.get("sources")
-    if sources is None:
-        return
-    for one in sources["suppressed"][:MOST]:
-        yield f"suppressed {one['rule']} at {_place(one)}: {one['reason']}"
-    if more := sources["suppressed"][MOST:]:
-        yield f"... and {len(more)} more suppressed findings"
-    for one in sources["not_followed"][:MOST]:
+def not_followed(verdict: Verdict, verbose: bool = False) -> Iterator[str]:
+    """Suppressed findings, then the calls that could not be followed: MOST of each, all of them with `verbose`."""
+    sources = verdict.facts.get("sources", {"suppressed": (), "not_followed": (), "calls_not_followed": 0})
+    suppressed, calls = (sources[key][: None if verbose else MOST] for key in ("suppressed", "not_followed"))
+    for one in suppressed:
+        yield from wrapped(f"suppressed {one['rule']} at {_place(one)}: {one['reason']}", further="  ")
+    if more := len(sources["suppressed"]) - len(suppressed):
+        yield f"... and {number(more, 'more suppressed finding')}; -v lists them"
+    for one in calls:
         times = f" ({one['calls']} calls)" if one["calls"] > 1 else ""
-        yield f"not followed: {one['callee']} at {_place(one)}{times}: {one['reason']}"
-    left = sources["calls_not_followed"] - sum(one["calls"] for one in sources["not_followed"][:MOST])
-    if left > 0:
-        yield f"... and {number(left, 'more call')}; --report json=PATH names {len(sources['not_followed'])} callees"
+        yield from wrapped(f"not followed: {one['callee']} at {_place(one)}{times}: {one['reason']}", further="  ")
+    if (left := sources["calls_not_followed"] - sum(one["calls"] for one in calls)) > 0:
+        yield f"... and {number(left, 'more call')}; -v lists {number(len(sources['not_followed']), 'callee')}"
 
 
 def number(count: int, thing: str) -> str:
