@@ -9,7 +9,6 @@ seeded faults of the corpus. Only the fast part runs; a mutant that lives is a r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 from corpus import faults, representative
+from results_file import write
 from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"{'LIVES' if lives else 'killed':<8}{rule}", flush=True)
     print(f"{len(rules) - len(living)} of {len(rules)} mutants killed in {time.monotonic() - started:.0f} s")
     if options.out:
-        options.out.write_text(json.dumps({"mutants": len(rules), "living": living}, indent=1) + "\n", encoding="utf-8")
+        write(options.out, {"mutants": len(rules), "living": living})
     return 1 if living else 0
 
 
