@@ -160,8 +160,8 @@ def stored(results: dict[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Results with rows as dicts, of the details or of the summary, which has no evidence."""
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if "columns" in results:
-        results["rows"] = [dict(zip(results["columns"], row, strict=True)) for row in results["rows"]]
+    if columns := results.pop("columns", None):
+        results["rows"] = [dict(zip(columns, row, strict=True)) for row in results["rows"]]
     return results
 
 

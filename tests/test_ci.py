@@ -162,6 +162,7 @@ def test_nothing_reaches_a_shell_but_through_the_environment(projects: dict[str,
             assert PINNED.fullmatch(each["uses"].split("  ")[0]) or each["uses"].startswith("github/codeql-action/")
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) -> None:
     project = projects["github"]

@@ -112,6 +112,7 @@ def test_bad_usage_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -25,7 +25,9 @@ time.sleep(600)
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT]
+)
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     script, mark = tmp_path / "script.py", tmp_path / "rank"
     script.write_text(SCRIPT.format(mark=mark))

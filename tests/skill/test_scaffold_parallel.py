@@ -212,6 +212,7 @@ def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
         assert steps == sorted(steps, key=code.index)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
     """Two ranks with tp 2, then two ranks of FSDP alone: the losses of one rank that was never stopped."""
