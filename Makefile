@@ -1,67 +1,71 @@
-# Two commands: `make demo` and `make test`. Both make .venv on their first run.
+# `make demo` and `make test` are where to start; each makes .venv on its first run. `make help` lists all targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: demo test lint types unit detection mutation robustness libraries zoo references scan installs test-engines clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness libraries scan installs test-engines clean
 
-demo: $(VENV)/installed
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed  ## quickstart: check a spec, write its project, verify it
 	rm -rf $(DEMO)
 	$(BIN)/fsdp2 spec check examples/quickstart.yaml
 	$(BIN)/fsdp2 new examples/quickstart.yaml $(DEMO)/project
 	$(BIN)/fsdp2 verify $(DEMO)/project --report json=$(DEMO)/report.json --report text
 
-test: lint types unit
+test: lint types unit  ## lint, types and the tests that decide: 6 minutes on 2 cores
 
-lint: $(VENV)/installed-test
+test-all: lint types unit-all  ## and the tests marked `full`: 20 minutes on 2 cores
+
+lint: $(VENV)/installed-test  ## ruff check, ruff format, word list
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/word_list.py
 
-types: $(VENV)/installed-test
+types: $(VENV)/installed-test  ## mypy --strict on skill/ and verifier/
 	mkdir -p $(VENV)/types && ln -sfn $(CURDIR) $(VENV)/types/verified_fsdp2
 	cd $(VENV)/types && MYPYPATH=. ../bin/mypy --config-file $(CURDIR)/pyproject.toml -p verified_fsdp2.skill -p verified_fsdp2.verifier
 
-unit: $(VENV)/installed-test
+unit: $(VENV)/installed-test  ## the tests of `make test` alone
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Real packages in pinned versions, published faults and their fixes; FOLDER takes the environments (network, gigabytes).
-libraries: $(VENV)/installed-test
+unit-all: $(VENV)/installed-test  ## the tests of `make test-all` alone
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+references: $(VENV)/installed  ## write references/contract.md again, after a change to a rule's docstring
+	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md
+
+detection: $(VENV)/installed-test  ## every seeded fault and right script through all rules: recall, false alarms (2 hours)
+	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/verify.md
+
+zoo: $(VENV)/installed-test  ## the right scripts shown right without the verifier: equal weights on 1, 2, 4 ranks and after a resume
+	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
+
+grader: $(VENV)/installed-test  ## the grader of the evals on every solution, start and wrong solution (half an hour)
+	$(BIN)/python evals/check_grader.py --out benchmarks/results/grader.json
+
+mutation: $(VENV)/installed-test  ## each rule switched off in turn: the tests must fail
+	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
+
+robustness: $(VENV)/installed-test  ## damaged inputs, hostile scripts, signals, parallel starts (half an hour)
+	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
+
+libraries: $(VENV)/installed-test  ## published faults of libraries and their fixes in pinned versions; FOLDER=... (network, gigabytes)
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)
 
-# Every seeded fault and every right script through the whole verifier: recall and false alarms.
-detection: $(VENV)/installed-test
-	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/verify.md
-
-# The right scripts shown right without the verifier: equal weights on 1, 2 and 4 ranks, and after a resume.
-zoo: $(VENV)/installed-test
-	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
-
-# The grader of the evals on every reference solution, untouched start and seeded wrong solution.
-grader: $(VENV)/installed-test
-	$(BIN)/python evals/check_grader.py --out benchmarks/results/grader.json
-
-# Each rule switched off in turn: the tests must notice.
-mutation: $(VENV)/installed-test
-	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
-
-# Damaged inputs, hostile scripts, signals, parallel starts: nothing may be left, nothing may be our own fault (half an hour).
-robustness: $(VENV)/installed-test
-	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
-
-# The installed copy before a skill scanner, which is a heavy package and gets an environment of its own (network).
-scan: $(VENV)/installed-test
+scan: $(VENV)/installed-test  ## a skill scanner on the installed copy, in an environment of its own (network)
 	test -x $(VENV)-scan/bin/skill-scanner || $(PYTHON) -m venv $(VENV)-scan
 	$(VENV)-scan/bin/python -m pip install --quiet --disable-pip-version-check cisco-ai-skill-scanner==2.3.2
 	$(BIN)/python benchmarks/skill_scanner.py --scanner $(VENV)-scan/bin/skill-scanner
 
-# Every way to install the skill, and what the copies do; CLIENTS is a folder into which npm has put the agents' command lines.
-installs: $(VENV)/installed-test
+installs: $(VENV)/installed-test  ## every way to install the skill; CLIENTS=folder into which npm has put the agents' command lines
 	$(BIN)/python benchmarks/install_matrix.py $(if $(CLIENTS),--clients $(CLIENTS))
 
-# What `launch` writes, on the real thing, disturbed: root, Debian's iproute2, slurm-wlm and munge; environments of their own (network).
-test-engines: $(VENV)/installed-test
+# Root, Debian's iproute2, slurm-wlm and munge; environments of their own (network).
+test-engines: $(VENV)/installed-test  ## what `launch` writes, under torchrun, Slurm, Ray, Kubeflow and SkyPilot, disturbed
 	test -x $(VENV)-ray/bin/ray || $(PYTHON) -m venv $(VENV)-ray
 	$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt . 'ray[train]==2.60.0' kubeflow_trainer_api==2.3.0
 	test -x $(VENV)-sky/bin/sky || $(PYTHON) -m venv $(VENV)-sky
@@ -79,8 +83,5 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/installed
 
-clean:
+clean:  ## remove environments, builds and caches
 	rm -rf $(VENV) $(VENV)-scan $(VENV)-ray $(VENV)-sky build *.egg-info .pytest_cache .mypy_cache .ruff_cache
-
-references: $(VENV)/installed
-	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md

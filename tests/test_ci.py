@@ -251,7 +251,7 @@ def test_the_gate_names_every_example() -> None:
     assert sorted(job["strategy"]["matrix"]["example"]) == sorted(SPECS)
     (use,) = [each for each in job["steps"] if each.get("uses") == "./"]
     assert set(use["with"]) <= set(ACTION["inputs"])
-    assert GATE["jobs"]["test"]["steps"][-1]["run"] == "make test"
+    assert GATE["jobs"]["test"]["steps"][-1]["run"] == "make test-all"
 
 
 @pytest.mark.parametrize("example", ["quickstart", "long-run", "vit"])

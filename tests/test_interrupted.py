@@ -101,6 +101,5 @@ def test_refused_sockets_are_no_fault_of_the_script(
     script = tmp_path / "script.py"
     script.write_text("")
     assert cli.main(["verify", str(script)]) == 4
-    told = capsys.readouterr()
-    assert "this machine refuses: this environment refuses sockets" in told.err
-    assert "NO RANKS WERE JUDGED, only the static tier" in told.out
+    shown = capsys.readouterr()
+    assert "sockets" in shown.err and "NO RANKS WERE JUDGED" in shown.out
