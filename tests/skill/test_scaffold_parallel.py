@@ -56,9 +56,13 @@ def load(folder: Path, settings: Sequence[str] = ()) -> spec.Spec:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory, once: Any) -> Mapping[str, Any]:
     """What one rank of a made-up world of 8 has seen of each variant, in one process."""
-    folder = tmp_path_factory.mktemp("variants")
+    found: Mapping[str, Any] = once("variants", lambda: see(tmp_path_factory.mktemp("variants")))
+    return found
+
+
+def see(folder: Path) -> dict[str, Any]:
     for number, settings in enumerate(VARIANTS.values()):
         scaffold.write(scaffold.render(load(folder, settings)), folder / str(number))
     command = [sys.executable, str(Path(__file__).with_name("made_up_world.py")), str(WORLD)]
