@@ -37,12 +37,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in said.items()}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_blocks_and_claims_run(told: dict[str, dict[str, str]]) -> None:
     assert len(RUN) > 250
     assert told["failed"] == {}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_errors_of_the_pages_are_found_by_their_text(told: dict[str, dict[str, str]]) -> None:
     """The real message of every error that a rule's page raises leads, in the diagnosis, to that rule."""

@@ -143,6 +143,7 @@ def test_the_commands_of_the_readme(
     assert set(scripts) == {f"evals/{name}.py" for name in ("write", "grade", "check_grader")}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_wrong_solution_fails_where_its_task_says(tmp_path: Path) -> None:
     done = grading(TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"))

@@ -26,7 +26,7 @@ time.sleep(600)
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT]
+    "number", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGTERM, signal.SIGINT))]
 )
 def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     script, mark = tmp_path / "script.py", tmp_path / "rank"

@@ -227,9 +227,14 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "only", "code", "found"),
     [
-        ("zoo/minimal.py", (), 4, {"root-only-wrap": "pass", "matches-ddp": "inconclusive"}),
+        pytest.param(
+            *("zoo/minimal.py", (), 4, {"root-only-wrap": "pass", "matches-ddp": "inconclusive"}),
+            marks=pytest.mark.full,
+        ),
         ("faults/root_only_wrap.py", (), 1, {"root-only-wrap": "fail", "matches-ddp": "inconclusive"}),
-        ("zoo/minimal.py", ("--only", "root-only-wrap"), 4, {"root-only-wrap": "pass"}),
+        pytest.param(
+            *("zoo/minimal.py", ("--only", "root-only-wrap"), 4, {"root-only-wrap": "pass"}), marks=pytest.mark.full
+        ),
     ],
     ids=["right", "faulty", "right, and nothing open"],
 )
