@@ -15,6 +15,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from results_file import write
+
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0")
 FSDP = "distributed/fsdp"
@@ -83,7 +85,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "api_by_version.json")
     args = parser.parse_args()
     result = {"versions": VERSIONS, "since": first_versions(args.folder)}
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(args.out, result)
     print(json.dumps(result["since"], indent=1))
     return 0
 

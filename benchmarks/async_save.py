@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from machine import environment
+from results_file import write
 
 MODES = ("sync", "thread", "process")
 LIMIT = 0.1
@@ -193,7 +194,7 @@ def main() -> int:
             shutil.rmtree(folder)
     results = {"environment": environment(), "limit": LIMIT, "runs": runs}
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     for run in runs:
         for mode, ratio in run["ratio"].items():
             spread = run["ratios"][mode]

@@ -21,6 +21,7 @@ import yaml
 
 from examples import row
 from machine import environment
+from results_file import write
 
 DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 512, "sequence_length": 32}
 IMPORTED = {"kind": "import", "import": "own_parts:build", "shard": ["Block"], "vocabulary": 2}
@@ -152,7 +153,7 @@ def main() -> int:
                 rows.append(found := row(path, folder / "projects"))
                 print(found, flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"environment": environment(*PACKAGES), "rows": rows}, indent=1) + "\n")
+        write(options.out, {"environment": environment(*PACKAGES), "rows": rows})
     return 0 if all(found["verdict"] == "pass" and found["linted"] for found in rows) else 1
 
 

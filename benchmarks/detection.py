@@ -6,7 +6,9 @@ A fault is found if its rule fails, or a rule that its case names under `also`, 
 run that went on); it is named if its own rule is the first failure of the report. A right script with any failing rule is a false
 alarm; right scripts run on 1, 2 and 4 ranks, or on the number that their header asks for. To save time a fault runs without resume
 where its rule needs none, and right scripts reshard at 2 ranks only. `--only NAME` runs the cases
-whose name contains it; `--from FILE` makes the table from results that are there.
+whose name contains it; `--from FILE` makes the table from stored results and runs nothing; `--again FILE` keeps the correct rows
+of FILE and runs the others, new cases among them. `--out` gets a summary (counts, one line a rule, one line a run); evidence and
+consequences go to `--details` (of a whole run: build/detection.json, which git ignores). `--from` and `--again` read either file.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from typing import Any
 
 from corpus import Case, faults, right
 from detection_table import in_page
+from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 
+DETAILS = Path(__file__).resolve().parents[1] / "build" / "detection.json"
+COLUMNS = ("case", "rule", "tier", "silent", "strength", "kind", "ranks", "found", "first", "failed", "seconds")
 OTHER_SIZES = (4, 1)
 RESUMED = {"resume", "reshard", "crash", "damaged"}
 Job = tuple[Case, dict[str, Any]]
@@ -119,7 +124,7 @@ def key_of(job: Job) -> tuple[str, int]:
 
 
 def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, Any]:
-    """The results as they are stored."""
+    """The results with all details."""
     seeded = [row for row in rows if row["rule"]]
     good = [row for row in rows if not row["rule"]]
     return {
@@ -134,20 +139,50 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, A
     }
 
 
+def stored(results: dict[str, Any]) -> dict[str, Any]:
+    """The summary that is committed: rows are lists in the order of COLUMNS, `rules` counts each rule's faults."""
+    seeded = [row for row in results["rows"] if row["rule"]]
+    per_rule = []
+    for rule in sorted({row["rule"] for row in seeded}):
+        own = [row for row in seeded if row["rule"] == rule]
+        named = sum(row["first"] == rule for row in own)
+        per_rule.append({"rule": rule, "faults": len(own), "found": sum(row["found"] for row in own), "named": named})
+    return {
+        **{name: value for name, value in results.items() if name != "rows"},
+        "missed": [row["case"] for row in seeded if not row["found"]],
+        "false_alarm_cases": [row["case"] for row in results["rows"] if not row["rule"] and row["failed"]],
+        "rules": per_rule,
+        "columns": COLUMNS,
+        "rows": [[row[name] for name in COLUMNS] for row in results["rows"]],
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Results with rows as dicts, of the details or of the summary, which has no evidence."""
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if columns := results.pop("columns", None):
+        results["rows"] = [dict(zip(columns, row, strict=True)) for row in results["rows"]]
+    return results
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--table", type=Path, help="the page whose last section shows the results")
+    parser.add_argument("--out", type=Path, help="write the summary as JSON")
+    parser.add_argument("--details", type=Path, help="write every row with its evidence as JSON")
+    parser.add_argument("--table", type=Path, help="the document whose last section shows the results")
     parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument("--from", dest="given", type=Path, help="take the results from this file and run nothing")
-    parser.add_argument("--again", type=Path, help="take the results from this file, but run anew what it has wrong")
+    parser.add_argument("--from", dest="given", type=Path, help="read the results from this file and run nothing")
+    parser.add_argument("--again", type=Path, help="keep the correct results of this file and run the others")
     parser.add_argument("--workers", type=int, default=1, help="verifications at a time")
     options = parser.parse_args()
     if options.given:
-        results = json.loads(options.given.read_text(encoding="utf-8"))
+        results = read(options.given)
     elif options.again:
-        old = json.loads(options.again.read_text(encoding="utf-8"))
-        good = {key(row): row for row in old["rows"] if row["found"] or (row["rule"] is None and not row["failed"])}
+        good = {
+            key(row): row
+            for row in read(options.again)["rows"]
+            if row["found"] or (row["rule"] is None and not row["failed"])
+        }
         todo = jobs(options.only)
         rows, versions = run([job for job in todo if key_of(job) not in good], options.workers)
         rows = [*good.values(), *rows]
@@ -155,8 +190,10 @@ def main() -> int:
         results = summary(sorted((r for r in rows if key(r) in order), key=lambda r: order[key(r)]), versions)
     else:
         results = summary(*run(jobs(options.only), options.workers))
+    if options.details or not (options.given or options.only):
+        write(options.details or DETAILS, results)
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, stored(results))
     if options.table:
         page = options.table.read_text(encoding="utf-8")
         options.table.write_text(in_page(page, results), encoding="utf-8")

@@ -9,7 +9,6 @@ and under AdamW, and once with an active clip. For each: the smallest eps that i
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus import TESTS
+from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
@@ -107,7 +107,7 @@ def main() -> int:
         environment = {**versions, "platform": platform.platform()}
         result = {"environment": environment, "ranks": 2, "steps": 5, "found_from": largest, "rows": table}
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(options.out, result)
     return 0
 
 

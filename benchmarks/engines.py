@@ -26,6 +26,7 @@ from engine_cases_slurm import slurm
 from engine_cases_torchrun import torchrun
 from engine_tools import Missing, Place, reference, workplace
 from machine import environment
+from results_file import write
 
 Row = dict[str, Any]
 HEADING = "## What was run"
@@ -99,7 +100,7 @@ def main() -> int:
         options.table.write_text(in_page(page, everything), encoding="utf-8")
     if options.out:
         results = {"environment": environment(), "rows": everything}
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     return 0 if all(row.get("ok") for row in rows) else 1
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import environment
+from results_file import write
 from verified_fsdp2.skill import scaffold, spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,7 @@ def main() -> int:
                 print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{told}", flush=True)
     if options.out:
         results = {"environment": environment(), "rows": rows}
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 
 

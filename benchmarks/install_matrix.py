@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from results_file import write
 from verified_fsdp2.skill import installer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,7 +270,7 @@ def main() -> int:
                 measured = measure(row, Setting(Path(work) / str(number), path, source))
                 print(f"{'ok  ' if good(measured) else 'FAIL'} {row.installer} {row.shown}", flush=True)
                 results["rows"].append(measured)
-    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(options.out, results)
     print(table(results))
     return 0 if all(map(good, results["rows"])) else 1
 

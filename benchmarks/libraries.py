@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from results_file import write
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "libraries"
 RESULTS = ROOT / "benchmarks" / "results" / "libraries.json"
@@ -162,7 +164,7 @@ def main() -> int:
         told = result["found"]["rule"], result["fixed"]["rule"]
         print(f"{'ok   ' if result['ok'] else 'WRONG'} {row['name']:<40} {told[0]} -> {told[1] or 'pass'}", flush=True)
         ordered = [kept[name] for name in names if name in kept]
-        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        write(RESULTS, ordered)
     return 1 if wrong else 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from libraries import ROOT, environment, versions
+from results_file import write
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -54,7 +55,7 @@ def main() -> int:
             key = hashlib.sha256(block.text.encode()).hexdigest()
             results[key] = {"document": block.where.split(":")[0], "versions": found, "error": failed.get(block.name)}
             print(block.where, failed.get(block.name) or "ran")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(RESULTS, results)
     return 1 if any(result["error"] for result in results.values()) else 0
 
 

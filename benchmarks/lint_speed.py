@@ -9,7 +9,6 @@ nothing else to do would show.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -20,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from results_file import write
 
 ZOO = Path(__file__).resolve().parents[1] / "tests" / "zoo"
 PARTS = ("trainer_class.py", "checkpoint_full_state.py", "gradient_accumulation.py", "mixed_precision.py")
@@ -93,7 +94,7 @@ def main() -> int:
                 f"{kind:<10} ratio        min {own['min'] / other['min']:6.2f}      median {own['median'] / other['median']:6.2f}"
             )
     if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(options.out, result)
     return 0
 
 

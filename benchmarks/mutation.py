@@ -9,7 +9,6 @@ seeded faults of the corpus. Only the fast part runs; a mutant that lives is a r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 from corpus import faults, representative
+from results_file import write
 from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +30,19 @@ def survives(rule: str) -> bool:
     """Whether the tests stay green with this rule switched off."""
     cases = [f"{TEST}[{case.name}]" for case in representative(faults()) if case.rule == rule]
     cases = cases or [ELSEWHERE[rule]]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *cases[:1]]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "",
+        *cases[:1],
+    ]
     path = os.environ.get("PYTHONPATH", "")
     done = subprocess.run(
         command,
@@ -57,7 +69,7 @@ def main() -> int:
         print(f"{'LIVES' if lives else 'killed':<8}{rule}", flush=True)
     print(f"{len(rules) - len(living)} of {len(rules)} mutants killed in {time.monotonic() - started:.0f} s")
     if options.out:
-        options.out.write_text(json.dumps({"mutants": len(rules), "living": living}, indent=1) + "\n", encoding="utf-8")
+        write(options.out, {"mutants": len(rules), "living": living})
     return 1 if living else 0
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from machine import environment
+from results_file import text, write
 from verified_fsdp2.skill import scaffold, spec
 
 CALLS = 1000
@@ -200,10 +201,9 @@ def main() -> int:
             "crash": crash(Path(folder) / "crash"),
             "profile": profile(Path(folder) / "profile"),
         }
-    text = json.dumps(results, indent=1)
-    print(text)
+    print(text(results))
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        write(options.out, results)
     once = all(results["crash"][name]["steps_once"] for name in ("metrics.jsonl", "tensorboard", "wandb"))
     return 0 if once and results["profile"]["unchanged"] else 1
 

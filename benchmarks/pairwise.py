@@ -18,6 +18,7 @@ import yaml
 
 from examples import row
 from machine import environment
+from results_file import write
 from verified_fsdp2.skill import spec
 from verified_fsdp2.verifier.errors import UserError
 
@@ -222,7 +223,7 @@ def main() -> int:
                 print(f"    {found['verdict']} {found['seconds']} s {' '.join(found['findings'])}", flush=True)
     if options.out:
         results = {"environment": environment(), "pairs": len(held), "rows": rows}
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 
 

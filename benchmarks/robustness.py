@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import environment
+from results_file import write
 from robustness_checkpoints import damage, make, resume
 from robustness_inputs import KINDS, fresh
 from robustness_processes import ended, fsdp2
@@ -257,7 +258,7 @@ def main() -> int:
     if options.out:
         before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
         results = {"environment": environment(), **{part: {**before, **found}.get(part) for part in PARTS}}
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     return 0 if good(found) else 1
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import environment
+from results_file import write
 
 OLDER, NEWER, STEPS = 2, 4, 5
 PLACES = {"__0_0.distcp": 6, "__1_0.distcp": 6, ".metadata": 4, "SHA256SUMS": 4}
@@ -142,8 +143,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder))
     if options.out:
-        text = json.dumps({"environment": environment(), **results}, indent=1) + "\n"
-        options.out.write_text(text, encoding="utf-8")
+        write(options.out, {"environment": environment(), **results})
     rows, control = results["trials"], results["control"]
     good = sum(row["ok"] for row in rows)
     silent = sum(row["dcp_alone"] == "loads" for row in rows)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import environment
+from results_file import write
 from verified_fsdp2.verifier.launch.processes import children, descendants, runs
 
 STEPS, EVERY = 24, 2
@@ -305,7 +306,7 @@ def main() -> int:
         results = measure(Path(folder), options.kills, options.stops)
     results = {"environment": environment(), "steps": STEPS, "saved_every": EVERY, **results}
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     good = sum(row["ok"] for row in results["trials"])
     noticed = sum(row["noticed"] for row in results["controls"])
     print(

@@ -19,6 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from results_file import write
+
 ROOT = Path(__file__).resolve().parents[1]
 POLICIES = ("balanced", "strict")
 
@@ -99,7 +101,7 @@ def main() -> int:
             "tokens_of_skill_md": tokens(options.scanner),
             "policies": {policy: scan(options.scanner, copy, policy, Path(folder)) for policy in POLICIES},
         }
-    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(options.out, results)
     bad = [f for one in results["policies"].values() for f in one["findings"] if f["severity"] in ("HIGH", "CRITICAL")]
     for policy, one in results["policies"].items():
         print(policy, one["severities"])

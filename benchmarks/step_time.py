@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from machine import environment
+from results_file import write
 from verified_fsdp2.skill import scaffold, spec
 
 WARM = 5  # steps that are not counted: first allocations, shorter time-outs
@@ -123,7 +124,7 @@ def main() -> int:
         "rounds": rounds,
     }
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(options.out, results)
     print(
         f"a step: generated / bare = {results['ratio']:.3f} (from {min(ratios):.3f} to {max(ratios):.3f}); limit {LIMIT}"
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import environment
+from results_file import write
 from verified_fsdp2.skill import scaffold, spec
 
 RANKS = 2
@@ -138,9 +139,7 @@ def main() -> int:
                 print(name, json.dumps(rows[name]), flush=True)
     if options.out:
         made_with = {**environment("transformers", "peft", "safetensors"), "ranks": RANKS}
-        options.out.write_text(
-            json.dumps({"environment": made_with, "models": rows}, indent=1) + "\n", encoding="utf-8"
-        )
+        write(options.out, {"environment": made_with, "models": rows})
     return 0 if all(right(row) for row in rows.values()) else 1
 
 

@@ -10,7 +10,6 @@ time, which other work on the machine disturbs less, stands beside it. The load 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -24,6 +23,8 @@ from typing import Any
 
 import torch
 import yaml
+
+from results_file import text, write
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 3.0
@@ -95,10 +96,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results = measure(options.repeats)
-    text = json.dumps(results, indent=1) + "\n"
-    print(text, end="")
+    print(text(results))
     if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
+        write(options.out, results)
     return 0 if results["ratio"] <= LIMIT else 1
 
 

@@ -11,7 +11,6 @@ compared so is listed with the reason.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import runpy
 import signal
@@ -30,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from corpus import Case, right
 from machine import environment
+from results_file import write
 
 STEPS = 4
 SECONDS = 120
@@ -209,8 +209,7 @@ def main() -> int:
         print(f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{told}", flush=True)
     print(f"{len(rows) - len(wrong)} of {len(rows)} right scripts shown right")
     if options.out:
-        text = json.dumps({"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows}, indent=1)
-        options.out.write_text(text + "\n", encoding="utf-8")
+        write(options.out, {"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows})
     return 1 if wrong else 0
 
 

@@ -162,6 +162,7 @@ def test_nothing_reaches_a_shell_but_through_the_environment(projects: dict[str,
             assert PINNED.fullmatch(each["uses"].split("  ")[0]) or each["uses"].startswith("github/codeql-action/")
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) -> None:
     project = projects["github"]
@@ -250,7 +251,7 @@ def test_the_gate_names_every_example() -> None:
     assert sorted(job["strategy"]["matrix"]["example"]) == sorted(SPECS)
     (use,) = [each for each in job["steps"] if each.get("uses") == "./"]
     assert set(use["with"]) <= set(ACTION["inputs"])
-    assert GATE["jobs"]["test"]["steps"][-1]["run"] == "make test"
+    assert GATE["jobs"]["test"]["steps"][-1]["run"] == "make test-all"
 
 
 @pytest.mark.parametrize("example", ["quickstart", "long-run", "vit"])

@@ -37,12 +37,14 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in merged.items()}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_blocks_and_claims_run(outcome: dict[str, dict[str, str]]) -> None:
     assert len(RUN) > 250
     assert outcome["failed"] == {}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_errors_raised_in_rule_docs_are_in_the_diagnosis(outcome: dict[str, dict[str, str]]) -> None:
     """The message of every error that the docs of a rule raise leads, in the diagnosis, to that rule."""

@@ -112,6 +112,7 @@ def test_bad_usage_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_commands_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -142,6 +143,7 @@ def test_the_commands_of_the_readme(
     assert set(scripts) == {f"evals/{name}.py" for name in ("write", "grade", "check_grader")}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_wrong_solution_fails_where_its_task_says(tmp_path: Path) -> None:
     done = grading(TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"))

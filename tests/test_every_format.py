@@ -71,6 +71,7 @@ raise RuntimeError("bad luck\n::error file=train.py::raised\n  ::set-env name=A:
 """
 
 
+@pytest.mark.full
 def test_a_script_commands_no_ci_system(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "train.py").write_text(LIES)
     others = [name for name in FORMATS if name != "github"]

@@ -53,6 +53,7 @@ def test_a_plain_copy_works_from_anywhere(copied: Path, tmp_path: Path) -> None:
     assert (tmp_path / "project" / "train.py").is_file()
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
     script = ROOT / "tests" / "zoo" / "minimal.py"

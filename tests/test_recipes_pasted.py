@@ -17,7 +17,6 @@ import pytest
 from corpus import TESTS, Case, load
 from verified_fsdp2.skill import recipes
 
-pytestmark = pytest.mark.launch
 PASTED = sorted((TESTS / "recipes").glob("*.yaml"))
 COMMAND = re.compile(r"^# fsdp2 recipe (.+)$", re.MULTILINE)
 
@@ -39,6 +38,8 @@ def test_each_recipe_is_pasted_into_two_scripts() -> None:
     assert {name for name, _ in hosts} == recipes.RECIPES.keys()
 
 
+@pytest.mark.full
+@pytest.mark.launch
 @pytest.mark.parametrize("path", PASTED, ids=lambda path: path.stem)
 def test_it_passes(verify_case, path: Path) -> None:
     case = load(path)

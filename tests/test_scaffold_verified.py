@@ -68,6 +68,7 @@ def test_what_was_seen_of_the_model(passing: Verdict) -> None:
     assert facts["saved_after_step"] == 3
 
 
+@pytest.mark.full
 def test_an_optimizer_above_fully_shard_is_found(verify_script, tmp_path: Path) -> None:
     folder = write(tmp_path / "project")
     model, train = folder / "model.py", folder / "train.py"
@@ -89,6 +90,7 @@ def test_an_optimizer_above_fully_shard_is_found(verify_script, tmp_path: Path) 
     assert "below the last `fully_shard`" in (finding.fix or "")
 
 
+@pytest.mark.full
 def test_a_local_clip_is_found(verify_script, tmp_path: Path) -> None:
     folder = write(tmp_path / "project")
     old = "    norm = nn.utils.clip_grad_norm_(state.model.parameters(), MAX_NORM)\n"
@@ -108,6 +110,7 @@ def test_a_local_clip_is_found(verify_script, tmp_path: Path) -> None:
     assert "clip_grad_norm_" in (finding.fix or "")
 
 
+@pytest.mark.full
 def test_a_lost_data_position_is_found(verify_script, tmp_path: Path) -> None:
     folder = write(tmp_path / "project")
     change(folder / "checkpoint.py", '            "samples": self.samples,\n', "")
@@ -124,6 +127,7 @@ def test_a_lost_data_position_is_found(verify_script, tmp_path: Path) -> None:
     assert "data position" in (finding.fix or "")
 
 
+@pytest.mark.full
 def test_a_save_that_a_process_writes_can_be_interrupted(verify_script, tmp_path: Path) -> None:
     folder = write(tmp_path / "project", "checkpoint.mode=process")
     (finding,) = verify_script(folder, only=("incomplete-checkpoint-chosen",)).findings

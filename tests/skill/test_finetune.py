@@ -94,6 +94,7 @@ def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, to
     assert str(error.value) == told
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None:
     """In groups that mix frozen and trained parameters, and in one that is all frozen: the root."""

@@ -121,6 +121,7 @@ def test_every_argument_that_a_row_gives_is_there() -> None:
     assert [name for name in used - OTHER_KEYWORDS if name not in inspect.signature(KEYWORDS[name]).parameters] == []
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_claims_hold_on_two_ranks(tmp_path: Path) -> None:
     script = Path(__file__).with_name("migrate_claims.py")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -207,7 +208,18 @@ IMPORT_OPTIONS = [
 ]
 
 
-def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = ()) -> spec.Spec:
+def load(
+    tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[str] = (), inputs: bool = True
+) -> spec.Spec:
+    if inputs:
+        write_inputs(tmp_path)
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return spec.load(path, settings)
+
+
+def write_inputs(tmp_path: Path) -> None:
+    """The files that specs name."""
     (tmp_path / "a.txt").write_text("some text\n" * 10)
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 10)
     (tmp_path / "a.bin").write_bytes(b"\1\0" * 100)
@@ -219,9 +231,6 @@ def load(tmp_path: Path, data: dict[str, object] = DECODER, settings: Sequence[s
     (tmp_path / "weights" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 256}')
     (tmp_path / "weights" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return spec.load(path, settings)
 
 
 def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
@@ -244,14 +253,30 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def specs(tmp_path_factory: pytest.TempPathFactory) -> list[spec.Spec]:
-    folder = tmp_path_factory.mktemp("specs")
-    return [load(folder, base, settings) for base, settings in combinations()]
+def made(tmp_path_factory: pytest.TempPathFactory, once: Any) -> dict[str, Any]:
+    """The files of every combination, and the templates that they are made from."""
+
+    def make() -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("specs")
+        write_inputs(folder)
+        specs = [load(folder, base, settings, inputs=False) for base, settings in combinations()]
+        used = {template for one in specs for template in scaffold.files(one).values()}
+        return {"files": [scaffold.render(one) for one in specs], "templates": sorted(used)}
+
+    found: dict[str, Any] = once("combinations", make)
+    return found
 
 
 @pytest.fixture(scope="module")
-def rendered(specs: list[spec.Spec]) -> list[dict[str, str]]:
-    return [scaffold.render(one) for one in specs]
+def rendered(made: dict[str, Any]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = made["files"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def different(rendered: list[dict[str, str]]) -> set[tuple[str, str]]:
+    """Each different file once: path and text."""
+    return {item for files in rendered for item in files.items()}
 
 
 def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
@@ -286,14 +311,13 @@ def test_every_combination_is_formatted_and_lint_clean(rendered: list[dict[str, 
     ruff(tmp_path, "check", *each_is_a_project, "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
 
 
-def test_every_combination_is_ascii_and_parses(rendered: list[dict[str, str]]) -> None:
-    for files in rendered:
-        for path, text in files.items():
-            assert text.isascii() and text.endswith("\n") and "\t" not in text, path
-            if path.endswith(".py"):
-                parsed(text)
-            if path.endswith(".yaml"):
-                yaml.safe_load(text)
+def test_every_combination_is_ascii_and_parses(different: set[tuple[str, str]]) -> None:
+    for path, text in different:
+        assert text.isascii() and text.endswith("\n") and "\t" not in text, path
+        if path.endswith(".py"):
+            parsed(text)
+        if path.endswith(".yaml"):
+            yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def lines_that_train(files: dict[str, str]) -> int:
@@ -305,15 +329,15 @@ def test_size_of_an_example(path: Path) -> None:
     assert lines_that_train(scaffold.render(spec.load(path))) <= 1200
 
 
-def test_sizes(rendered: list[dict[str, str]]) -> None:
-    for files in rendered:
-        code = {path: text for path, text in files.items() if path.endswith(".py") and not path.startswith("tests/")}
-        assert lines_that_train(files) < 1500  # whatever is on together
-        for path, text in code.items():
-            assert text.count("\n") <= LIMITS[path], path
-            for node in ast.walk(parsed(text)):
-                if isinstance(node, ast.FunctionDef):
-                    assert (node.end_lineno or 0) - node.lineno < 100, f"{path}: {node.name}"
+def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
+    assert max(map(lines_that_train, rendered)) < 1500  # whatever is on together
+    for path, text in different:
+        if not path.endswith(".py") or path.startswith("tests/"):
+            continue
+        assert text.count("\n") <= LIMITS[path], path
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 100, f"{path}: {node.name}"
 
 
 def test_no_constant_or_function_without_use(rendered: list[dict[str, str]]) -> None:
@@ -463,7 +487,6 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
             ), expression
 
 
-def test_every_template_belongs_to_a_file(specs: list[spec.Spec]) -> None:
-    used = {template for one in specs for template in scaffold.files(one).values()}
+def test_every_template_belongs_to_a_file(made: dict[str, Any]) -> None:
     parts = {name for path in scaffold.TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
-    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == used | parts
+    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == set(made["templates"]) | parts

@@ -13,7 +13,7 @@ from test_scaffold_launch import finish, project, run, start, steps_of
 
 from verified_fsdp2.verifier.launch.processes import children
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.full]
 
 
 def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_pillow_is_asked_for(project: Project) -> None:
         data.load_data(project.out, 2)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_example_with_images(tmp_path: Path) -> None:
     """Its data drawn, its project written, its module put beside train.py: sharded as the verifier wants it."""

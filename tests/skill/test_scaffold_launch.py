@@ -1,4 +1,7 @@
-"""Generated projects, really run: the same losses on any number of ranks, resume, and a clean stop."""
+"""Generated projects, really run: the same losses on any number of ranks, resume, and a clean stop.
+
+The quickstart's verification (tests/test_scaffold_verified.py) covers losses, resume and reshard in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -106,15 +109,18 @@ def stopped_at(step: int, undisturbed: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.full
 def test_the_loss_falls_and_the_clip_is_reached(straight: list[dict[str, Any]]) -> None:
     assert straight[-1]["loss"] < straight[0]["loss"]
     assert max(record["grad_norm"] for record in straight) > 0.5
 
 
+@pytest.mark.full
 def test_losses_do_not_depend_on_the_ranks(sample: Path, straight: list[dict[str, Any]], tmp_path: Path) -> None:
     assert_close(run(sample, 1, tmp_path), straight)
 
 
+@pytest.mark.full
 def test_resume_is_bitwise_and_reshards(
     sample: Path, undisturbed: Path, straight: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -126,7 +132,7 @@ def test_resume_is_bitwise_and_reshards(
         assert_close(found, straight)
 
 
-@pytest.mark.parametrize("mode", ["sync", "process"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("process", marks=pytest.mark.full)])
 def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     """torchrun signals all processes of a rank: that which writes, too, here while it is being started."""
     folder = project(tmp_path, f"checkpoint.mode={mode}", "checkpoint.keep=1")
@@ -145,6 +151,7 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [f"step_{last:08d}"]
 
 
+@pytest.mark.full
 def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
     flags = ("--steps", "40", "--checkpoint-interval", "2")
     process = start(project(tmp_path, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
@@ -165,6 +172,7 @@ def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[st
     assert found[:STEPS] == straight
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_refused(
     sample: Path, undisturbed: Path, straight: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -186,6 +194,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: Path, tmp_path: Path) -> None:
     """A limit on the size of a file stands for the disk: it gets in the way of the data, and of nothing else."""
     stopped_at(2, undisturbed, tmp_path)
@@ -203,6 +212,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: 
     assert max(path.name for path in folder.iterdir()) == last.name
 
 
+@pytest.mark.full
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
     settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.mode=thread"]
     out = project(tmp_path, *settings, "verify.ranks=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
@@ -213,6 +223,7 @@ def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
     assert run(out, 4, tmp_path, 6, "--resume") == straight
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -225,6 +236,7 @@ def test_what_the_user_can_correct_is_one_line(sample: Path, tmp_path: Path, fla
     assert output.startswith(message) and output.count("\n") == 1
 
 
+@pytest.mark.full
 def test_its_own_tests_pass(sample: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=sample, capture_output=True, text=True, timeout=300, check=False)

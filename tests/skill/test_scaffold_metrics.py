@@ -431,6 +431,7 @@ def launch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) -> None:
     folder = project(tmp_path, "operation.profile=true")

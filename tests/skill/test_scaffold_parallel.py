@@ -56,9 +56,13 @@ def load(folder: Path, settings: Sequence[str] = ()) -> spec.Spec:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory, once: Any) -> Mapping[str, Any]:
     """What one rank of a made-up world of 8 has seen of each variant, in one process."""
-    folder = tmp_path_factory.mktemp("variants")
+    found: Mapping[str, Any] = once("variants", lambda: see(tmp_path_factory.mktemp("variants")))
+    return found
+
+
+def see(folder: Path) -> dict[str, Any]:
     for number, settings in enumerate(VARIANTS.values()):
         scaffold.write(scaffold.render(load(folder, settings)), folder / str(number))
     command = [sys.executable, str(Path(__file__).with_name("made_up_world.py")), str(WORLD)]
@@ -212,6 +216,7 @@ def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
         assert steps == sorted(steps, key=code.index)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
     """Two ranks with tp 2, then two ranks of FSDP alone: the losses of one rank that was never stopped."""

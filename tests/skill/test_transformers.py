@@ -188,6 +188,7 @@ def test_a_folder_that_does_not_fit_is_one_line(
             built(modules)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 @pytest.mark.parametrize(("name", "settings"), [("llama", []), ("qwen3", ["parallel.tp=2"])])
 def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path, name: str, settings: list[str]) -> None:

@@ -41,6 +41,7 @@ def test_awkward_script(marked: tuple[Launcher, str], tmp_path: Path, case: awkw
     _judge(marked, tmp_path, case, launcher="fork", timeout=10)
 
 
+@pytest.mark.full
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "case", [case for case in awkward.ACTS if case.name in BOTH_LAUNCHERS], ids=lambda case: case.name

@@ -439,6 +439,7 @@ def test_nothing_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "nothing to verify" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How this script saves is not told: its open rules are not required, and one limit is wider."""

@@ -1,21 +1,30 @@
-"""A seeded fault of every rule is found by it; right scripts pass or are honestly open, and nothing else fires.
+"""A seeded fault of every rule is found by it; right scripts pass or are inconclusive, and no other rule fails.
 
-These are the representative part of the corpus; `make detection` runs the whole of it, with every rule on every case.
+`make test` runs one fault and one right script of each family on ranks; each rule's own logic is tested on traces in
+test_rules*.py and their neighbours. `make test-all` runs a fault of every rule, `make detection` the whole corpus with every rule.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from corpus import Case, faults, representative, right
+from corpus import IN_EVERY_TEST_RUN, Case, faults, representative, right
 from verified_fsdp2.verifier.rules import RULES
 
-pytestmark = pytest.mark.launch
+
+def cases(found: list[Case]) -> list[Any]:
+    """The representative cases as parameters, those that only `make test-all` runs marked."""
+    marks = {True: (), False: pytest.mark.full}
+    return [
+        pytest.param(case, id=case.name, marks=marks[case.name in IN_EVERY_TEST_RUN]) for case in representative(found)
+    ]
 
 
-@pytest.mark.parametrize("case", representative(faults()), ids=lambda case: case.name)
+@pytest.mark.launch
+@pytest.mark.parametrize("case", cases(faults()))
 def test_fault_is_found(verify_case, case: Case) -> None:
     only = () if case.rule == "unused-suppression" else (case.rule,)  # it must know what the others say
     finding = next(f for f in verify_case(case, only=only).findings if f.rule == case.rule)
@@ -26,7 +35,8 @@ def test_fault_is_found(verify_case, case: Case) -> None:
         assert Path(finding.location.file).name in [p.name for p in case.files()]
 
 
-@pytest.mark.parametrize("case", representative(right()), ids=lambda case: case.name)
+@pytest.mark.launch
+@pytest.mark.parametrize("case", cases(right()))
 def test_right_script_is_left_alone(verify_case, case: Case) -> None:
     verdict = verify_case(case)
     assert [(f.rule, f.evidence) for f in verdict.findings if f.status == "fail"] == []
@@ -38,3 +48,11 @@ def test_right_script_is_left_alone(verify_case, case: Case) -> None:
 def test_every_rule_has_a_fault() -> None:
     elsewhere = {"gloo-avg-is-sum"}  # no script has this fault, a torch has it: test_average.py
     assert {case.rule for case in faults()} == set(RULES) - elsewhere
+
+
+def test_every_test_run_has_a_fault_of_each_family() -> None:
+    chosen = [case for case in representative(faults()) if case.name in IN_EVERY_TEST_RUN]
+    here = {case.name for case in [*chosen, *representative(right())]}
+    assert set(IN_EVERY_TEST_RUN) <= here
+    families = {rule.family for rule in RULES.values()} - {"environment"}  # of the machine, not of a script
+    assert {RULES[case.rule].family for case in chosen if case.rule} == families

@@ -142,6 +142,7 @@ def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp
 FAULTY = "optim_before_shard.py"
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "faults" / FAULTY
@@ -201,6 +202,7 @@ def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
     assert settings.note(script) == ""
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -214,6 +216,7 @@ def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launche
     assert codes == {"fork": [1], "torchrun": [0]}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_runs_beside_one_another_give_the_same(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

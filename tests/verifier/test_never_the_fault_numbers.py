@@ -192,6 +192,7 @@ class TestOptimizersInBackward:
         assert train.along(1) == -3.0
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
     rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")

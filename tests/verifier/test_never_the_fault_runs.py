@@ -156,6 +156,7 @@ def test_runs_do_not_meet_in_a_fixed_folder(write: Write, check: Check, tmp_path
     assert any("log.txt" in note or "ckpt" in note for note in verdict.environment["notes"])
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check, tmp_path: Path) -> None:
     """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""

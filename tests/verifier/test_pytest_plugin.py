@@ -118,6 +118,7 @@ def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_pat
     assert left == []
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
     rules = "optim-before-shard or root-not-wrapped or same-data-on-every-rank or root-only-wrap"

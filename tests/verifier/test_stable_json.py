@@ -84,6 +84,7 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
     assert [name for name in found if not name.endswith(": path")] == times
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}"}
