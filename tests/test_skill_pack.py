@@ -21,7 +21,7 @@ SHIPPED = [p for folder in ("skill", "verifier") for p in sorted((ROOT / folder)
 PAGES = [ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
 # What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
-FILES = 430  # that a copy may have: a rule has a file of its own
+FILES = 450  # that a copy may have: a rule has a file of its own
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
 PLUGIN_PARTS = ("skills", "commands", "agents", "hooks", "bin", "monitors", "workflows", "output-styles", "themes")
 

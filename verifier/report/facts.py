@@ -45,7 +45,7 @@ def facts(evidence: Evidence, work: Path) -> Facts:
         "sharded": sum(e[0].sharded for e in run.parameters.values()),
         "groups": sum(len(m.groups) for m in run.models),
         "largest_share": max(held) / total if total else 0.0,
-        "downhill": run.downhill(),
+        "reduces_loss": run.reduces_loss(),
         "mesh": dict(zip(first.mesh_names or range(len(first.mesh)), first.mesh, strict=False)) if first else {},
         "saved_after_step": evidence.saved_after(),
         "traffic": traffic(run),

@@ -192,7 +192,7 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     yield from _text(
         f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {' x '.join(sizes) or 'no ranks'} "
         f"in {number(facts['groups'], 'group')}; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one "
-        f"rank; updates {'reduce' if facts['downhill'] else 'do not reduce'} the loss to first order"
+        f"rank; updates {'reduce' if facts['reduces_loss'] else 'do not reduce'} the loss to first order"
     )
     if not (traffic := facts["traffic"]):
         return

@@ -274,7 +274,7 @@ class Run:
         """The first-order change of the loss by the weight changes of a step."""
         return math.fsum(moved[1] for _, moved in self._first_replica(Stepped, "moved", step))
 
-    def downhill(self) -> bool:
+    def reduces_loss(self) -> bool:
         """Whether the weight changes of all steps together reduce the loss to first order."""
         return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 

@@ -134,7 +134,7 @@ def _target(operation: str, call: Call) -> str:
 
 
 def _by_pickle(call: Call) -> bool:
-    """Whether pickle calls `torch.save` or `torch.load` for a storage, as in `all_gather_object` of a tensor."""
+    """Whether Python's object serialiser calls `torch.save` or `torch.load` for a storage, as in `all_gather_object` of a tensor."""
     if call.args and isinstance(call.args[0], torch.UntypedStorage | torch.TypedStorage):
         return True
     return caller().f_code.co_name == "_load_from_bytes"

@@ -8,7 +8,7 @@ _WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + 
 class PickledFsdpModel(RaisedRule):
     """A sharded model is saved as a state dict, not pickled as an object.
 
-    Why: `fully_shard` gives the module a class created at run time, which pickle cannot find by its name.
+    Why: `fully_shard` gives the module a class created at run time, which Python's object serialiser cannot find by its name.
     Wrong:
         import io
 

@@ -44,7 +44,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         return rule.unknown("no weight changed in any step: nothing to compare")
     if not found.finite:
         return rule.unknown("losses or gradients are not finite")
-    if not oracle.downhill() and losses and losses[-1] >= losses[0]:
+    if not oracle.reduces_loss() and losses and losses[-1] >= losses[0]:
         return rule.unknown("the loss did not fall and the updates do not reduce it to first order: nothing is learned")
     if limit.noise > UNREPRODUCIBLE:
         return rule.unknown(
