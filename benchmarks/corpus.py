@@ -124,6 +124,7 @@ IN_EVERY_TEST_RUN = (
     "zoo/mixed_precision",
     "faults/checkpointed_after_sharding",
     "faults/double_or_missing_world_scale",
+    "faults/gradients_consumed_once",
     "faults/manual_local_norm_clip",
     "faults/matches_ddp",
     "faults/mesh_argument_wrong",

@@ -21,6 +21,8 @@ from verified_fsdp2.verifier.rules.base import SourceRule
 from verified_fsdp2.verifier.source.registry import DETECTORS
 from verified_fsdp2.verifier.verdict import Verdict
 
+os.environ["COLUMNS"] = "120"  # reports wrap at the width of the terminal
+
 
 @pytest.fixture(scope="session", autouse=True)
 def mutant() -> None:

@@ -72,7 +72,7 @@ def test_every_block_names_a_language_that_is_tested() -> None:
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         opened = re.findall(r"^```(\w*)$", text, re.M)[::2]
-        assert set(opened) <= {"python", "sh", "yaml", "json", "text"}, document.name
+        assert set(opened) <= {"python", "sh", "yaml", "json", "text", "diff"}, document.name
 
 
 def test_the_contract_is_what_the_rules_say() -> None:
