@@ -94,7 +94,7 @@ def test_a_folder_without_a_script(tmp_path: Path) -> None:
 def test_without_a_loopback_the_machine_refuses(tmp_path: Path) -> None:
     row = awkward.verify("no_loopback", awkward.ACTS[0].write(tmp_path), [], tmp_path, ("unshare", "-rn"))
     assert (row.exit, row.left) == (4, ())
-    assert "this environment refuses sockets" in row.told
+    assert "sockets" in row.told
 
 
 def test_a_capture_keeps_both_ends(tmp_path: Path) -> None:
