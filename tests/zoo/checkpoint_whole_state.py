@@ -95,7 +95,8 @@ def main():
     best, done = float("inf"), 0
     if args.resume:
         state = collect(model, optimizer, scheduler, average, best, done)
-        newest = max(Path(args.resume).glob("step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+        complete = [path.parent for path in Path(args.resume).glob("step_*/.metadata")]
+        newest = max(complete, key=lambda path: int(path.name.rpartition("_")[2]))
         dcp.load(state, checkpoint_id=newest)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         scheduler.load_state_dict(state["extra"]["scheduler"])
