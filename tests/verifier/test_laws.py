@@ -30,7 +30,7 @@ def held(value: float | None = None, holder: str = "local", **more: Any) -> dict
 
 
 def tensor(size: float, holder: str = "local", **more: Any) -> dict[str, Any]:
-    return held(None, holder, sketch=[size * size, size, 0.0, 0.0, 0.0], numel=4, **more)
+    return held(None, holder, sketch=[size * size, size, 0.0, 0.0, 0.0], numel=64, dtype="float32", **more)
 
 
 def state(number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any) -> dict[str, Any]:
@@ -65,10 +65,24 @@ class TestGradients:
         kept = {"kind": "kept_gradients", "step": 2, "names": ["v"]}
         assert judge(self.rule, of([*steps(), kept], steps())).status == "pass"
 
-    @pytest.mark.parametrize("factor", [0.0, 0.25, None])
-    def test_an_edit_between_micro_batches(self, factor: float | None) -> None:
-        edit = {"kind": "edited_gradients", "step": 1, "micro": 2, "factors": {"w": factor}}
+    def test_a_clip_between_micro_batches(self) -> None:
+        edit = {"kind": "edited_gradients", "step": 1, "micro": 2, "factors": {"w": 0.25, "v": 0.25}}
         assert judge(self.rule, of([*steps(), edit], steps())).status == "fail"
+        surgery = {**edit, "factors": {"w": 0.25, "v": None}}
+        assert judge(self.rule, of([*steps(), surgery], steps())).status == "pass"
+
+    @pytest.mark.parametrize(("again", "status"), [(2, "fail"), (1, "pass")])
+    def test_gradients_are_cleared_between_micro_batches(self, again: int, status: str) -> None:
+        """The same samples come again in SAM, whose first gradients only show the way."""
+        records = []
+        for k in range(1, 4):
+            edit = {"kind": "edited_gradients", "step": k, "micro": 2, "factors": {"w": 0.0}}
+            records += [micro(k, rows=(1,)), edit, micro(k, rows=(again,)), step(k), stepped(k)]
+        assert judge(self.rule, of(records, records)).status == status
+
+    def test_a_dry_run_may_throw_gradients_away(self) -> None:
+        dry = [micro(1, rows=(9,)), {"kind": "cleared", "step": 1}]
+        assert judge(self.rule, of([*dry, *steps()], [*dry, *steps()])).status == "pass"
 
     def test_a_step_without_backward(self) -> None:
         twice = [micro(1), step(1), stepped(1), step(2), stepped(2)]

@@ -72,11 +72,14 @@ def apart(a: Held, b: Held) -> float:
     return difference(a.sketch, b.sketch) / size if size > 0.0 else 0.0
 
 
+LEAST = 16  # elements of a tensor of the loop, from which on it is more than a few sums for a log
+
+
 def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
-    if held.holder in KEPT:
-        return held.sketch is not None or held.holder != "module" or path in decisive or held.numel == 1
-    return held.numel > 1 or path in decisive
+    if held.holder == "module":
+        return held.dtype not in ("int", "float", "bool") or path in decisive
+    return held.holder in KEPT or path in decisive or (held.sketch is not None and held.numel >= LEAST)
 
 
 def decisive(sources: Sources, paths: set[str]) -> set[str]:

@@ -1,4 +1,4 @@
-from ...analysis.factors import readings, total_weight, words
+from ...analysis.factors import near, readings, total_weight, words
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace.events import Micro
@@ -37,6 +37,12 @@ class GradientOfMeanLoss(Rule):
         total = total_weight(run) if run is not None and run.steps() else None
         if run is None or total is None:
             return self.unknown(evidence.missing.get("full_precision", "no full-precision run was made"))
+        before, after = run.grad_norm(1), run.grad_norm(1, "grads_at_step")
+        scaled = after / before if before and after else 1.0
+        if near(total * scaled, 1.0):
+            return self.passed(
+                f"gradients are scaled by {scaled:.4g} before the step: {total * scaled:.4g} times the mean cross entropy"
+            )
         if found := readings(total, run):
             return self.failed(
                 f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of a step (1 is expected), "

@@ -1,7 +1,11 @@
+import math
+from dataclasses import dataclass
+
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace.events import EditedGradients, KeptGradients, Step
+from ...trace import Run, difference
+from ...trace.events import Cleared, EditedGradients, KeptGradients, Micro, Place, Step
 from ..base import Rule
 
 
@@ -29,31 +33,30 @@ class GradientsConsumedOnce(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         records = [(trace.rank, record) for trace in run.traces for record in trace.of(KeptGradients)]
-        kept = [(rank, r, names) for rank, r in records if (names := _used_again(run.traces[rank].of(Step), r))]
+        kept = [(r, names) for rank, r in records if (names := _used_again(run.traces[rank].of(Step), r))]
         if kept:
-            rank, first, names = kept[0]
-            steps = len({record.step for _, record, _ in kept})
+            first, names = kept[0]
+            steps = len({record.step for record, _ in kept})
             return self.failed(
                 f"step {first.step} begins with the gradients that step {first.step - 1} already used: "
                 f"{count(len(names), 'parameter')} ({some(names)}), in {count(steps, 'step')}",
                 first.at_line,
             )
-        edits = [(trace.rank, record) for trace in run.traces for record in trace.of(EditedGradients)]
-        if edits:
-            rank, edit = edits[0]
-            factors = [factor for factor in edit.factors.values() if factor is not None]
-            cleared = bool(factors) and max(factors) == 0.0
-            how = "cleared" if cleared else "scaled by " + some([f"{f:.4g}" for f in factors]) if factors else "changed"
-            fix = (
-                "Clear gradients only between optimizer steps."
-                if cleared
-                else "Clip or scale once, after the last one."
-            )
+        if lost := _lost(run):
             return self.failed(
-                f"step {edit.step}, before micro-batch {edit.micro}: the gradients accumulated so far were {how} "
-                f"({some(edit.factors)}, rank {rank})",
-                edit.at_line,
-                fix=fix,
+                f"in each step gradients are cleared between micro-batches: step {lost.step} throws away those of "
+                f"{count(lost.step_micros, 'micro-batch')} whose samples no later one has",
+                lost.at_line,
+                fix="Clear gradients only between optimizer steps.",
+            )
+        clips = [record for trace in run.traces for record in trace.of(EditedGradients) if _scaled_down(record)]
+        if clips:
+            factors = [f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None]
+            return self.failed(
+                f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients accumulated so far were scaled by "
+                f"{some(factors)} ({some(clips[0].factors)})",
+                clips[0].at_line,
+                fix="Clip or scale once, after the last micro-batch and before `step()`.",
             )
         twice = next(
             (r for r in run.traces[0].steps if _without_backward(run.traces[0].steps, r, run.micros(r.step)[0])), None
@@ -73,6 +76,51 @@ def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
     """Of the gradients that were kept those that an optimizer uses in this step, too, and did not clear until then."""
     using = [record for record in steps if record.step == kept.step]
     return [name for name in kept.names if any(name in record.held for record in using)]
+
+
+@dataclass(frozen=True)
+class _Lost:
+    step: int
+    step_micros: int
+    at_line: Place | None
+
+
+def _lost(run: Run) -> _Lost | None:
+    """Micro-batches whose gradients never reach a step, if it is so in every step but the first, where a script may try itself.
+
+    Where the same samples come again (SAM, gradient surgery), or the script puts the gradients together, none are lost.
+    """
+    for trace in run.traces:
+        found = []
+        for step in range(2, run.steps() + 1):
+            micros = [record for record in trace.of(Micro) if record.step == step]
+            edits = [r for r in trace.of(EditedGradients) if r.factors and set(r.factors.values()) == {0.0}]
+            clears = [r.seq for r in (*trace.of(Cleared), *edits) if r.step == step]
+            last = max(clears, default=0)
+            later = {row for micro in micros if micro.seq > last for row in micro.rows}
+            gone = [micro for micro in micros if micro.seq < last and micro.rows and not later.issuperset(micro.rows)]
+            assembled = any(_assembled(record) for record in trace.of(Step) if record.step == step)
+            if gone and later and not assembled:
+                found.append(_Lost(step, len(gone), gone[0].at_line))
+        if found and len(found) == run.steps() - 1:
+            return found[0]
+    return None
+
+
+def _assembled(record: Step) -> bool:
+    """Whether the optimizer finds other gradients than multiples of those that the last backward left."""
+    pairs = [
+        (a, b)
+        for n, a in record.grads.items()
+        if a and (b := record.grads_at_step.get(n)) and a[0] > 0.0 and b[0] > 0.0
+    ]
+    return any(difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0]) for a, b in pairs)
+
+
+def _scaled_down(edit: EditedGradients) -> bool:
+    """Whether all gradients were scaled by one factor below 1, as a clip does it."""
+    factors = [factor for factor in edit.factors.values() if factor is not None]
+    return len(factors) == len(edit.factors) and min(factors) > 0.0 and max(factors) < min(1.0, 1.001 * min(factors))
 
 
 def _without_backward(steps: list[Step], record: Step, micros: object) -> bool:

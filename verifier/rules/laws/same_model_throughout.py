@@ -1,3 +1,5 @@
+import re
+
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -35,14 +37,11 @@ class SameModelThroughout(Rule):
     def _modes(self, run: Run) -> Finding | None:
         for trace in run.traces:
             records = trace.of(State)
-            first = set(records[0].in_eval) if records else set()
             for record in records[1:]:
-                left = sorted(set(record.in_eval) - first)
+                left = [root for root in _roots(record) if root not in records[0].in_eval]
                 if left and record.evaluations > records[0].evaluations:
-                    names = some([name or "the model itself" for name in left])
                     return self.failed(
-                        f"from step {record.step} on the model trains with {count(len(left), 'module')} in eval mode ({names}), "
-                        f"in train mode at step {records[0].step}",
+                        f"from step {record.step} on the whole model trains in eval mode; at step {records[0].step} it was in train mode",
                         record.at_line,
                         fix="Call `model.train()` after the evaluation.",
                     )
@@ -78,3 +77,8 @@ def _outermost(trace: Trace) -> list[Step]:
         (s.seq, next((q for q, o, n in ends if (o, n) == (s.optimizer, s.step)), s.seq), s) for s in trace.of(Step)
     ]
     return [s for start, end, s in spans if not any(a < start and end < b for a, b, other in spans if other is not s)]
+
+
+def _roots(record: State) -> list[str]:
+    """The models that are in eval mode as a whole; a part of a model may be frozen on purpose."""
+    return [name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)]

@@ -2,7 +2,7 @@ from ...analysis.state import KEPT, apart, decisive, evolving, states
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace.events import State
+from ...trace.events import Held, State
 from ..base import Rule
 
 SAME = 1e-5  # relative
@@ -38,15 +38,17 @@ class StateSameOnRanks(Rule):
         if not last:
             return self.unknown("no state was recorded on all ranks")
         found: dict[str, str] = {}
+        first = min(ranks[0])
         paths = [
-            p
-            for p, held in ranks[0][last].items()
-            if not held.sharded and (held.holder in KEPT or (p in deciding and held.value is not None))
+            path
+            for path, held in ranks[0][last].items()
+            if not held.sharded and (_is_state(held) or (path in deciding and held.dtype.startswith("float")))
         ]
-        for path in sorted(p for p in paths if p in changing):
-            values = [rank[last].get(path) for rank in ranks]
-            there = [value for value in values if value is not None]
-            if len(there) == len(values) and max(apart(there[0], value) for value in there) > SAME:
+        for path in sorted(path for path in paths if path in changing):
+            there, began = ([one for rank in ranks if (one := rank.get(step, {}).get(path))] for step in (last, first))
+            if (
+                len(there) == len(ranks) and _apart(there) > SAME and _apart(began) <= SAME
+            ):  # what differs at first is meant to
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
         if found:
@@ -55,3 +57,12 @@ class StateSameOnRanks(Rule):
                 next((r.at_line for r in run.places(State)), None),
             )
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
+
+
+def _is_state(held: Held) -> bool:
+    """Whether a value is state by its holder; a plain number of a module may count what it likes."""
+    return held.holder in KEPT and not (held.holder == "module" and held.dtype in ("int", "float", "bool"))
+
+
+def _apart(values: list[Held]) -> float:
+    return max((apart(values[0], value) for value in values), default=0.0)
