@@ -95,7 +95,7 @@ def _lost(run: Run) -> _Lost | None:
         for step in range(2, run.steps() + 1):
             micros = [record for record in trace.of(Micro) if record.step == step]
             edits = [r for r in trace.of(EditedGradients) if r.factors and set(r.factors.values()) == {0.0}]
-            clears = [r.seq for r in (*trace.of(Cleared), *edits) if r.step == step]
+            clears = [r.seq for r in trace.of(Cleared) if r.step == step] + [r.seq for r in edits if r.step == step]
             last = max(clears, default=0)
             later = {row for micro in micros if micro.seq > last for row in micro.rows}
             gone = [micro for micro in micros if micro.seq < last and micro.rows and not later.issuperset(micro.rows)]
