@@ -1,11 +1,16 @@
+import re
+from collections import Counter
+
 from ...analysis.state import KEPT, apart, decisive, evolving, restorable, whole
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
+from ...trace.events import Held
 from ..base import Rule
 from ..checkpoint._resumed import load_line, saved_at
 
+MOST = 4  # holders that are named one by one
 SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 
 
@@ -60,19 +65,26 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
         if restorable(p, theirs[p], deciding) and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
     ]
     weights = {path: (mine.get(path), theirs[path]) for path in chosen}
-    lost: dict[str, list[str]] = {}
-    for path, (now, then) in weights.items():
-        if now is None:
-            continue  # not made yet, or made under another name
-        if apart(now, then) > SAME:
-            value = f" = {now.value:.6g} instead of {then.value:.6g}" if None not in (now.value, then.value) else ""
-            lost.setdefault(_owner(path), []).append(value)
-    told = [
-        f"`{owner}`{values[0] if len(values) == 1 else f' ({len(values)} values)'}" for owner, values in lost.items()
+    lost = {path: (now, then) for path, (now, then) in weights.items() if now is not None and apart(now, then) > SAME}
+    return _named(lost), sum(now is not None for now, _ in weights.values())
+
+
+def _named(lost: dict[str, tuple[Held, Held]]) -> list[str]:
+    """What is lost, in words: numbers with both values, tensors by the variable or module that holds them."""
+    numbers = [
+        f"`{path}` = {now.value:.6g} instead of {then.value:.6g}"
+        for path, (now, then) in lost.items()
+        if now.value is not None and then.value is not None
     ]
-    return told, sum(now is not None for now, _ in weights.values())
+    holders = Counter(path for path, (now, _) in lost.items() if now.value is None)
+    while len(holders) > MOST and any(_holder(path) != path for path in holders):
+        shorter: Counter[str] = Counter()
+        for path, number in holders.items():
+            shorter[_holder(path)] += number
+        holders = shorter
+    return numbers + [f"`{path}`" + (f" ({number} tensors)" if number > 1 else "") for path, number in holders.items()]
 
 
-def _owner(path: str) -> str:
-    """The variable that holds a value: `main.ema['head.weight']` -> `main.ema`; a number is itself."""
-    return path.partition("[")[0]
+def _holder(path: str) -> str:
+    """What holds a value: `main.ema['head.weight']` -> `main.ema`."""
+    return re.sub(r"(\[[^\[]*\]|\.\w+)$", "", path)
