@@ -1,4 +1,4 @@
-from ...analysis.comparison import FLOOR, MULTIPLE, incomparable, nudged
+from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, nudged
 from ...analysis.state import apart, evaluated, whole
 from ...evidence import Evidence
 from ...finding import Finding
@@ -43,6 +43,10 @@ class EvaluationSameInOneProcess(Rule):
             return self.unknown(evidence.missing.get("single", "no run of one process was made"))
         if (reason := incomparable(run, single, "single", "one process")) is not None:
             return self.unknown(reason)
+        if not limits(evidence, self.name).agree(compare(run, single).measures):
+            return self.unknown(
+                "losses, gradients or weights differ from those of one process already: see matches-single-process"
+            )
         noise, compared, worst = _noise(evidence), 0, (0.0, 0.0, "", 0)
         for step in range(1, min(run.steps(), single.steps()) + 1):
             mine, theirs = whole(run, step), whole(single, step)
