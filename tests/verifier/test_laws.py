@@ -133,15 +133,27 @@ class TestRestored:
 class TestRanks:
     rule = "state-same-on-ranks"
 
-    def two(self, name: str, a: dict[str, Any], b: dict[str, Any]) -> Finding:
-        first = {**a, "value": -1.0} if a["value"] is not None else tensor(9.0, a["holder"])
-        ranks = [[*steps(), state(1, **{name: first}), state(3, **{name: value})] for value in (a, b)]
+    def two(self, name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> Finding:
+        """Rank 1 begins with a number that is `began` larger."""
+        first = [held(-1.0), held(began - 1.0)] if a["value"] is not None else [tensor(9.0, a["holder"])] * 2
+        pairs = zip(first, (a, b), strict=True)
+        ranks = [[*steps(), state(1, **{name: old}), state(3, **{name: new})] for old, new in pairs]
         return judge(self.rule, of(*ranks))
 
     def test_buffers_and_decisions(self) -> None:
         assert self.two("model__mean", tensor(1.0, "module"), tensor(2.0, "module")).status == "fail"
         assert self.two("main__best", held(1.0), held(2.0)).status == "fail"
         assert self.two("model__mean", tensor(1.0, "module"), tensor(1.0, "module")).status == "pass"
+
+    def test_running_statistics_differ_from_the_first_forward_on(self) -> None:
+        ranks = [
+            [*steps(), state(1, model__mean=tensor(k, "module")), state(3, model__mean=tensor(3.0 * k, "module"))]
+            for k in (1, 2)
+        ]
+        assert judge(self.rule, of(*ranks)).status == "fail"
+
+    def test_a_position_that_differs_from_the_first_step_on(self) -> None:
+        assert self.two("main__best", held(1.0), held(2.0), began=1.0).status == "pass"
 
     def test_batches_and_losses_are_local(self) -> None:
         assert self.two("main__batch", tensor(1.0), tensor(2.0)).status == "pass"

@@ -46,9 +46,8 @@ class StateSameOnRanks(Rule):
         ]
         for path in sorted(path for path in paths if path in changing):
             there, began = ([one for rank in ranks if (one := rank.get(step, {}).get(path))] for step in (last, first))
-            if (
-                len(there) == len(ranks) and _apart(there) > SAME and _apart(began) <= SAME
-            ):  # what differs at first is meant to
+            meant = not _is_state(there[0]) and _apart(began) > SAME  # a number that differs from the first step on
+            if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
         if found:
