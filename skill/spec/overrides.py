@@ -18,7 +18,7 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
         key = key.strip()
         source = Source(f"--set {quoted(key)[1:-1]}", tuple(LINE_BREAK.split(override)), number, is_file=False)
         start = Place(source, 1, 1)
-        path = tuple(part.strip() for part in key.split("."))
+        path: KeyPath = tuple(part.strip() for part in key.split("."))
         if not equals or not all(path):
             message = "expected KEY=VALUE, as in --set optimizer.lr=1e-3"
             document.problems.append(Problem(start, message))

@@ -26,7 +26,7 @@ def note(place: Place, old: str, new: str, what: str = "name") -> str:
 def apply(document: Document) -> None:
     """Give keys and values their new names, at the place of the old ones; a key under both names is a problem."""
     for old, new in KEYS.items():
-        _rename_key(document, *old.split("."), new.rpartition(".")[2])
+        _rename_key(document, old, new)
     for key, renamed in VALUES.items():
         section, name = key.split(".")
         values = _section(document, section)
@@ -37,21 +37,22 @@ def apply(document: Document) -> None:
             document.notes.append(note(place, f"{key}: {found}", f"{key}: {values[name]}", "value"))
 
 
-def _rename_key(document: Document, section: str, old: str, new: str) -> None:
-    values, path = _section(document, section), (section, old)
-    if old not in values:
+def _rename_key(document: Document, old: str, new: str) -> None:
+    section, key = path = tuple(old.split("."))
+    values, name = _section(document, section), new.rpartition(".")[2]
+    if key not in values:
         return
-    place, value = document.place(path, on_key=True), values.pop(old)
-    if new in values:
-        message = f"{section}.{old} is the old name of {section}.{new}, which is set too; remove {section}.{old}"
-        document.problems.append(Problem(place, message, dotted(path)))
+    place, value = document.place(path, on_key=True), values.pop(key)
+    if name in values:
+        message = f"{old} is the old name of {new}, which is set too; remove {old}"
+        document.problems.append(Problem(place, message, old))
         return
-    values[new] = value
+    values[name] = value
     for places in (document.keys, document.values):
         for known in [known for known in places if known[:2] == path]:
             places[current(known)] = places.pop(known)
     document.bad = {current(bad) for bad in document.bad}
-    document.notes.append(note(place, f"{section}.{old}", f"{section}.{new}"))
+    document.notes.append(note(place, old, new))
 
 
 def _section(document: Document, name: str) -> dict[str, object]:
