@@ -26,7 +26,9 @@ def noticed(told: dict[str, Any]) -> str:
 
 def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
     options = {"kubernetes_image": "registry.example.com/trainer:1", "kubernetes_claim": "runs"}
-    project = write_project(place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, device="gpu", **options)
+    project = write_project(
+        place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, device="cuda", **options
+    )
     told = inside(place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml")
     yield {
         "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {told['version']}), made strict",
@@ -49,7 +51,7 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
         engines=["skypilot"],
         nodes=2,
         devices_per_node=2,
-        device="gpu",
+        device="cuda",
         skypilot_accelerator="H100",
         skypilot_volume="runs",
     )

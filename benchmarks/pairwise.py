@@ -39,11 +39,11 @@ def transformers(config: Settings) -> Settings:
 
 AXES: dict[str, dict[str, Settings]] = {
     "mesh": {
-        "fsdp-2": {"verify": {"ranks": 2, "reshard_to": [1, 4]}},
-        "fsdp-4": {"verify": {"ranks": 4, "reshard_to": [2]}},
-        "hsdp-2x2": {"parallel.dp_replicate": 2, "verify": {"ranks": 4, "reshard_to": [1, 2]}},
-        "tp-2": {"parallel.tp": 2, "verify": {"ranks": 4, "reshard_to": [1, 2]}},
-        "hsdp-tp": {"parallel.dp_replicate": 2, "parallel.tp": 2, "verify": {"ranks": 4, "reshard_to": [1]}},
+        "fsdp-2": {"verify": {"nproc": 2, "reshard_to": [1, 4]}},
+        "fsdp-4": {"verify": {"nproc": 4, "reshard_to": [2]}},
+        "hsdp-2x2": {"parallel.dp_replicate": 2, "verify": {"nproc": 4, "reshard_to": [1, 2]}},
+        "tp-2": {"parallel.tp": 2, "verify": {"nproc": 4, "reshard_to": [1, 2]}},
+        "hsdp-tp": {"parallel.dp_replicate": 2, "parallel.tp": 2, "verify": {"nproc": 4, "reshard_to": [1]}},
     },
     "model": {
         "decoder": {"model": DECODER},
@@ -94,7 +94,7 @@ AXES: dict[str, dict[str, Settings]] = {
     },
     "prefetch": {"torch": {}, "ahead": {"parallel.prefetch": {"forward": 1, "backward": 1}}},
     "batch": {"whole": {"train.micro_batch": 4}, "accumulated": {"train.micro_batch": 2}},
-    "clipping": {"1.0": {"train.clip_norm": 1.0}, "none": {"train.clip_norm": None}},
+    "clipping": {"1.0": {"train.max_norm": 1.0}, "none": {"train.max_norm": None}},
     "operation": {
         "plain": {},
         "watched": {"operation": {"progress": True, "plot": True, "profile": True}, "memory.gc_interval": 2},

@@ -44,7 +44,7 @@ SPEC = {
     "precision": {"param_dtype": "float32"},
     "optimizer": {"lr": 0.01},
     "schedule": {"warmup_steps": 2},
-    "train": {"steps": STEPS, "global_batch": 8, "clip_norm": 0.5},
+    "train": {"steps": STEPS, "global_batch": 8, "max_norm": 0.5},
     "verify": {"reshard_to": []},
 }
 CONTROLS = {

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
 
-    torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['ranks']} train.py"
+    torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py"
     commands = [f"cd {shlex.quote(str(args.out))}", "python train.py", torchrun, "fsdp2 verify ."]
     if args.json:
         shown = {"out": str(args.out), "dry_run": args.dry_run, "files": sorted(files)}

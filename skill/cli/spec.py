@@ -139,7 +139,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _derived(spec: Spec) -> dict[str, Any]:
-    parallel, ranks = spec["parallel"], spec["verify"]["ranks"]
+    parallel, ranks = spec["parallel"], spec["verify"]["nproc"]
     tp = min(parallel["tp"], ranks)
     return {
         "parameters": spec.parameters,
@@ -153,6 +153,6 @@ def _summary(spec: Spec) -> str:
     count, accumulation = spec.parameters, spec.gradient_accumulation_steps()
     parameters = f"{count:,} parameters" if count is not None else "model from elsewhere"
     steps = "step" if accumulation == 1 else "steps"
-    tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["ranks"]
+    tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["nproc"]
     per_step = f"{batch:,} samples" if tokens is None else f"{tokens:,} tokens"
     return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {ranks} ranks"

@@ -116,7 +116,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "groups": {group["match"]: _own_settings(group) for group in optimizer["groups"]},
         "warmup": values["schedule"]["warmup_steps"] > 0,
         "schedule_words": _schedule_words(values["schedule"]),
-        "clip": train["clip_norm"] is not None,
+        "clip": train["max_norm"] is not None,
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "packages": packages,

@@ -38,7 +38,7 @@ def _of_other_engines(values: Values) -> Iterator[Fault]:
         own = engine in ("slurm", "kubernetes", "skypilot") and not values.is_default(f"launch.{key}")
         if own and engine not in engines:
             yield fault(f"launch.{key}", f"does nothing: launch.engines has no {engine}", on_key=True)
-    gpu = values["launch.device"] == "gpu"
+    gpu = values["launch.device"] == "cuda"
     if "skypilot" in engines and not gpu and values["launch.skypilot_accelerator"] is not None:
         yield fault("launch.skypilot_accelerator", "does nothing with launch.device: cpu", on_key=True)
 
@@ -46,7 +46,7 @@ def _of_other_engines(values: Values) -> Iterator[Fault]:
 def _missing(values: Values) -> Iterator[Fault]:
     engines = values["launch.engines"]
     needed = dict(NEEDED)
-    if values["launch.device"] == "gpu":
+    if values["launch.device"] == "cuda":
         needed["skypilot_accelerator"] = "GPU, for example H100 (or set launch.device: cpu)"
     for key, what in needed.items():
         engine = key.partition("_")[0]

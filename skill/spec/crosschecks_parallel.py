@@ -14,18 +14,18 @@ FP8_MULTIPLE = 16
 TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
 
 
-@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.ranks")
+@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc")
 def mesh_is_world(values: Values, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
     if shard == "auto":
         if ranks % replicate:
-            yield fault("parallel.dp_replicate", f"must divide {values.named('verify.ranks')}, found {replicate}")
+            yield fault("parallel.dp_replicate", f"must divide {values.named('verify.nproc')}, found {replicate}")
         elif ranks % (replicate * tp):
             of = f" / dp_replicate {replicate}" if replicate > 1 else ""
-            yield fault("parallel.tp", f"must divide {values.named('verify.ranks')}{of}, found {tp}")
+            yield fault("parallel.tp", f"must divide {values.named('verify.nproc')}{of}, found {tp}")
     elif shard * replicate * tp != ranks:
         by_tp = f" x tp {tp}" if tp > 1 else ""
         message = f"{shard} x dp_replicate {replicate}{by_tp} is {shard * replicate * tp} ranks"
-        yield fault("parallel.dp_shard", f"{message}; {values.named('verify.ranks')} must be the same")
+        yield fault("parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must be the same")
 
 
 @needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.reshard_to")
@@ -47,16 +47,16 @@ def mesh_fits_other_worlds(values: Values, shard: Any, replicate: int, tp: int, 
             return
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.ranks")
+@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.nproc")
 def batch_divides(values: Values, batch: int, micro: int, tp: int, ranks: int) -> Iterator[Fault]:
-    readers, named = data_ranks(ranks, tp), values.named("verify.ranks")
+    readers, named = data_ranks(ranks, tp), values.named("verify.nproc")
     if batch % (micro * readers):
         by = named if tp == 1 else f"({named} / parallel.tp {min(tp, ranks)})"
         of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         yield fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.ranks", "verify.reshard_to")
+@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.nproc", "verify.reshard_to")
 def batch_divides_in_other_worlds(
     values: Values, batch: int, micro: int, tp: int, ranks: int, worlds: list[int]
 ) -> Iterator[Fault]:
@@ -93,7 +93,7 @@ def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator
             return
 
 
-@needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.ranks")
+@needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc")
 def reshard_divides(values: Values, number: Any, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
     if isinstance(number, bool):
@@ -107,7 +107,7 @@ def reshard_divides(values: Values, number: Any, shard: Any, replicate: int, tp:
         shards = world // replicate
         if world > 1 and world % replicate == 0 and shards > 1 and shards % number:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
-            yield fault(key, f"must divide the {of}, found {number}; set verify.ranks and verify.reshard_to")
+            yield fault(key, f"must divide the {of}, found {number}; set verify.nproc and verify.reshard_to")
             return
 
 

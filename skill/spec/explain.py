@@ -9,6 +9,7 @@ from ...verifier.config.reading.words import similar
 from ...verifier.errors import UserError
 from ...verifier.report.wrapping import table as columns
 from ...verifier.report.wrapping import wrapped
+from . import renamed
 from . import schema as spec_schema
 from .schema import Schema, kinds_of, required, shown
 
@@ -17,7 +18,8 @@ TYPES = {"integer": "int", "number": "number", "boolean": "bool", "array": "list
 
 
 def find(key: str) -> dict[str, Any]:
-    """All there is to know about one key. Raises UserError with the key that was probably meant."""
+    """All there is to know about one key, also by its old name. Raises UserError with the key that was probably meant."""
+    key = renamed.KEYS.get(key, key)
     known = {name: (schema, section) for name, schema, section in spec_schema.walk()}
     if key not in known:
         raise UserError(f"unknown key {key!r}{_did_you_mean(key, list(known))}")

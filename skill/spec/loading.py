@@ -1,13 +1,14 @@
-"""The whole way from a file to a Spec: read, override, hold against the schema, cross-check, build."""
+"""The whole way from a file to a Spec: read, rename, override, hold against the schema, cross-check, build."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...verifier.config.reading import files
 from ...verifier.config.reading.problems import NotValid
-from . import crosschecks, schema
+from ..output import log
+from . import crosschecks, renamed, schema
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
@@ -21,22 +22,28 @@ NOUN = "a spec"
 def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """The Spec in the file at `path`, with `--set` style `key=value` overrides applied.
 
-    Raises SpecError with every problem, in file order.
+    A note for each old name goes to stderr. Raises SpecError with every problem, in file order.
     """
     path = Path(path)
-    return parse(files.read_bytes(path, NOUN), path, overrides)
+    return parse(files.read_bytes(path, NOUN), path, overrides, log)
 
 
-def parse(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Spec:
-    """The Spec in these bytes, as `load` reads it when they are the file at `path`."""
+def parse(
+    data: bytes, path: Path, overrides: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
+) -> Spec:
+    """The Spec in these bytes, as `load` reads it when they are the file at `path`; `note` gets its notes."""
     found = files.parsed(data, path, NOUN)
     if found.empty and not found.problems:
         raise files.unreadable(found.source, "the file is empty; a spec starts with 'version: 1'")
     if () not in found.bad:
+        renamed.apply(found)
         apply(found, overrides)
+        renamed.apply(found)  # keys and values in an override
         files.validate(found, schema.FORM)
     filled = schema.filled(found.data)
     files.note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent)))
+    for text in found.notes:
+        note(text)
     if found.problems:
         raise NotValid(found.problems)
     return build(filled, path.parent)

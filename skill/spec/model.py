@@ -57,8 +57,8 @@ class Spec:
         return decoder_parameters(self["model"]) if self["model"]["kind"] == "decoder" else None
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
-        """Micro-batches of one rank in one optimizer step (by default at verify.ranks)."""
-        readers = data_ranks(world_size or self["verify"]["ranks"], self["parallel"]["tp"])
+        """Micro-batches of one rank in one optimizer step (by default at verify.nproc)."""
+        readers = data_ranks(world_size or self["verify"]["nproc"], self["parallel"]["tp"])
         steps: int = self["train"]["global_batch"] // (self["train"]["micro_batch"] * readers)
         return steps
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...verifier.config.reading import document as reader
 from ...verifier.config.reading.document import Document
 from ...verifier.config.reading.problems import LINE_BREAK, KeyPath, Place, Problem, Source, dotted, quoted
-from . import schema
+from . import renamed, schema
 
 
 def apply(document: Document, overrides: Sequence[str]) -> None:
@@ -18,11 +18,14 @@ def apply(document: Document, overrides: Sequence[str]) -> None:
         key = key.strip()
         source = Source(f"--set {quoted(key)[1:-1]}", tuple(LINE_BREAK.split(override)), number, is_file=False)
         start = Place(source, 1, 1)
-        path = tuple(part.strip() for part in key.split("."))
+        path: KeyPath = tuple(part.strip() for part in key.split("."))
         if not equals or not all(path):
             message = "expected KEY=VALUE, as in --set optimizer.lr=1e-3"
             document.problems.append(Problem(start, message))
             continue
+        if (new := renamed.current(path)) != path:
+            document.notes.append(renamed.note(start, dotted(path), dotted(new)))
+            path = new
         value = reader.read(text, source, shift=len(override) - len(text))
         if value.problems:
             document.problems += [Problem(problem.place, problem.message, key) for problem in value.problems]

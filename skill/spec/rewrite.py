@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...verifier.config.reading.problems import KeyPath
+from . import renamed
 from .dump import to_yaml
 
 
@@ -20,6 +21,28 @@ def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     edits = [edit for path, value in _differences(before, after) for edit in _edit(root, path, value)]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
+    return text
+
+
+def with_new_names(text: str) -> str:
+    """The text of a spec with the new names of keys and values (`renamed`); a text that is not YAML stays as it is."""
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return text
+    edits = []
+    for old, new in renamed.KEYS.items():
+        section, key = _node(root, (old.partition(".")[0],)), old.partition(".")[2]
+        if isinstance(section, yaml.MappingNode) and _node(root, tuple(new.split("."))) is None:
+            edits += [(node, new.partition(".")[2]) for node, _ in section.value if node.value == key]
+    for path, values in renamed.VALUES.items():
+        node = _node(root, tuple(path.split(".")))
+        if isinstance(node, yaml.ScalarNode) and node.value in values:
+            edits.append((node, values[node.value]))
+    for node, name in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
+        text = text[: node.start_mark.index] + name + text[node.end_mark.index :]
     return text
 
 

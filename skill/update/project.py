@@ -10,10 +10,11 @@ from pathlib import Path
 from ... import __version__
 from ...verifier.errors import UserError
 from .. import atomic_write, scaffold
+from ..output import log
 from ..scaffold import manifest
 from ..spec import Spec, SpecError, load, parse
 from ..spec.dump import to_yaml
-from ..spec.rewrite import rewritten
+from ..spec.rewrite import rewritten, with_new_names
 from . import merge
 
 SPEC = "spec.yaml"
@@ -115,7 +116,7 @@ def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Seque
     if own is None or spec_path is not None:
         return before, load(spec_path or path, settings)
     try:
-        return before, parse(own, path, settings)
+        return before, parse(own, path, settings, log)
     except SpecError as error:
         if before is not None:
             raise
@@ -125,6 +126,8 @@ def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Seque
 def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
     """The text of spec.yaml: the user's text stays as far as it still describes this spec."""
     path, own, theirs = out / file.path, file.ours, file.theirs or b""
+    if own is not None and path.is_symlink() and _parses_to(own, path, spec):
+        return own
     text = theirs if own is None or own == file.base else _merged_spec_text(path, file, before, spec)
     if path.is_symlink() and text != own:
         raise UserError(
@@ -135,15 +138,13 @@ def _new_spec_text(out: Path, file: File, before: Spec | None, spec: Spec) -> by
 
 def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -> bytes:
     """The user's text with the new values in it; what values alone do not determine is merged."""
-    edited, theirs = file.ours or b"", file.theirs or b""
-    bases = [theirs if file.base is None else file.base]
+    edited, theirs = _with_new_names(file.ours or b""), file.theirs or b""
+    bases = [theirs if file.base is None else _with_new_names(file.base)]
     if before is not None:
         old, new = before.as_written(), spec.as_written()
         edited = rewritten(edited.decode(), old, new).encode()
         bases.append(rewritten(to_yaml(old), old, new).encode())
     enough = _parses_to(edited, path, spec)
-    if enough and path.is_symlink():
-        return edited
     try:
         for base in bases:
             # keys come and go; where both sides wrote a line, the user's stays
@@ -160,6 +161,13 @@ def _merged_spec_text(path: Path, file: File, before: Spec | None, spec: Spec) -
             return edited
         hint = f"put the new values into it yourself, then: fsdp2 update {path.parent}"
         raise UserError(f"{path} cannot be merged: {error}; {hint}") from None
+
+
+def _with_new_names(text: bytes) -> bytes:
+    try:
+        return with_new_names(text.decode()).encode()
+    except UnicodeDecodeError:
+        return text
 
 
 def _parses_to(text: bytes, path: Path, spec: Spec) -> bool:

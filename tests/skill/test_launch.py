@@ -94,7 +94,7 @@ def test_an_engine_is_one_file_and_a_line_of_the_readme(tmp_path: Path, engine: 
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("device", ["gpu", "cpu"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("engine", ["torchrun", "slurm", "kubernetes", "skypilot"])
 def test_bash_takes_every_script(tmp_path: Path, engine: str, device: str, nodes: int) -> None:
     more = {"skypilot_accelerator": None} if (engine, device) == ("skypilot", "cpu") else {}
@@ -233,7 +233,7 @@ def test_a_fixed_mesh_is_the_ranks_of_all_nodes(tmp_path: Path) -> None:
     load(
         tmp_path,
         {**DECODER, "launch": launch},
-        ["parallel.dp_shard=2", "parallel.tp=2", "verify={ranks: 4, reshard_to: []}"],
+        ["parallel.dp_shard=2", "parallel.tp=2", "verify={nproc: 4, reshard_to: []}"],
     )
     with pytest.raises(SpecError, match=r"do not divide into parallel.dp_replicate 1 x tp 2"):
         load(tmp_path, {**DECODER, "launch": {**launch, "nodes": 3, "devices_per_node": 1}}, ["parallel.tp=2"])

@@ -40,7 +40,7 @@ def test_it_holds_what_it_is_cut_for_and_nothing_of_the_project(name: str) -> No
 
 
 def test_options_are_those_of_a_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["recipe", "train-step", "--set", "train.clip_norm=null"]) == 0
+    assert cli.main(["recipe", "train-step", "--set", "train.max_norm=null"]) == 0
     assert "clip_grad_norm_" not in capsys.readouterr().out
     assert cli.main(["recipe", "train-step"]) == 0
     assert "clip_grad_norm_" in capsys.readouterr().out

@@ -115,7 +115,7 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["operation.mfu=true"], ["operation.mfu=true", "operation.peak_tflops=0.5"]],
     [[], ["operation.plot=true"]],
     [[], ["operation.profile=true"]],
-    [[], ["train.clip_norm=null"]],
+    [[], ["train.max_norm=null"]],
     [[], ["train.log_interval=5"]],
     [[], ["train.validate_interval=3"]],
     [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
@@ -185,7 +185,7 @@ IMAGE_OPTIONS = [
     [[], ["operation.tensorboard=true", "operation.wandb=true", "operation.progress=true", "train.log_interval=2"]],
     [[], ["operation.plot=true", "operation.profile=true"]],
 ]
-SPLIT = {**DECODER, "parallel": {"tp": 2}, "verify": {"ranks": 4, "reshard_to": [8]}}
+SPLIT = {**DECODER, "parallel": {"tp": 2}, "verify": {"nproc": 4, "reshard_to": [8]}}
 SPLIT_OPTIONS = [
     DATA,
     *DECODER_OPTIONS,
@@ -366,7 +366,7 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
     [
         (["precision.param_dtype=float32"], "model.py", ["MixedPrecision", "bfloat16"]),
         (["precision.param_dtype=float32"], "train.py", [".float()"]),
-        (["train.clip_norm=null"], "train.py", ["clip", "MAX_NORM"]),
+        (["train.max_norm=null"], "train.py", ["clip", "MAX_NORM"]),
         (["checkpoint.mode=thread"], "checkpoint.py", ["dcp.save(", "PROCESS", "writer", "import signal"]),
         ([], "checkpoint.py", ["async", "Future", "copied", "stag", "thread", "PROCESS", "writer", "close", "tied"]),
         (["checkpoint.export=true"], "checkpoint.py", ["tied"]),
@@ -417,7 +417,7 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["model.tied_embeddings=false"], "model.py", ["self.head ="]),
         (["model.kv_heads=2"], "model.py", ["enable_gqa=True"]),
         ([], "train.py", ["clip_grad_norm_", "full_tensor()", "set_requires_gradient_sync"]),
-        (["train.clip_norm=null"], "train.py", ["get_total_norm", "full_tensor()"]),
+        (["train.max_norm=null"], "train.py", ["get_total_norm", "full_tensor()"]),
         (["train.on_nonfinite=skip"], "train.py", ["MAX_SKIPS", "skipped"]),
         (["optimizer.groups=[{match: head, lr: 1e-4}]"], "optim.py", ['GROUPS = {"head": {"lr": 0.0001}}']),
         (["schedule.kind=wsd"], "optim.py", ["DECAY_STEPS = 2"]),

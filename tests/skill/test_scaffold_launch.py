@@ -32,7 +32,7 @@ SPEC = {
     "precision": {"param_dtype": "float32"},
     "optimizer": {"lr": 0.01},
     "schedule": {"warmup_steps": 2},
-    "train": {"steps": 20, "global_batch": 8, "clip_norm": 0.5},
+    "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
     "checkpoint": {"keep": 9},
     "verify": {"reshard_to": [4]},
 }
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: 
 @pytest.mark.full
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
     settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.mode=thread"]
-    out = project(tmp_path, *settings, "verify.ranks=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
+    out = project(tmp_path, *settings, "verify.nproc=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
     straight = run(out, 4, tmp_path, 6, "--checkpoint-interval", "2")
     folder = tmp_path / "run-001" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]

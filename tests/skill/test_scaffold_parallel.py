@@ -27,8 +27,8 @@ SPEC: dict[str, Any] = {
     "precision": {"param_dtype": "float32"},
     "optimizer": {"lr": 0.01},
     "schedule": {"warmup_steps": 2},
-    "train": {"steps": 20, "global_batch": 8, "clip_norm": 0.5},
-    "verify": {"ranks": 8, "reshard_to": []},
+    "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
+    "verify": {"nproc": 8, "reshard_to": []},
 }
 CHECKPOINTED = "memory.activation_checkpointing"
 VARIANTS: dict[str, list[str]] = {
@@ -45,8 +45,8 @@ VARIANTS: dict[str, list[str]] = {
     "split untied": ["parallel.tp=4", "model.tied_embeddings=false", "parallel.dp_replicate=2"],
     "untied": ["model.tied_embeddings=false"],
     "float8": ["precision.fp8=true", "precision.param_dtype=bfloat16"],
-    "does not divide": ["verify.ranks=9", "parallel.reshard_after_forward=3", "train.global_batch=9"],
-    "does not split": ["verify.ranks=6", "parallel.tp=2", "parallel.dp_replicate=3", "train.global_batch=9"],
+    "does not divide": ["verify.nproc=9", "parallel.reshard_after_forward=3", "train.global_batch=9"],
+    "does not split": ["verify.nproc=6", "parallel.tp=2", "parallel.dp_replicate=3", "train.global_batch=9"],
 }
 
 
@@ -132,11 +132,11 @@ def test_refused_at_start(seen: Mapping[str, Any]) -> None:
         (["parallel.tp=4", "model.ffn=90"], "parallel.tp must divide model.ffn 90, found 4"),
         (["parallel.tp=4", "model.vocabulary=66"], "parallel.tp must divide model.vocabulary 66, found 4"),
         (["parallel.tp=4", "model.sequence_length=18"], "parallel.tp must divide model.sequence_length 18, found 4"),
-        (["parallel.tp=3"], "parallel.tp must divide verify.ranks 8, found 3"),
-        (["parallel.tp=4", "parallel.dp_replicate=4"], "must divide verify.ranks 8 / dp_replicate 4, found 4"),
-        (["parallel.tp=2", "parallel.dp_shard=2"], "2 x dp_replicate 1 x tp 2 is 4 ranks; verify.ranks 8"),
+        (["parallel.tp=3"], "parallel.tp must divide verify.nproc 8, found 3"),
+        (["parallel.tp=4", "parallel.dp_replicate=4"], "must divide verify.nproc 8 / dp_replicate 4, found 4"),
+        (["parallel.tp=2", "parallel.dp_shard=2"], "2 x dp_replicate 1 x tp 2 is 4 ranks; verify.nproc 8"),
         (["parallel.tp=2", "verify.reshard_to=[3]"], "must be a multiple of parallel.tp 2, found 3"),
-        (["parallel.tp=2", "train.micro_batch=4"], "train.micro_batch 4 x (verify.ranks 8 / parallel.tp 2) = 16"),
+        (["parallel.tp=2", "train.micro_batch=4"], "train.micro_batch 4 x (verify.nproc 8 / parallel.tp 2) = 16"),
         (
             ["model={kind: import, import: 'a:b', shard: [B], vocabulary: 9, sequence_length: 9}", "parallel.tp=2"],
             "parallel.tp must be 1 for model.kind import",
@@ -220,7 +220,7 @@ def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
 @pytest.mark.launch
 def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
     """Two ranks with tp 2, then two ranks of FSDP alone: the losses of one rank that was never stopped."""
-    worlds = ["verify.ranks=2", "model.tied_embeddings=false"]
+    worlds = ["verify.nproc=2", "model.tied_embeddings=false"]
     for name, settings in (("split", ["parallel.tp=2"]), ("whole", [])):
         scaffold.write(scaffold.render(load(tmp_path, [*worlds, *settings])), tmp_path / name)
     wanted = run(tmp_path / "whole", 1, tmp_path / "straight", 4)

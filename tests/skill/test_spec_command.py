@@ -107,7 +107,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimizer.momentum" in table
     assert "(kind sgd)" in table
     assert "train.steps" in output(capsys, "explain", "train")
-    found = json.loads(output(capsys, "explain", "train.clip_norm", "--json"))
+    found = json.loads(output(capsys, "explain", "train.max_norm", "--json"))
     assert (found["type"], found["default"], found["required"]) == ("number > 0 | null", 1.0, False)
     assert len(json.loads(output(capsys, "explain", "--json"))) > 50
 

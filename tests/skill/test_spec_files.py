@@ -107,4 +107,4 @@ def test_scalars_are_those_of_yaml_1_2() -> None:
         "half": 0.5,
     }
     assert spec["model"]["vocabulary"] == 64
-    assert spec["train"]["clip_norm"] is None
+    assert spec["train"]["max_norm"] is None

@@ -80,8 +80,8 @@ def test_plain_data_of_a_spec_is_a_copy(minimal: Path) -> None:
 
 
 def test_numbers_are_floats(minimal: Path) -> None:
-    spec = load(minimal, ["optimizer.lr=1", "train.clip_norm=2", "model.rope_theta=500000"])
-    for value in (spec["optimizer"]["lr"], spec["train"]["clip_norm"], spec["model"]["rope_theta"]):
+    spec = load(minimal, ["optimizer.lr=1", "train.max_norm=2", "model.rope_theta=500000"])
+    for value in (spec["optimizer"]["lr"], spec["train"]["max_norm"], spec["model"]["rope_theta"]):
         assert isinstance(value, float)
 
 
@@ -92,8 +92,8 @@ def test_numbers_are_floats(minimal: Path) -> None:
         (" optimizer.kind = sgd", ("optimizer", "kind", "sgd")),
         ("verify.reshard_to=[]", ("verify", "reshard_to", [])),
         ("verify.reshard_to=[1, 2]", ("verify", "reshard_to", [1, 2])),
-        ("train.clip_norm=null", ("train", "clip_norm", None)),
-        ("train.clip_norm=", ("train", "clip_norm", None)),
+        ("train.max_norm=null", ("train", "max_norm", None)),
+        ("train.max_norm=", ("train", "max_norm", None)),
         ("checkpoint={directory: a=b, keep: 1}", ("checkpoint", "directory", "a=b")),
         ('checkpoint.directory="{{ x }}"', ("checkpoint", "directory", "{{ x }}")),
     ],

@@ -226,7 +226,7 @@ def test_real_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["new", str(tmp_path / "spec.yaml"), str(out)]) == 0
     with (out / "train.py").open("a") as file:
         file.write("# mine\n")
-    settings = ["train.steps=30", "optimizer.kind=adamw", "train.clip_norm=null", "checkpoint.mode=thread"]
+    settings = ["train.steps=30", "optimizer.kind=adamw", "train.max_norm=null", "checkpoint.mode=thread"]
     assert cli.main(["update", str(out), "--set", settings[0]]) == 0
     assert cli.main(["update", str(out), *[word for text in settings[1:] for word in ("--set", text)]]) == 0
     spec = parse((tmp_path / "spec.yaml").read_bytes(), tmp_path / "spec.yaml", settings)

@@ -17,7 +17,10 @@ MAX_DEPTH = 16
 
 @dataclass
 class Document:
-    """What a text says and where it says it. `bad` holds the paths whose value cannot be trusted."""
+    """What a text says and where it says it. `bad` holds the paths whose value cannot be trusted.
+
+    `notes`: what is accepted, but will be refused by a later version.
+    """
 
     source: Source
     data: Any = None
@@ -26,6 +29,7 @@ class Document:
     values: dict[KeyPath, Place] = field(default_factory=dict)
     bad: set[KeyPath] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def place(self, path: KeyPath, on_key: bool = False) -> Place:
         """Where `path` is written; what is not written is placed at the mapping that should hold it."""

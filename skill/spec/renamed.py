@@ -1,0 +1,61 @@
+"""Old names of keys and values: read as the new ones, with a note for each, until a version that refuses them."""
+
+from __future__ import annotations
+
+from ...verifier.config.reading.document import Document
+from ...verifier.config.reading.problems import KeyPath, Place, Problem, dotted
+
+UNTIL = "0.3"
+KEYS = {"train.clip_norm": "train.max_norm", "verify.ranks": "verify.nproc"}  # both are in the same section
+VALUES = {"launch.device": {"gpu": "cuda"}}
+
+
+def current(path: KeyPath) -> KeyPath:
+    """The path with the new name of its key."""
+    new = KEYS.get(dotted(path[:2]))
+    return (*new.split("."), *path[2:]) if new else path
+
+
+def note(place: Place, old: str, new: str, what: str = "name") -> str:
+    """`spec.yaml:4: train.clip_norm is now train.max_norm; the old name is accepted until 0.3`."""
+    source = place.source
+    position = f"{source.name}:{place.line}" if source.is_file else source.name
+    return f"{position}: {old} is now {new}; the old {what} is accepted until {UNTIL}"
+
+
+def apply(document: Document) -> None:
+    """Give keys and values their new names, at the place of the old ones; a key under both names is a problem."""
+    for old, new in KEYS.items():
+        _rename_key(document, old, new)
+    for key, renamed in VALUES.items():
+        section, name = key.split(".")
+        values = _section(document, section)
+        found = values.get(name)
+        if isinstance(found, str) and found in renamed:
+            values[name] = renamed[found]
+            place = document.place((section, name))
+            document.notes.append(note(place, f"{key}: {found}", f"{key}: {values[name]}", "value"))
+
+
+def _rename_key(document: Document, old: str, new: str) -> None:
+    section, key = path = tuple(old.split("."))
+    values, name = _section(document, section), new.rpartition(".")[2]
+    if key not in values:
+        return
+    place, value = document.place(path, on_key=True), values.pop(key)
+    if name in values:
+        message = f"{old} is the old name of {new}, which is set too; remove {old}"
+        document.problems.append(Problem(place, message, old))
+        return
+    values[name] = value
+    for places in (document.keys, document.values):
+        for known in [known for known in places if known[:2] == path]:
+            places[current(known)] = places.pop(known)
+    document.bad = {current(bad) for bad in document.bad}
+    document.notes.append(note(place, old, new))
+
+
+def _section(document: Document, name: str) -> dict[str, object]:
+    """The values of a section; empty if there is no such mapping."""
+    values = document.data.get(name) if isinstance(document.data, dict) else None
+    return values if isinstance(values, dict) else {}

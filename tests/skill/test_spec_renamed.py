@@ -1,0 +1,115 @@
+"""Old names of keys and values are read as the new ones, with a note; `fsdp2 update` puts the new ones into spec.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trees import SPEC, Workshop, file_tree
+from verified_fsdp2.skill import cli, scaffold
+from verified_fsdp2.skill.spec import SpecError, load, renamed, rewrite, schema
+
+OLD = SPEC.replace("global_batch: 8}", "global_batch: 8,\n  clip_norm: 2}") + (
+    "verify: {ranks: 4}\nlaunch:\n  engines: [torchrun]\n  devices_per_node: 4\n  device: gpu\n"
+)
+FILES = {"a.py": "STEPS = {steps}\n"}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(text)
+    return path
+
+
+def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_table_is_of_the_schema() -> None:
+    for old, new in renamed.KEYS.items():
+        assert schema.at(tuple(new.split("."))) and not schema.at(tuple(old.split(".")))
+        assert old.partition(".")[0] == new.partition(".")[0]
+    for key, values in renamed.VALUES.items():
+        choices = (schema.at(tuple(key.split("."))) or {})["enum"]
+        assert {*values.values()} <= {*choices} and not {*values} & {*choices}
+
+
+def test_old_names_are_accepted_with_a_note_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, OLD)
+    spec = load(path)
+    assert (spec["train"]["max_norm"], spec["verify"]["nproc"], spec["launch"]["device"]) == (2.0, 4, "cuda")
+    assert notes(capsys) == [
+        f"{path}:5: train.clip_norm is now train.max_norm; the old name is accepted until 0.3",
+        f"{path}:6: verify.ranks is now verify.nproc; the old name is accepted until 0.3",
+        f"{path}:10: launch.device: gpu is now launch.device: cuda; the old value is accepted until 0.3",
+    ]
+    assert load(write(tmp_path, rewrite.with_new_names(OLD))) == spec and not notes(capsys)
+
+
+def test_a_problem_is_placed_at_the_old_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(write(tmp_path, OLD.replace("clip_norm: 2", "clip_norm: no")))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.place.line, problem.place.column) == ("train.max_norm", 5, 14)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["train.clip_norm=3"], (3.0, 2, "cuda")),
+        (["train.max_norm=1", "train.clip_norm=3"], (3.0, 2, "cuda")),
+        (["train.clip_norm=3", "train.max_norm=1"], (1.0, 2, "cuda")),
+        (["verify={ranks: 4}", "launch.device=gpu", "launch.engines=[torchrun]"], (0.5, 4, "cuda")),
+    ],
+)
+def test_overrides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], expected: tuple[float, int, str]
+) -> None:
+    path = write(tmp_path, SPEC.replace("global_batch: 8", "global_batch: 8, max_norm: 0.5"))
+    spec = load(path, overrides)
+    assert (spec["train"]["max_norm"], spec["verify"]["nproc"], spec["launch"]["device"]) == expected
+    assert all(line.startswith("--set ") and "is now" in line for line in notes(capsys))
+
+
+def test_both_names_are_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(write(tmp_path, SPEC + "verify: {nproc: 4,\n  ranks: 4}\n"))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.place.line) == ("verify.ranks", 6) and "verify.nproc" in problem.message
+
+
+def test_an_unknown_key_still_has_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="did you mean 'max_norm'"):
+        load(write(tmp_path, SPEC), ["train.max_nrm=1"])
+    assert cli.main(["spec", "explain", "verify.ranks"]) == 0
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_update_of_a_project_with_old_names(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], edited: bool
+) -> None:
+    workshop.templates = dict(FILES)
+    files = workshop.render(load(workshop.spec))
+    old = files["spec.yaml"].replace("  max_norm: ", "  clip_norm: ").replace("  nproc: ", "  ranks: ")
+    scaffold.write({**files, "spec.yaml": old}, workshop.out)
+    if edited:
+        workshop.edit("spec.yaml", "  clip_norm: 1.0\n", "  # mine\n  clip_norm: 5.0  # less\n")
+    assert workshop.run("update", "--set", "train.steps=77", "--set", "verify.ranks=4") == 0
+    assert len(notes(capsys)) == 3
+    text = workshop.read("spec.yaml")
+    assert "clip_norm" not in text and "ranks" not in text and workshop.read("a.py") == "STEPS = 77\n"
+    assert ("  # mine\n  max_norm: 5.0  # less\n" in text) is edited
+    assert yaml.safe_load(text)["verify"]["nproc"] == 4
+    before = file_tree(workshop.out)
+    assert workshop.run("update") == 0 and file_tree(workshop.out) == before and not notes(capsys)
+
+
+def test_a_spec_that_is_a_link_is_left_with_its_old_names(workshop: Workshop) -> None:
+    workshop.make(FILES)
+    target = workshop.spec.with_name("mine.yaml")
+    target.write_text(OLD.partition("verify:")[0])
+    (workshop.out / "spec.yaml").unlink()
+    (workshop.out / "spec.yaml").symlink_to(target)
+    assert workshop.run("update") == 0 and "clip_norm" in target.read_text()
