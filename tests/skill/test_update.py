@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from trees import Workshop, build_file_tree, file_tree
+from trees import Workshop, build_file_tree, failing, file_tree
 from verified_fsdp2.skill.update import project
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
@@ -218,21 +216,6 @@ def test_permissions_and_empty_folders(workshop: Workshop) -> None:
     assert (workshop.out / "a.py").stat().st_mode & 0o777 == 0o755
     assert not (workshop.out / "deep").exists() and (workshop.out / "tests" / "mine.py").is_file()
     assert not (workshop.out / ".fsdp2" / "base" / "deep").exists()
-
-
-@contextmanager
-def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterator[None]:
-    """A move for which fails(source, target) holds raises this error."""
-    rename = Path.rename
-
-    def raising(self: Path, target: Path) -> Path:
-        if fails(self, target):
-            raise error
-        return rename(self, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "rename", raising)
-        yield
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)

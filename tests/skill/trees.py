@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,8 @@ from verified_fsdp2.skill import cli, scaffold
 from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
 SMALL = {  # a decoder that learns quickly
     "version": 1,
@@ -60,6 +63,21 @@ def write_project(folder: Path, written: Mapping[str, Any], *settings: str) -> P
     (folder / "spec.yaml").write_text(yaml.safe_dump(written))
     scaffold.write(scaffold.render(load(folder / "spec.yaml", settings)), folder / "project")
     return folder / "project"
+
+
+@contextmanager
+def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterator[None]:
+    """A move for which fails(source, target) holds raises this error."""
+    rename = Path.rename
+
+    def raising(self: Path, target: Path) -> Path:
+        if fails(self, target):
+            raise error
+        return rename(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", raising)
+        yield
 
 
 class Workshop:
