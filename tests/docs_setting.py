@@ -4,6 +4,8 @@
 {"failed": {NAME: error}, "raised": {NAME: message}}. A block with a comment `# raises ErrorName` must raise that error.
 """
 
+# ruff: noqa: F401, F811  # what is imported here is there for the blocks
+
 from __future__ import annotations
 
 import copy
@@ -41,7 +43,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: F401
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data import DistributedSampler
 
 VOCABULARY, WIDTH, LENGTH = 16, 8, 4
@@ -224,16 +226,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _USED = (
-        distribute_tensor,
-        DistributedSampler,
-        checkpoint_wrapper,
-        FSDPModule,
-        DTensor,
-        MixedPrecisionPolicy,
-        get_optimizer_state_dict,
-        set_model_state_dict,
-        set_state_dict,
-    )
-    _USED_TOO = (copy, threading, time, DefaultLoadPlanner, DeviceMesh, Callable, crc32, dataclass, shutil)
     main(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The quickstart, for GitHub and for GitLab."""
     folder = tmp_path_factory.mktemp("projects")
     for where in ("github", "gitlab"):
-        assert (
-            main(
-                ["new", str(ROOT / "examples" / "quickstart.yaml"), str(folder / where), "--set", f"verify.ci={where}"]
-            )
-            == 0
-        )
+        assert main(["new", str(SPECS["quickstart"]), str(folder / where), "--set", f"verify.ci={where}"]) == 0
     return {where: folder / where for where in ("github", "gitlab")}
 
 
@@ -84,18 +79,15 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
+def run(command: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
 def shell(script: str, cwd: Path, tools: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run lines as a runner does: `shell: bash` of GitHub, with an environment of its own."""
     kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH", "LANG", "TMPDIR") if name in os.environ}
-    return subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=cwd,
-        env={**kept, "PATH": f"{tools}:/usr/bin:/bin", **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    return run(command, cwd, {**kept, "PATH": f"{tools}:/usr/bin:/bin", **env})
 
 
 def step(name: str) -> dict[str, Any]:
@@ -190,19 +182,9 @@ def test_the_action_fails_as_the_command_does(
 
 def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     (tools / "fsdp2").write_text("#!/bin/sh\nprintf '[%s]' \"$@\" >&2; exit 4\n")
-    done, told = verify_step(
-        tmp_path,
-        tools,
-        target="$(touch injected) a",
-        only_target="small",
-        config="c.yaml",
-        nproc="4",
-        only="parity wrapping",
-        skip="* clipping",
-        baseline="old.json",
-        args="--name 'a b' \"; touch injected\" ''",
-        reports="text json",
-    )
+    inputs = {"target": "$(touch injected) a", "only_target": "small", "config": "c.yaml", "nproc": "4"}
+    inputs |= {"only": "parity wrapping", "skip": "* clipping", "baseline": "old.json", "reports": "text json"}
+    done, told = verify_step(tmp_path, tools, **inputs, args="--name 'a b' \"; touch injected\" ''")
     assert (done.returncode, told["verdict"]) == (4, "inconclusive")
     words = re.findall(r"\[([^\]]*)\]", done.stderr)
     assert words == [
@@ -233,15 +215,8 @@ def test_the_install_of_the_action(tmp_path: Path, tools: Path) -> None:
     env = filled(step("Install")["env"], {"requirements": "more.txt"}) | {"CONSTRAINTS": told["constraints"]}
     done = shell(step("Install")["run"], tmp_path, tools, **here, **env)
     assert re.findall(r"\[([^\]]*)\]", done.stdout.replace("[report]", "")) == [
-        *(
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--quiet",
-            "--constraint",
-            str(ROOT / "constraints.txt"),
-        ),
+        *("-m", "pip", "install", "--disable-pip-version-check", "--quiet"),
+        *("--constraint", str(ROOT / "constraints.txt")),
         *("--extra-index-url", "https://download.pytorch.org/whl/cpu", "--requirement", "more.txt", str(ROOT)),
     ]
 
@@ -335,13 +310,13 @@ def test_the_documents_name_hooks_and_inputs_that_there_are() -> None:
     assert used and set(used) <= set(ACTION["outputs"])
 
 
-@pytest.mark.parametrize(("name", "path", "code"), [("fsdp2-lint", FAULT, 1), ("fsdp2-lint", RIGHT, 0)])
-def test_the_lint_hook_needs_no_package(tmp_path: Path, name: str, path: Path, code: int) -> None:
+@pytest.mark.parametrize(("path", "code"), [(FAULT, 1), (RIGHT, 0)])
+def test_the_lint_hook_needs_no_package(tmp_path: Path, path: Path, code: int) -> None:
     """`-S`: no site-packages; the hook runs as pre-commit starts it, from its clone."""
-    (entry,) = [hook["entry"] for hook in HOOKS if hook["id"] == name]
+    (entry,) = [hook["entry"] for hook in HOOKS if hook["id"] == "fsdp2-lint"]
     script, *words = shlex.split(entry)
     command = [sys.executable, "-S", "-E", ROOT / script, *words, path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={})
+    done = run(command, tmp_path, {})
     assert done.returncode == code, done.stderr
 
 
@@ -351,5 +326,5 @@ def test_the_spec_hook_names_the_package_that_it_needs(tmp_path: Path) -> None:
     specs = [ROOT / "examples" / "quickstart.yaml", ROOT / "examples" / "bf16.yaml"]
     for options, code, said in (([], 0, "bf16.yaml: ok"), (["-S", "-E"], 2, "this Python has no yaml")):
         command = [sys.executable, *options, ROOT / script, *words, *specs]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={})
+        done = run(command, tmp_path, {})
         assert done.returncode == code and said in done.stdout + done.stderr

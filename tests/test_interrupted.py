@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ time.sleep(600)
 """
 
 
+def wait(seconds: float, holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGTERM, signal.SIGINT))]
@@ -33,10 +41,7 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     script.write_text(SCRIPT.format(mark=mark))
     command = ["env", f"TMPDIR={tmp_path}", sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not (tmp_path / "rank0").exists() or not (tmp_path / "rank1").exists():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait(60, lambda: all((tmp_path / name).exists() for name in ("rank0", "rank1")))
     tree = processes.descendants(running.pid)
     assert len(tree) >= 4  # launcher, store, two ranks
     running.send_signal(number)
@@ -44,10 +49,7 @@ def test_no_rank_outlives_the_command(number: signal.Signals, tmp_path: Path) ->
     assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
     if number != signal.SIGKILL:
         assert list(tmp_path.glob("fsdp2-verify-*")) == []
-    until = time.monotonic() + 10
-    while any(processes.runs(pid) for pid in tree):
-        assert time.monotonic() < until, "processes are left"
-        time.sleep(0.1)
+    wait(10, lambda: not any(processes.runs(pid) for pid in tree))
 
 
 LAUNCHER = str(Path(processes.__file__).parents[1])
@@ -69,16 +71,11 @@ def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> N
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         launcher = int(parent.stdout.readline())
-        until = time.monotonic() + 30
-        while "torch" not in Path(f"/proc/{launcher}/maps").read_text():  # it is in the middle of the import
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        maps = Path(f"/proc/{launcher}/maps")
+        wait(30, lambda: "torch" in maps.read_text())  # it is in the middle of the import
         os.kill(launcher, signal.SIGSTOP)  # so that it cannot come to its end by itself
         parent.kill()
-    until = time.monotonic() + 5
-    while processes.runs(launcher):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait(5, lambda: not processes.runs(launcher))
 
 
 @pytest.mark.launch

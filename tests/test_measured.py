@@ -40,10 +40,8 @@ def test_detection_summary_and_details_are_read_alike(tmp_path: Path) -> None:
 
 def test_recall_and_false_alarms() -> None:
     results = json.loads(CORPUS.read_text())
-    claim = re.search(
-        r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts",
-        (ROOT / "README.md").read_text(),
-    )
+    pattern = r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts"
+    claim = re.search(pattern, (ROOT / "README.md").read_text())
     assert claim is not None
     measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
     assert tuple(map(int, claim.groups())) == measured
@@ -103,9 +101,8 @@ def test_the_grader_judges_as_every_task_expects() -> None:
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
     counts = [results[kind]["graded"] for kind in ("solution", "right", "start", "wrong")]
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    claim = re.search(
-        r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+) seeded wrong", readme
-    )
+    pattern = r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+) seeded wrong"
+    claim = re.search(pattern, readme)
     assert claim is not None and [int(number) for number in claim.groups()] == counts
 
 

@@ -66,25 +66,16 @@ def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
     (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
-    words = [
-        "-m",
-        "pytest",
-        "-p",
-        "verified_fsdp2.verifier.integrations.pytest_plugin",
-        "--fsdp2",
-        "train.py",
-        "--fsdp2-tier",
-        "static",
-    ]
+    words = ["-m", "pytest", "-p", "verified_fsdp2.verifier.integrations.pytest_plugin"]
+    words += ["--fsdp2", "train.py", "--fsdp2-tier", "static"]
     command = ["env", "PYTHONPATH=build", sys.executable, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "FAILED train.py::optim-before-shard" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_installed_command(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).parent / "fsdp2", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    command = [Path(sys.executable).parent / "fsdp2", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == f"verified-fsdp2 {__version__}\n"
 
 
@@ -92,16 +83,13 @@ def test_pyproject_names_every_package() -> None:
     """`packages.find` cannot do it: it has no prefix, and the folder of the package is the repository."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {path.parent.relative_to(ROOT) for top in ("skill", "verifier") for path in (ROOT / top).rglob("*.py")}
-    assert settings["packages"] == sorted(
-        {"verified_fsdp2", *(".".join(("verified_fsdp2", *f.parts)) for f in folders)}
-    )
+    assert settings["packages"] == ["verified_fsdp2", *sorted(f"verified_fsdp2.{'.'.join(f.parts)}" for f in folders)]
 
 
 def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "build", "*.egg-info", "__pycache__", "tests")
-    )
+    ignored = shutil.ignore_patterns(".venv", ".git", "build", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, source, ignore=ignored)
     pip = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
     fsdp2(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist", source, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
@@ -112,18 +100,10 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     mark(package)
     assert "copy" in fsdp2(package / "skill", "--version", cwd=tmp_path)
     assert "targets" in fsdp2(package / "skill", "spec", "schema", "--verify", cwd=tmp_path)
-    shipped = {
-        p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts
-    }
-    for folder, pattern in (
-        ("templates", "*.j2"),
-        ("references", "*.md"),
-        ("skill", "**/*.py"),
-        ("verifier", "**/*.py"),
-        ("verifier", "**/*.j2"),
-    ):
-        for path in (ROOT / folder).glob(pattern):
-            assert path.relative_to(ROOT).as_posix() in shipped
+    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    shipped = {path.relative_to(package).as_posix() for path in files}
+    for pattern in ("templates/*.j2", "references/*.md", "skill/**/*.py", "verifier/**/*.py", "verifier/**/*.j2"):
+        assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} <= shipped
     assert set(installer.pack_files()) <= shipped
     assert not any(name.startswith(("tests", "benchmarks")) for name in shipped)
     assert len(shipped) < 450

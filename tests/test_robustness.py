@@ -14,6 +14,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -63,17 +64,8 @@ def test_malformed_inputs(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_fuzzer_notices(trial: dict[str, object], noticed: str) -> None:
-    values = {
-        "kind": "k",
-        "number": 0,
-        "argv": [],
-        "seconds": 0.1,
-        "limit": 10.0,
-        "stderr": "",
-        "leftovers": [],
-        **trial,
-    }
-    made = robustness.Trial(**values)  # type: ignore[arg-type]
+    values = {"kind": "k", "number": 0, "argv": [], "seconds": 0.1, "limit": 10.0, "stderr": "", "leftovers": []}
+    made = robustness.Trial(**{**values, **trial})  # type: ignore[arg-type]
     assert not made.clean and robustness.row("k", [made])[noticed] == 1
 
 
@@ -150,6 +142,16 @@ for step in range(9):
 """
 
 
+def written(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """The reports of EVERY_FORMAT, those with a schema validated, and the JSON data."""
+    texts = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
+    report: dict[str, Any] = json.loads(texts["json"])
+    jsonschema.validate(report, SCHEMA)
+    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(texts["junit"])
+    jsonschema.Draft7Validator(SARIF).validate(json.loads(texts["sarif"]))
+    return texts, report
+
+
 def wait_for(path: Path) -> None:
     until = time.monotonic() + 60
     while not path.exists():
@@ -172,9 +174,7 @@ def test_an_interrupted_verification_says_so_in_every_format(number: signal.Sign
     assert running.returncode == 128 + number and error.endswith("interrupted\n")
     assert list(folder.glob("fsdp2-verify-*")) == [] and survivors(str(folder), 5) == []
 
-    told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
-    report = json.loads(told["json"])
-    jsonschema.validate(report, SCHEMA)
+    told, report = written(folder)
     assert (report["interrupted"], report["verdict"]) == (number.name, "inconclusive")
     assert [run["role"] for run in report["runs"]] == ["train"]
     found = {f["rule"]: f for f in report["findings"]}
@@ -184,11 +184,9 @@ def test_an_interrupted_verification_says_so_in_every_format(number: signal.Sign
     assert told["text"].startswith(no_verdict) and no_verdict in "\n".join(told["text"].splitlines()[-4:])
     assert no_verdict in told["html"]
     assert told["github"].startswith("::error") and no_verdict in told["github"].splitlines()[0]
-    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
     whole = next(c for c in ET.fromstring(told["junit"]).iter("testcase") if c.get("name") == "the whole verification")
     assert no_verdict in whole[0].attrib["message"] and whole[0].tag == "error"
     sarif = json.loads(told["sarif"])
-    jsonschema.Draft7Validator(SARIF).validate(sarif)
     invocation = sarif["runs"][0]["invocations"][0]
     assert not invocation["executionSuccessful"] and invocation["exitCode"] == 128 + number
     assert no_verdict in invocation["toolExecutionNotifications"][0]["message"]["text"]
@@ -250,9 +248,7 @@ def test_without_sockets_the_other_tiers_are_judged(
     (folder / "a.py").write_bytes((TESTS / script).read_bytes())
     assert main(["verify", "a.py", *only, *EVERY_FORMAT]) == code
     assert "this environment refuses sockets" in capsys.readouterr().err
-    told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}
-    report = json.loads(told["json"])
-    jsonschema.validate(report, SCHEMA)
+    told, report = written(folder)
     assert report["refused"] == "this environment refuses sockets"
     assert [run["role"] for run in report["runs"]] == ["simulate"]
     findings = {f["rule"]: f for f in report["findings"]}
@@ -269,10 +265,13 @@ def test_without_sockets_the_other_tiers_are_judged(
 # -- what a script writes is data
 
 
+RANK = {"rank": 0, "code": 0, "killed": False, "at": 1.0}
+RUN = ("train", {"ranks": [RANK], "timed_out": False, "seconds": 1.0}, 1, "a.py")
+
+
 def run_of(folder: Path, lines: list[str]) -> Run:
     (folder / "rank0.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    return read_run(folder, "train", answer, 1, "a.py", secret="secret")
+    return read_run(folder, *RUN, secret="secret")
 
 
 def marked(number: int, text: str, secret: str = "secret") -> str:
@@ -285,12 +284,8 @@ END = '{"kind": "end", "seq": 1, "at": 0.5, "how": "return", "code": 0}'
 @pytest.mark.parametrize(
     "lines",
     [
-        [END],
-        [marked(1, END), "x"],
-        [marked(2, END)],
-        [marked(1, END), marked(1, END)],
-        [marked(1, END, "guessed")],
-        [""],
+        *([END], [marked(1, END), "x"], [marked(2, END)], [marked(1, END), marked(1, END)]),
+        *([marked(1, END, "guessed")], [""]),
     ],
     ids=["no mark", "a line more", "another place", "repeated", "another secret", "empty"],
 )
@@ -310,8 +305,7 @@ def test_only_the_probe_writes_progress(text: str, tmp_path: Path) -> None:
 
 def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "rank0.jsonl").symlink_to("/dev/zero")
-    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    assert not read_run(tmp_path, "train", answer, 1, "a.py", secret="secret").completed
+    assert not read_run(tmp_path, *RUN, secret="secret").completed
 
 
 @pytest.mark.launch
@@ -356,10 +350,8 @@ def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path) -> N
     "name",
     [
         "makes its checkpoint a link",
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("leaves a pipe in its checkpoint", "removes its checkpoint")
-        ),
+        pytest.param("leaves a pipe in its checkpoint", marks=pytest.mark.full),
+        pytest.param("removes its checkpoint", marks=pytest.mark.full),
     ],
 )
 def test_what_is_left_in_the_place_of_a_checkpoint(name: str, verify_script: Verify, tmp_path: Path) -> None:
@@ -385,10 +377,7 @@ def test_a_hostile_name_and_a_hostile_error_in_every_format(folder: Path, capfd:
     (folder / name).write_text(hostile("raises hostile text"))
     assert main(["verify", name, *EVERY_FORMAT]) == 1
     assert capfd.readouterr().out == ""
-    told = {kind: (folder / f"out.{kind}").read_text(encoding="utf-8") for kind in FORMATS}
-    jsonschema.validate(json.loads(told["json"]), SCHEMA)
-    xmlschema.XMLSchema(str(TESTS / "schemas" / "junit-10.xsd")).validate(told["junit"])
-    jsonschema.Draft7Validator(SARIF).validate(json.loads(told["sarif"]))
+    told, _ = written(folder)
     for kind, text in {**told, "summary": (folder / "summary.md").read_text(encoding="utf-8")}.items():
         assert len(text) < 1_000_000 and "\x1b" not in text and "\x00" not in text, kind
         lines = [line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line]

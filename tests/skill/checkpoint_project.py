@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from verified_fsdp2.skill import scaffold, spec
+from trees import write_project
 
 OWN = ("distributed", "checkpoint", "runs", "export")
 SPEC = {
@@ -35,10 +34,8 @@ class Modules:
         self.forget()
 
     def load(self, mode: str = "sync", *settings: str) -> ModuleType:
-        (self.folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-        loaded = spec.load(self.folder / "spec.yaml", [f"checkpoint.mode={mode}", *settings])
-        scaffold.write(scaffold.render(loaded), self.folder / "project")
-        self.monkeypatch.syspath_prepend(str(self.folder / "project"))
+        project = write_project(self.folder, SPEC, f"checkpoint.mode={mode}", *settings)
+        self.monkeypatch.syspath_prepend(str(project))
         return __import__("checkpoint")
 
     def forget(self) -> None:
@@ -91,10 +88,15 @@ def held(state: Any) -> dict[str, Any]:
     return found
 
 
+def started(module: ModuleType, run: Path, keep: int) -> tuple[Any, Any]:
+    """The training state and the checkpointer of a new run."""
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return train_state(module), module.Checkpointer(run, keep, 0)
+
+
 def saved(module: ModuleType, run: Path, steps: int, keep: int = 9) -> None:
     """A run with a checkpoint after each step."""
-    (run / "checkpoints").mkdir(parents=True)
-    state, checkpoints = train_state(module), module.Checkpointer(run, keep, 0)
+    state, checkpoints = started(module, run, keep)
     checkpoints.save(state)
     for _ in range(steps - 1):
         forward(state)

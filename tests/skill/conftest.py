@@ -15,9 +15,9 @@ from trees import Workshop
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Workshop:
     """What `new`, `diff` and `update` work on."""
-    return Workshop(tmp_path, monkeypatch)
+    return Workshop(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

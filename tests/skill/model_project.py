@@ -11,26 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from verified_fsdp2.skill import scaffold, spec
+from trees import SMALL, write_project
 
 OWN = ("distributed", "lora", "model", "optim", "checkpoint", "runs", "export")
-DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
-BASE = {
-    "version": 1,
-    "data": {"kind": "synthetic", "samples": 128},
-    "precision": {"param_dtype": "float32"},
-    "optimizer": {"lr": 0.01},
-    "train": {"steps": 20, "global_batch": 8},
-}
 
 
 def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "spec.yaml").write_text(yaml.safe_dump({**BASE, "model": model}))
-    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
-    return folder / "project"
+    return write_project(folder, {**SMALL, "model": model, "train": {"steps": 20, "global_batch": 8}}, *settings)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trees import Workshop, build_file_tree, file_tree
+from trees import Workshop, file_tree
 
 TEXT = "one\ntwo\nthree\n{steps}\nfive\nsix\n"
 WRITTEN = TEXT.replace("{steps}", "20")
@@ -41,22 +41,21 @@ DIFF = """\
 """
 
 
-def test_no_difference(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_difference(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     for arguments in ([], ["--stat"]):
         assert workshop.run("diff", *arguments) == 0
-        said = capsys.readouterr()
+        said = workshop.printed()
         assert said.out == "" and said.err == f"{workshop.out}: no difference\n"
     assert workshop.run("diff", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["files"] == []
+    assert json.loads(workshop.printed().out)["files"] == []
 
 
-def test_edits_and_changes_are_told_apart(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT, "b.py": "b\n"})
-    build_file_tree(workshop.out, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"})
+def test_edits_and_changes_are_told_apart(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT, "b.py": "b\n"}, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"})
     before = file_tree(workshop.out.parent)
     assert workshop.run("diff", "--set", "train.steps=30") == 1
-    said = capsys.readouterr()
+    said = workshop.printed()
     cut = said.out.index("@@", said.out.index("--- spec.yaml"))
     assert said.out[:cut] == DIFF
     assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == ["-  steps: 20", "+  steps: 30"]
@@ -77,62 +76,56 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_states(workshop: Workshop, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_states(workshop: Workshop, state: str) -> None:
     base, ours, theirs, counts = STATES[state]
-    workshop.make({"a.py": base})
-    build_file_tree(workshop.out, {"a.py": ours})
-    workshop.templates["a.py"] = theirs
+    workshop.make({"a.py": base}, {"a.py": ours}, {"a.py": theirs})
     assert workshop.run("diff", "--stat") == 1
-    assert capsys.readouterr().out == f"{state:<8} {'a.py':<22} {counts}\n"
+    assert workshop.printed().out == f"{state:<8} {'a.py':<22} {counts}\n"
     assert workshop.run("diff", "--json") == 1
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(workshop.printed().out)
     (file,) = told["files"]
     expected = [part for part, word in (("edits", "yours"), ("changes", "spec")) if word in counts]
     assert (file["path"], file["state"], file["note"]) == ("a.py", state, "")
     assert [part for part in ("edits", "changes") if file[part]] == expected
     assert workshop.run("diff") == 1
-    text = capsys.readouterr().out
+    text = workshop.printed().out
     assert text == "".join(file[part]["diff"] for part in expected)
     assert ("/dev/null" in text) == (state in ("added", "removed", "deleted"))
 
 
 def test_what_both_changed_alike_is_no_difference(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": "new\n"})
+    workshop.make({"a.py": TEXT}, {"a.py": "new\n"})
     workshop.templates["a.py"] = "new\n"
     assert workshop.run("diff") == 0
 
 
 def test_line_ends_are_no_difference(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": WRITTEN.replace("\n", "\r\n")})
+    workshop.make({"a.py": TEXT}, {"a.py": WRITTEN.replace("\n", "\r\n")})
     assert workshop.run("diff") == 0
 
 
-def test_an_edit_of_the_spec(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edit_of_the_spec(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 30  # more\n")
     assert workshop.run("diff", "--stat") == 1
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+    assert [line.split()[:2] for line in workshop.printed().out.splitlines()] == [
         ["changed", "a.py"],
         ["edited", "spec.yaml"],
     ]
 
 
-def test_an_update_leaves_only_the_edits(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": WRITTEN + "mine\n"})
+def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT}, {"a.py": WRITTEN + "mine\n"})
     assert workshop.run("update", "--set", "train.steps=30") == 0
-    capsys.readouterr()
+    workshop.printed()
     assert workshop.run("diff", "--stat") == 1
-    said = capsys.readouterr()
+    said = workshop.printed()
     assert said.out == f"edited   {'a.py':<22} yours +1 -0\n"
     assert said.err == "edited by you: 1 file; changed by the spec or the templates: 0 files\n"
 
 
-def test_a_link_is_told(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": Path("nowhere")})
+def test_a_link_is_told(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT}, {"a.py": Path("nowhere")})
     for arguments, expected in (([], ""), (["--stat"], f"edited   {'a.py':<22} ")):
         assert workshop.run("diff", *arguments) == 1
-        assert capsys.readouterr().out == f"{expected}{workshop.out}/a.py is a symbolic link\n"
+        assert workshop.printed().out == f"{expected}{workshop.out}/a.py is a symbolic link\n"

@@ -14,7 +14,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.nn import functional
 
-from model_project import DECODER, built, imported, values, write
+from model_project import built, imported, values, write
+from trees import DECODER
 
 LORA = "finetune={kind: lora, rank: 2, dropout: 0.1, targets: [query, feed_forward.up]}"
 FREEZE = "finetune={kind: freeze, train: ['^blocks.1', norm]}"

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trees import build_file_tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
 from verified_fsdp2.skill.cli import main
@@ -21,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
 SMALL = {"SKILL.md": b"skill\n", "skill/cli.py": b"a = 1\n", "verifier/flow.py": b"b = 1\n"}
 Tree = dict[str, str]
+Run = Callable[..., tuple[int, Any]]
+PLACE = Path(f".claude/skills/{NAME}")  # for Claude Code, in the current project
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +48,23 @@ def tree(folder: Path) -> Tree:
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """(exit code, the JSON; for a usage error its line)."""
-    code = main(["install", *words, "--json"])
-    told = capsys.readouterr()
-    return code, json.loads(told.out) if told.out else told.err.rstrip("\n")
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(*words) -> (exit code of `install`, its JSON; for a usage error the line)."""
+
+    def install(*words: str) -> tuple[int, Any]:
+        code = main(["install", *words, "--json"])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else printed.err.rstrip("\n")
+
+    return install
 
 
-def test_the_real_copy_is_whole_and_small(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     started = time.process_time()
-    code, told = run(capsys, "--client", "claude")
+    code, told = run("--client", "claude")
     assert code == 0 and time.process_time() - started < 1
-    copy = Path(".claude/skills") / NAME
-    found = tree(copy)
+    found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
     assert told["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 1_850_000
     for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2"), ("references", "*.md")):
@@ -65,8 +73,8 @@ def test_the_real_copy_is_whole_and_small(capsys: pytest.CaptureFixture[str]) ->
     assert not any(path.startswith(("tests", "benchmarks", ".")) or "__pycache__" in path for path in found)
 
 
-def test_the_copy_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--client", "codex")[0] == 0
+def test_the_copy_runs_by_itself(run: Run) -> None:
+    assert run("--client", "codex")[0] == 0
     fault = ROOT / "tests" / "faults" / "optim_before_shard.py"
     words = [sys.executable, f".agents/skills/{NAME}/skill", "lint", str(fault), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
@@ -75,7 +83,7 @@ def test_the_copy_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
     again = subprocess.run([*words[:2], "install", "--client", "claude"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     ours = {path: text for path, text in tree(Path(f".agents/skills/{NAME}")).items() if not path.endswith(".pyc")}
-    assert tree(Path(f".claude/skills/{NAME}")) == ours
+    assert tree(PLACE) == ours
     gone = subprocess.run([*words[:2], "install", "--uninstall"], capture_output=True, text=True, check=False)
     assert gone.returncode == 0, gone.stderr
     assert not tree(Path()), "what Python compiled from the copy goes with it"
@@ -97,10 +105,8 @@ def test_the_copy_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
         ("all", True, [".claude/skills", ".agents/skills"]),
     ],
 )
-def test_places(
-    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path, client: str, user: bool, folders: list[str]
-) -> None:
-    code, told = run(capsys, "--client", client, "--user" if user else "--project")
+def test_places(run: Run, small: object, tmp_path: Path, client: str, user: bool, folders: list[str]) -> None:
+    code, told = run("--client", client, "--user" if user else "--project")
     base = tmp_path / ("home" if user else "project")
     assert code == 0 and told["ok"]
     assert [one["folder"] for one in told["targets"]] == [str(base / folder / NAME) for folder in folders]
@@ -110,71 +116,65 @@ def test_places(
     assert not tree(tmp_path / ("project" if user else "home"))
 
 
-def test_without_a_client_it_is_all_in_the_project(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    assert run(capsys)[0] == 0
+def test_without_a_client_it_is_all_in_the_project(run: Run, small: object) -> None:
+    assert run()[0] == 0
     assert set(tree(Path())) == {
         f"{folder}/{NAME}/{path}" for folder in installer.SHARED for path in (*SMALL, installer.MANIFEST)
     }
 
 
-def test_clients_of_one_folder_share_one_copy(capsys: pytest.CaptureFixture[str], small: object) -> None:
+def test_clients_of_one_folder_share_one_copy(run: Run, small: object) -> None:
     Path(".agents").mkdir()
     Path(".claude").symlink_to(".agents")
-    code, told = run(capsys, "--client", "codex", "--client", "claude")
+    code, told = run("--client", "codex", "--client", "claude")
     assert code == 0
     assert [(Path(one["folder"]).parts[-3], one["clients"]) for one in told["targets"]] == [
         (".agents", ["codex", "claude"])
     ]
 
 
-def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], small: dict[str, bytes], tmp_path: Path) -> None:
-    code, told = run(capsys, "--dry-run")
+def test_a_dry_run_writes_nothing(run: Run, small: dict[str, bytes], tmp_path: Path) -> None:
+    code, told = run("--dry-run")
     assert code == 0 and [one["action"] for one in told["targets"]] == ["install", "install"]
     assert not list((tmp_path / "project").iterdir()) and not list((tmp_path / "home").iterdir())
-    run(capsys)
+    run()
     before = tree(tmp_path)
     small["SKILL.md"] = b"new\n"
-    assert run(capsys, "--dry-run")[1]["targets"][0]["replaced"] == 1
-    assert run(capsys, "--dry-run", "--uninstall")[1]["targets"][0]["removed"] == 3
+    assert run("--dry-run")[1]["targets"][0]["replaced"] == 1
+    assert run("--dry-run", "--uninstall")[1]["targets"][0]["removed"] == 3
     assert tree(tmp_path) == before
 
 
-def test_an_upgrade_in_place(
-    capsys: pytest.CaptureFixture[str], small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installer, "__version__", "0.0.9")
-    run(capsys, "--client", "claude")
+    run("--client", "claude")
     monkeypatch.setattr(installer, "__version__", __version__)
-    copy = Path(f".claude/skills/{NAME}")
-    (copy / "notes.txt").write_text("mine")
+    (PLACE / "notes.txt").write_text("mine")
     small["skill/cli.py"] = b"a = 2\n"
     small["skill/more.py"] = b"c = 3\n"
     del small["verifier/flow.py"]
-    code, told = run(capsys, "--client", "claude")
+    code, told = run("--client", "claude")
     one = told["targets"][0]
     assert (code, one["action"], one["previous"]) == (0, "upgrade", "0.0.9")
     assert (one["new"], one["replaced"], one["removed"], one["kept"]) == (1, 1, 1, [])
-    found = tree(copy)
+    found = tree(PLACE)
     assert json.loads(found.pop(installer.MANIFEST))["version"] == __version__
     assert found == {**{path: data.decode() for path, data in small.items()}, "notes.txt": "mine"}
-    assert not (copy / "verifier").exists()
-    assert run(capsys, "--client", "claude")[1]["targets"][0]["action"] == "none"
+    assert not (PLACE / "verifier").exists()
+    assert run("--client", "claude")[1]["targets"][0]["action"] == "none"
 
 
-def test_a_missing_file_is_written_again(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    run(capsys, "--client", "claude")
-    copy = Path(f".claude/skills/{NAME}")
-    (copy / "SKILL.md").unlink()
-    assert run(capsys, "--client", "claude")[1]["targets"][0]["new"] == 1
-    assert (copy / "SKILL.md").read_bytes() == SMALL["SKILL.md"]
+def test_a_missing_file_is_written_again(run: Run, small: object) -> None:
+    run("--client", "claude")
+    (PLACE / "SKILL.md").unlink()
+    assert run("--client", "claude")[1]["targets"][0]["new"] == 1
+    assert (PLACE / "SKILL.md").read_bytes() == SMALL["SKILL.md"]
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["the pack has it anew", "the pack has it no more"])
-def test_an_edited_file_is_kept_and_named(
-    capsys: pytest.CaptureFixture[str], small: dict[str, bytes], gone: bool
-) -> None:
-    run(capsys, "--client", "claude")
-    edited = Path(f".claude/skills/{NAME}/skill/cli.py")
+def test_an_edited_file_is_kept_and_named(run: Run, small: dict[str, bytes], gone: bool) -> None:
+    run("--client", "claude")
+    edited = PLACE / "skill/cli.py"
     edited.write_text("mine\n")
     small["SKILL.md"] = b"new\n"
     if gone:
@@ -182,7 +182,7 @@ def test_an_edited_file_is_kept_and_named(
     else:
         small["skill/cli.py"] = b"a = 2\n"
     for _ in range(2):
-        code, told = run(capsys, "--client", "claude")
+        code, told = run("--client", "claude")
         assert code == 1 and not told["ok"]
         assert told["targets"][0]["kept"] == ["skill/cli.py"]
         assert edited.read_text() == "mine\n"
@@ -191,170 +191,120 @@ def test_an_edited_file_is_kept_and_named(
     assert (edited.parents[1] / "SKILL.md").read_bytes() == b"new\n"
 
 
-def test_force_replaces_an_edit(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    run(capsys, "--client", "claude")
-    edited = Path(f".claude/skills/{NAME}/skill/cli.py")
+def test_force_replaces_an_edit(run: Run, small: object) -> None:
+    run("--client", "claude")
+    edited = PLACE / "skill/cli.py"
     edited.write_text("mine\n")
-    assert run(capsys, "--client", "claude", "--force")[0] == 0
+    assert run("--client", "claude", "--force")[0] == 0
     assert edited.read_bytes() == SMALL["skill/cli.py"]
 
 
-def test_a_file_that_became_a_link_is_an_edit(
-    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path
-) -> None:
-    run(capsys, "--client", "claude")
-    linked = Path(f".claude/skills/{NAME}/SKILL.md")
+def test_a_file_that_became_a_link_is_an_edit(run: Run, small: object, tmp_path: Path) -> None:
+    run("--client", "claude")
+    linked = PLACE / "SKILL.md"
     (tmp_path / "mine.md").write_bytes(SMALL["SKILL.md"])
     linked.unlink()
     linked.symlink_to(tmp_path / "mine.md")
-    assert run(capsys, "--client", "claude")[1]["targets"][0]["kept"] == ["SKILL.md"]
-    assert run(capsys, "--client", "claude", "--force")[0] == 0
+    assert run("--client", "claude")[1]["targets"][0]["kept"] == ["SKILL.md"]
+    assert run("--client", "claude", "--force")[0] == 0
     assert not linked.is_symlink() and (tmp_path / "mine.md").read_bytes() == SMALL["SKILL.md"]
 
 
-def test_uninstall_removes_what_was_installed(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    run(capsys, "--client", "all", "--client", "cursor")
+def test_uninstall_removes_what_was_installed(run: Run, small: object) -> None:
+    run("--client", "all", "--client", "cursor")
     other = Path(".claude/skills/another/SKILL.md")
     other.parent.mkdir()
     other.write_text("another\n")
-    cache = Path(f".claude/skills/{NAME}/skill/__pycache__")
+    cache = PLACE / "skill/__pycache__"
     cache.mkdir()
     for name in ("cli.cpython-311.pyc", "mine.cpython-311.pyc"):
         (cache / name).write_bytes(b"")
-    code, told = run(capsys, "--uninstall")
+    code, told = run("--uninstall")
     assert code == 0
     assert sorted(Path(one["folder"]).parts[-3] for one in told["targets"]) == [".agents", ".claude", ".cursor"]
     assert set(tree(Path())) == {f".claude/skills/{NAME}/skill/__pycache__/mine.cpython-311.pyc", str(other)}
     assert not Path(f".agents/skills/{NAME}").exists()
-    code, told = run(capsys, "--uninstall", "--client", "codex")
+    code, told = run("--uninstall", "--client", "codex")
     assert (code, told["targets"]) == (0, [])
 
 
-def test_uninstall_keeps_an_edit_until_force(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    run(capsys, "--client", "claude")
-    edited = Path(f".claude/skills/{NAME}/SKILL.md")
+def test_uninstall_keeps_an_edit_until_force(run: Run, small: object) -> None:
+    run("--client", "claude")
+    edited = PLACE / "SKILL.md"
     edited.write_text("mine\n")
-    code, told = run(capsys, "--uninstall")
+    code, told = run("--uninstall")
     assert code == 1 and told["targets"][0]["kept"] == ["SKILL.md"]
     assert set(tree(edited.parent)) == {"SKILL.md", installer.MANIFEST}
-    assert run(capsys, "--uninstall", "--force")[0] == 0
+    assert run("--uninstall", "--force")[0] == 0
     assert not edited.parent.exists()
 
 
-def test_uninstall_leaves_alone_what_it_did_not_write(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    mine = Path(f".claude/skills/{NAME}/SKILL.md")
+def test_uninstall_leaves_alone_what_it_did_not_write(run: Run, small: object) -> None:
+    mine = PLACE / "SKILL.md"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine\n")
-    code, told = run(capsys, "--uninstall", "--force")
+    code, told = run("--uninstall", "--force")
     assert code == 1 and told["targets"][0]["action"] == "foreign"
     assert mine.read_text() == "mine\n"
 
 
-def test_uninstall_goes_on_past_a_link_that_is_not_ours(capsys: pytest.CaptureFixture[str], small: object) -> None:
-    run(capsys, "--client", "codex")
-    link = Path(f".claude/skills/{NAME}")
-    link.parent.mkdir(parents=True)
-    link.symlink_to(Path(".agents/skills").absolute() / NAME)
+def test_uninstall_goes_on_past_a_link_that_is_not_ours(run: Run, small: object) -> None:
+    run("--client", "codex")
+    PLACE.parent.mkdir(parents=True)
+    PLACE.symlink_to(Path(".agents/skills").absolute() / NAME)
     (Path(".gemini/skills") / NAME).mkdir(parents=True)
-    code, told = run(capsys, "--uninstall")
+    code, told = run("--uninstall")
     assert code == 1
     actions = {Path(one["folder"]).parts[-3]: one["action"] for one in told["targets"]}
     assert actions == {".agents": "uninstall", ".claude": "foreign"}
-    assert link.is_symlink() and not tree(Path(".agents"))
+    assert PLACE.is_symlink() and not tree(Path(".agents"))
 
 
-def make_folder_in_the_way(copy: Path) -> None:
-    (copy / "SKILL.md" / "x").mkdir(parents=True)
-    (copy / installer.MANIFEST).write_text('{"manifest": 1, "version": "0", "files": {}}')
-
-
-def make_link_inside(copy: Path) -> None:
-    copy.mkdir(parents=True)
-    (copy / "skill").symlink_to(Path.home())
-    (copy / installer.MANIFEST).write_text('{"manifest": 1, "version": "0", "files": {}}')
-
-
-def make_manifest(text: str) -> Any:
-    def make(copy: Path) -> None:
-        copy.mkdir(parents=True)
-        (copy / installer.MANIFEST).write_text(text)
-
-    return make
-
-
-def make_clone(copy: Path) -> None:
-    (copy / ".git").mkdir(parents=True)
-
-
-def make_file(copy: Path) -> None:
-    copy.parent.mkdir(parents=True)
-    copy.write_text("mine")
-
-
-def make_file_above(copy: Path) -> None:
-    copy.parents[1].write_text("mine")
-
-
-def make_link(copy: Path) -> None:
-    copy.parent.mkdir(parents=True)
-    (Path.home() / "elsewhere").mkdir()
-    copy.symlink_to(Path.home() / "elsewhere")
-
-
-def make_link_out(copy: Path) -> None:
-    copy.parents[1].mkdir()
-    copy.parent.symlink_to(Path.home())
-
-
-def make_foreign(copy: Path) -> None:
-    copy.mkdir(parents=True)
-    (copy / "SKILL.md").write_text("mine")
+EMPTY = '{"manifest": 1, "version": "0", "files": {}}'
+SKILLS, COPY = ".claude/skills", f".claude/skills/{NAME}"
+UP = Path("../../../home")  # from a folder of the project, two below it
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"], ["--force"]], ids=["", "dry run", "force"])
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("there", "message"),
     [
-        (make_file, "must be a folder"),
-        (make_file_above, "must be a folder"),
-        (make_link, "is a symbolic link to"),
-        (make_link_out, "leads out of"),
-        (make_link_inside, "is in the way: it must be a folder"),
-        (make_folder_in_the_way, "is in the way: it must be a file"),
-        (make_clone, "is a git clone"),
-        (make_foreign, "was not written by `fsdp2 install`"),
-        (make_manifest("{"), "is not what `fsdp2 install` wrote"),
-        (make_manifest("[]"), "is not what `fsdp2 install` wrote"),
-        (make_manifest('{"manifest": 1, "version": "1", "files": {"../x": ""}}'), "is not what `fsdp2 install` wrote"),
-        (make_manifest('{"manifest": 1, "version": "1", "files": {"/x": ""}}'), "is not what `fsdp2 install` wrote"),
-        (make_manifest('{"manifest": 9, "version": "1", "files": {}}'), "is not what `fsdp2 install` wrote"),
+        ({COPY: "mine"}, "must be a folder"),
+        ({".claude": "mine"}, "must be a folder"),
+        ({"../home/elsewhere/a": "", COPY: UP / "elsewhere"}, "is a symbolic link to"),
+        ({SKILLS: Path("../../home")}, "leads out of"),
+        ({f"{COPY}/skill": "../" / UP, f"{COPY}/{installer.MANIFEST}": EMPTY}, "is in the way: it must be a folder"),
+        ({f"{COPY}/SKILL.md/x/y": "", f"{COPY}/{installer.MANIFEST}": EMPTY}, "is in the way: it must be a file"),
+        ({f"{COPY}/.git/x": ""}, "is a git clone"),
+        ({f"{COPY}/SKILL.md": "mine"}, "was not written by `fsdp2 install`"),
+        *(
+            ({f"{COPY}/{installer.MANIFEST}": text}, "is not what `fsdp2 install` wrote")
+            for text in ("{", "[]", EMPTY.replace("{}", '{"../x": ""}'), EMPTY.replace("{}", '{"/x": ""}'))
+        ),
+        ({f"{COPY}/{installer.MANIFEST}": EMPTY.replace("1", "9")}, "is not what `fsdp2 install` wrote"),
     ],
 )
 def test_odd_targets_are_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path, make: Any, told: str, words: list[str]
+    run: Run, small: object, tmp_path: Path, there: dict[str, str | Path], message: str, words: list[str]
 ) -> None:
-    make(Path(f".claude/skills/{NAME}").absolute())
+    build_file_tree(Path(), there)
     before = tree(tmp_path)
-    if make is make_foreign and "--force" in words:
-        assert run(capsys, *words)[0] == 0
+    if "not written by" in message and "--force" in words:
+        assert run(*words)[0] == 0
         return
-    code, error = run(capsys, *words)
-    assert (code, error.count("\n")) == (2, 0) and told in error
+    code, error = run(*words)
+    assert (code, error.count("\n")) == (2, 0) and message in error
     assert tree(tmp_path) == before and not Path(".agents").exists()
 
 
-def test_a_folder_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], small: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written(run: Run, small: object, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".claude").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".claude")  # permissions do not stop root
-    code, error = run(capsys)
+    code, error = run()
     assert code == 2 and "cannot be written" in error and not Path(".agents").exists()
 
 
-def test_a_folder_that_refuses_after_all(
-    capsys: pytest.CaptureFixture[str], small: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_refuses_after_all(run: Run, small: object, monkeypatch: pytest.MonkeyPatch) -> None:
     mkdir = Path.mkdir
 
     def refusing(path: Path, *args: int, **options: bool) -> None:
@@ -363,15 +313,15 @@ def test_a_folder_that_refuses_after_all(
         mkdir(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", refusing)
-    code, error = run(capsys)
+    code, error = run()
     assert code == 2 and "cannot write" in error and "Permission denied" in error
     assert not Path(".agents").exists() and not list(Path(".claude").rglob("*.md"))
 
 
 @pytest.mark.parametrize("home", ["", "relative"])
-def test_no_home(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+def test_no_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
-    assert run(capsys, "--user") == (2, "HOME is not set to a folder")
+    assert run("--user") == (2, "HOME is not set to a folder")
 
 
 def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -384,14 +334,14 @@ def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("upgrade", [False, True])
 def test_a_failure_in_the_second_folder_undoes_the_first(
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
     small: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     upgrade: bool,
 ) -> None:
     if upgrade:
-        run(capsys)
+        run()
         small.update({"SKILL.md": b"new\n", "skill/more.py": b"c\n"})
     before = tree(tmp_path)
     real = atomic_write.write_files
@@ -402,7 +352,7 @@ def test_a_failure_in_the_second_folder_undoes_the_first(
         real(contents, out)
 
     monkeypatch.setattr(installer, "write_files", failing)
-    code, error = run(capsys)
+    code, error = run()
     assert code == 2 and "No space left" in error
     assert tree(tmp_path) == before
 

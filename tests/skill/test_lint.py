@@ -7,8 +7,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -22,44 +24,46 @@ TESTS = Path(__file__).parents[1]
 SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
 LATE = TESTS / "faults" / "optim_before_shard.py"
 RIGHT = TESTS / "zoo" / "minimal.py"
+Run = Callable[..., tuple[int, str, str]]
+Report = Callable[..., tuple[int, dict[str, Any]]]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = main(["lint", *map(str, words)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(*words) -> (exit code, stdout, stderr) of `lint`."""
+    return lambda *words: (main(["lint", *map(str, words)]), *capsys.readouterr())
 
 
-def test_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def report(run: Run) -> Report:
+    """report(*words) -> (exit code, the JSON report) of `lint`."""
+
+    def lint(*words: object) -> tuple[int, dict[str, Any]]:
+        code, out, err = run(*words, "--json")
+        assert err == ""
+        made = json.loads(out)
+        jsonschema.validate(made, SCHEMA)
+        return code, made
+
+    return lint
+
+
+def test_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(LATE.parent)
-    code, out, err = run(capsys, "optim_before_shard.py")
+    code, out, err = run("optim_before_shard.py")
     assert (code, err) == (1, "")
-    for part in (
-        "FAIL optim-before-shard",
-        "optim_before_shard.py:67 in main",
-        "optimizer = torch.optim.AdamW(",
-        "fsdp2 explain optim-before-shard",
-        "fsdp2 lint optim_before_shard.py",
-    ):
-        assert part in out
+    for part in ("FAIL {0}", "optim_before_shard.py:67 in main", "torch.optim.AdamW(", "explain {0}", "fsdp2 lint "):
+        assert part.format("optim-before-shard") in out
 
 
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
-    code, out, err = run(capsys, *words, "--json")
-    assert err == ""
-    made = json.loads(out)
-    jsonschema.validate(made, SCHEMA)
-    return code, made
-
-
-def test_no_findings_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    code, made = report(capsys, RIGHT)
+def test_no_findings_is_no_pass(run: Run, report: Report) -> None:
+    code, made = report(RIGHT)
     assert (code, made["verdict"], made["tier"], made["findings"]) == (0, "no_findings", "static", [])
     sources = made["facts"]["sources"]
     assert (sources["files"], sources["without_training"], sources["calls_not_followed"]) == (1, 0, 0)
     assert sources["functions"] == len([line for line in RIGHT.read_text().splitlines() if "def " in line]) + 1
     assert len(sources["rules"]) > 40 and made["limits"]
-    code, out, _ = run(capsys, RIGHT)
+    code, out, _ = run(RIGHT)
     assert code == 0 and out.count("\n") == 1 and "pass" not in out and f"{sources['functions']} " in out
 
 
@@ -84,10 +88,10 @@ main(torch.nn.Linear(2, 2), lib.hook)
 """
 
 
-def test_what_was_not_followed_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(OTHERS)
-    code, made = report(capsys, script)
+    code, made = report(script)
     sources = made["facts"]["sources"]
     named = {(one["callee"], one["line"], one["kind"]) for one in sources["not_followed"]}
     assert code == 0 and named == {
@@ -104,22 +108,22 @@ def test_what_was_not_followed_is_named(capsys: pytest.CaptureFixture[str], tmp_
     assert all(one["file"] == str(script) and one["reason"] for one in sources["not_followed"])
 
 
-def test_the_list_is_bounded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_list_is_bounded(run: Run, report: Report, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
-    _, made = report(capsys, script)
+    _, made = report(script)
     assert (made["facts"]["sources"]["calls_not_followed"], len(made["facts"]["sources"]["not_followed"])) == (50, 20)
-    assert run(capsys, script)[1].count("not followed: ") == 5
-    assert run(capsys, script, "--verbose")[1].count("not followed: ") == 20
+    assert run(script)[1].count("not followed: ") == 5
+    assert run(script, "--verbose")[1].count("not followed: ") == 20
 
 
-def test_a_call_that_is_followed_elsewhere_is_not_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_call_that_is_followed_elsewhere_is_not_named(report: Report, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("def twice(function):\n    function()\n    function()\n")
     imports = "from loop import twice\nfrom torch.distributed.fsdp import fully_shard\n"
     (tmp_path / "train.py").write_text(imports + "twice(lambda: fully_shard(x))\n")
-    _, made = report(capsys, tmp_path / "loop.py", "--allow-no-training")
+    _, made = report(tmp_path / "loop.py", "--allow-no-training")
     assert made["facts"]["sources"]["calls_not_followed"] == 2
-    _, made = report(capsys, tmp_path)
+    _, made = report(tmp_path)
     assert made["facts"]["sources"]["calls_not_followed"] == 0
 
 
@@ -131,16 +135,18 @@ NO_TRAINING = {
 
 
 @pytest.mark.parametrize("kind", NO_TRAINING)
-def test_without_training_nothing_was_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+def test_without_training_nothing_was_checked(
+    report: Report, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
     script = tmp_path / "hello.py"
     script.write_text(NO_TRAINING[kind])
     for given in (script, tmp_path):
-        code, made = report(capsys, given)
+        code, made = report(given)
         assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (4, "inconclusive", 1)
         assert made["facts"]["sources"]["files_without_training"] == [str(script)]
-        code, made = report(capsys, given, "--allow-no-training")
+        code, made = report(given, "--allow-no-training")
         assert (code, made["verdict"]) == (0, "no_findings")
-    code, made = report(capsys, script, RIGHT)
+    code, made = report(script, RIGHT)
     assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (0, "no_findings", 1)
     assert main(["verify", str(script), "--tier", "static", "--json"]) == 4
     assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
@@ -167,39 +173,37 @@ def test_pre_commit_gives_files_without_training() -> None:
     assert "lint --allow-no-training" in hooks
 
 
-def test_json_follows_the_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = run(capsys, LATE, RIGHT, "--json")
-    report = json.loads(out)
-    jsonschema.validate(report, SCHEMA)
-    assert (code, report["verdict"], report["runs"]) == (1, "fail", [])
-    (finding,) = report["findings"]
+def test_json_follows_the_schema(run: Run, report: Report, tmp_path: Path) -> None:
+    code, made = report(LATE, RIGHT)
+    assert (code, made["verdict"], made["runs"]) == (1, "fail", [])
+    (finding,) = made["findings"]
     assert (finding["rule"], finding["tier"], finding["location"]["line"]) == ("optim-before-shard", "static", 67)
-    code, out, _ = run(capsys, LATE, "--report", f"json={tmp_path / 'new' / 'out.json'}", "--report", "text")
+    code, out, _ = run(LATE, "--report", f"json={tmp_path / 'new' / 'out.json'}", "--report", "text")
     assert code == 1 and "FAIL optim-before-shard" in out
     jsonschema.validate(json.loads((tmp_path / "new" / "out.json").read_text()), SCHEMA)
 
 
-def test_the_output_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, *sorted((TESTS / "faults").glob("*.py")))
+def test_the_output_is_bounded(run: Run) -> None:
+    code, out, _ = run(*sorted((TESTS / "faults").glob("*.py")))
     assert code == 1
     assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
 
 
-def test_a_folder_is_sorted_and_environments_are_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_is_sorted_and_environments_are_left_out(run: Run, tmp_path: Path) -> None:
     for name in ("b.py", "a/z.py", ".hidden/x.py", "env/lib/x.py", "__pycache__/x.py", "node_modules/x.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(LATE.read_text())
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
-    code, out, _ = run(capsys, tmp_path, "--json")
+    code, out, _ = run(tmp_path, "--json")
     files = [Path(f["location"]["file"]).relative_to(tmp_path).as_posix() for f in json.loads(out)["findings"]]
     assert (code, files) == (1, ["a/z.py", "b.py"])
 
 
-def test_only_and_skip(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, LATE, "--only", "optim-before-shard")[0] == 1
-    assert run(capsys, LATE, "--only", "optimizer")[0] == 1
-    assert run(capsys, LATE, "--only", "wrapping")[0] == 0
-    assert run(capsys, LATE, "--skip", "optim-before-shard")[0] == 0
+def test_only_and_skip(run: Run) -> None:
+    assert run(LATE, "--only", "optim-before-shard")[0] == 1
+    assert run(LATE, "--only", "optimizer")[0] == 1
+    assert run(LATE, "--only", "wrapping")[0] == 0
+    assert run(LATE, "--skip", "optim-before-shard")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -218,12 +222,12 @@ def test_only_and_skip(capsys: pytest.CaptureFixture[str]) -> None:
         (["{right}", "--", "--x"], "only `fsdp2 verify` takes arguments after `--`"),
     ],
 )
-def test_bad_usage(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], told: str) -> None:
+def test_bad_usage(run: Run, tmp_path: Path, words: list[str], told: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("plain old prose\n")
     (tmp_path / "b.py").write_bytes(b"\x00\xff\xfe")
     names = {"empty": tmp_path / "empty", "text": tmp_path / "notes.txt", "binary": tmp_path / "b.py", "right": RIGHT}
-    code, out, err = run(capsys, *[word.format(**names) for word in words])
+    code, out, err = run(*[word.format(**names) for word in words])
     assert (code, out) == (2, "")
     assert told in err
 
@@ -235,26 +239,22 @@ def test_no_path_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "PATH" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "train.py"
     path.write_text("x = 1\n")
 
-    def refusing(_: Path) -> bytes:  # permissions do not stop root
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refusing)
-    code, _, err = run(capsys, path)
+    refused = PermissionError(errno.EACCES, "Permission denied")  # permissions do not stop root
+    monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=refused))
+    code, _, err = run(path)
     assert code == 2 and "cannot be read: Permission denied" in err
 
 
-def test_a_loop_of_links_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_loop_of_links_cannot_be_read(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sub.py").mkdir()
-    code, _, err = run(capsys, tmp_path / "sub.py")
+    code, _, err = run(tmp_path / "sub.py")
     assert code == 2 and "no Python file" in err
     (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
-    code, _, err = run(capsys, tmp_path)
+    code, _, err = run(tmp_path)
     assert code == 2 and "loop.py: cannot be read" in err
 
 
@@ -280,17 +280,17 @@ def test_verify_at_the_static_tier(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optim-before-shard" in report["facts"]["sources"]["rules"]
 
 
-def test_what_the_reference_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_the_reference_says(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
     section = text.partition("## The static tier")[2].partition("\n## ")[0]
     comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
     source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")
     script = tmp_path / "train.py"
     script.write_text(source, encoding="utf-8")
-    assert run(capsys, script)[0] == 1
+    assert run(script)[0] == 1
     lines = [f"{line}  #{comment}" if "fully_shard(GPT()" in line else line for line in source.splitlines()]
     script.write_text("\n".join(lines), encoding="utf-8")
-    assert run(capsys, script)[0] == 0
+    assert run(script)[0] == 0
     assert main(["verify", str(script), "--tier", "static", "--json"]) == 4
     (one,) = json.loads(capsys.readouterr().out)["facts"]["sources"]["suppressed"]
     assert one["rule"] == "root-only-wrap" and one["reason"] in comment

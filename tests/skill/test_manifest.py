@@ -40,14 +40,13 @@ BROKEN: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_manifest(workshop: Workshop, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_manifest(workshop: Workshop, name: str) -> None:
     told, message = BROKEN[name]
-    workshop.make({"a.py": "{steps}\n"})
-    build_file_tree(workshop.out, {manifest.MANIFEST: json.dumps(told)})
+    workshop.make({"a.py": "{steps}\n"}, {manifest.MANIFEST: json.dumps(told)})
     before = file_tree(workshop.out)
     for command in ("diff", "update"):
         assert workshop.run(command) == 2
-        error = capsys.readouterr().err
+        error = workshop.printed().err
         assert error.startswith(f"{workshop.out}/.fsdp2/manifest.json: ") and message in error
         assert message == NEWER or error.endswith("; restore .fsdp2/manifest.json from version control\n")
     assert file_tree(workshop.out) == before
@@ -62,35 +61,32 @@ def test_a_broken_manifest(workshop: Workshop, name: str, capsys: pytest.Capture
         (b"", "manifest.json:1:1: not valid JSON: "),
     ],
 )
-def test_a_manifest_that_is_no_json(
-    workshop: Workshop, text: bytes, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workshop.make({})
-    build_file_tree(workshop.out, {manifest.MANIFEST: text})
+def test_a_manifest_that_is_no_json(workshop: Workshop, text: bytes, message: str) -> None:
+    workshop.make({}, {manifest.MANIFEST: text})
     assert workshop.run("update") == 2
-    assert message in capsys.readouterr().err
+    assert message in workshop.printed().err
 
 
-def test_no_project(workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_project(workshop: Workshop, tmp_path: Path) -> None:
     assert workshop.run("update") == 2
-    assert capsys.readouterr().err == f"{workshop.out}: no such folder\n"
+    assert workshop.printed().err == f"{workshop.out}: no such folder\n"
     workshop.out.mkdir()
     assert workshop.run("diff") == 2
-    assert "my-run is not a project of `fsdp2 new`: it has no .fsdp2/manifest.json" in capsys.readouterr().err
+    assert "my-run is not a project of `fsdp2 new`: it has no .fsdp2/manifest.json" in workshop.printed().err
     workshop.out.rmdir()
     workshop.out.write_text("")
     assert workshop.run("diff") == 2
-    assert capsys.readouterr().err == f"{workshop.out}: not a folder\n"
+    assert workshop.printed().err == f"{workshop.out}: not a folder\n"
 
 
-def test_a_base_that_is_missing_or_edited(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_that_is_missing_or_edited(workshop: Workshop) -> None:
     workshop.make({"a.py": "a\n", "b.py": "b\n", "c.py": "c\n", "d.py": "d\n"})
     bases = {f".fsdp2/base/{name}.py.base": None for name in "ac"} | {".fsdp2/base/b.py.base": "edited\n"}
     build_file_tree(workshop.out, {**bases, ".fsdp2/base/d.py.base": "d\r\n", "a.py": "mine\n", "b.py": "mine\n"})
     before = file_tree(workshop.out)
     for command in ("diff", "update"):
         assert workshop.run(command) == 2
-        lines = capsys.readouterr().err.splitlines()
+        lines = workshop.printed().err.splitlines()
         fix = "; without it fsdp2 cannot tell your edits of the file from its own text; restore .fsdp2 from version control"
         assert lines == [
             f"{workshop.out}/.fsdp2/base/a.py.base is missing{fix}",

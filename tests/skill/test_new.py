@@ -8,31 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from trees import SPEC, Capsys
 from verified_fsdp2.skill.cli import new
 from verified_fsdp2.verifier.errors import UserError
 
-SPEC = """\
-version: 1
-model: {kind: decoder, layers: 1, width: 32, heads: 2, vocabulary: 64, sequence_length: 16}
-data: {kind: synthetic}
-train: {steps: 20, global_batch: 8}
-"""
+MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "distributed")
 OTHERS = ["verify.yaml", "spec.yaml", "README.md", "tests/test_train.py", ".github/workflows/verify.yml"]
-
-
-def project_files() -> list[str]:
-    """All but the manifest and what it keeps."""
-    return [
-        "train.py",
-        "model.py",
-        "optim.py",
-        "data.py",
-        "checkpoint.py",
-        "runs.py",
-        "metrics.py",
-        "distributed.py",
-        *OTHERS,
-    ]
+PROJECT_FILES = sorted([*(f"{name}.py" for name in MODULES), *OTHERS])  # all but the manifest and what it keeps
 
 
 def run(*arguments: str) -> int:
@@ -50,11 +32,9 @@ def spec_path(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_writes_the_project_and_says_what_next(
-    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_writes_the_project_and_says_what_next(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
     assert run(spec_path, str(tmp_path / "out")) == 0
-    assert all((tmp_path / "out" / path).is_file() for path in project_files())
+    assert all((tmp_path / "out" / path).is_file() for path in PROJECT_FILES)
     said = capsys.readouterr().out
     assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
 
@@ -65,16 +45,14 @@ def test_settings_reach_the_project(tmp_path: Path, spec_path: str) -> None:
     assert "SEED = 5\n" in (tmp_path / "out" / "train.py").read_text()
 
 
-def test_json(tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
     assert run(spec_path, str(tmp_path / "a b"), "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["files"] == sorted(project_files()) and said["dry_run"] is False
+    assert said["files"] == PROJECT_FILES and said["dry_run"] is False
     assert said["next"][0] == f"cd '{tmp_path / 'a b'}'"
 
 
-def test_dry_run_writes_nothing_but_checks_all(
-    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_writes_nothing_but_checks_all(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
     assert run(spec_path, str(tmp_path / "out"), "--dry-run") == 0
     assert "would write" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -97,9 +75,7 @@ def test_an_older_project_needs_force(tmp_path: Path, spec_path: str) -> None:
     assert "STEPS = 33 " in (tmp_path / "out" / "optim.py").read_text()
 
 
-def test_force_names_the_edited_files_that_it_replaces(
-    tmp_path: Path, spec_path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_force_names_the_edited_files_that_it_replaces(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
     out = tmp_path / "out"
     again = (spec_path, str(out), "--force", "--set", "train.steps=33")
     assert run(spec_path, str(out)) == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trees import build_file_tree
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.errors import UserError
 
@@ -28,24 +29,16 @@ DECODER = {
     "train": {"steps": 20, "global_batch": 16},
     "verify": {"reshard_to": [4]},
 }
+OWN_MODEL = {"kind": "import", "import": "package.module:build", "shard": ["Block"]}
 IMPORTED = {
     **DECODER,
-    "model": {
-        "kind": "import",
-        "import": "package.module:build",
-        "shard": ["Block"],
-        "vocabulary": 256,
-        "sequence_length": 32,
-    },
+    "model": {**OWN_MODEL, "vocabulary": 256, "sequence_length": 32},
 }
 LLAMA = {"model_type": "llama", "vocab_size": 256, "hidden_size": 64}
-TRANSFORMERS = {
-    **DECODER,
-    "model": {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": 32},
-}
+TRANSFORMERS = {**DECODER, "model": {"kind": "transformers", "config": LLAMA, "vocabulary": 256, "sequence_length": 32}}
 IMAGES = {
     **DECODER,
-    "model": {"kind": "import", "import": "package.module:build", "shard": ["Block"], "vocabulary": 2},
+    "model": {**OWN_MODEL, "vocabulary": 2},
     "data": {"kind": "images", "folder": "images"},
 }
 TOKENIZER = "data.tokenizer=tokenizer.json"
@@ -69,6 +62,7 @@ LAUNCH = (
     "launch={engines: [torchrun, slurm, kubernetes, ray, skypilot], nodes: 2, devices_per_node: 1, kubernetes_image: i, "
     "kubernetes_claim: c, skypilot_accelerator: H100, skypilot_volume: v}"
 )
+ON_CPU = ["launch.nodes=1", "launch.devices_per_node=2", "launch.device=cpu", "launch.skypilot_accelerator=null"]
 OPTIONS: list[list[list[str]]] = [
     DATA,
     [[], ["data.workers=2"]],
@@ -120,17 +114,7 @@ OPTIONS: list[list[list[str]]] = [
     [[], ["train.validate_interval=3"]],
     [[], ["checkpoint.mode=thread"], ["checkpoint.mode=process"]],
     [[], ["checkpoint.export=true"]],
-    [
-        [],
-        [LAUNCH],
-        [
-            LAUNCH,
-            "launch.nodes=1",
-            "launch.devices_per_node=2",
-            "launch.device=cpu",
-            "launch.skypilot_accelerator=null",
-        ],
-    ],
+    [[], [LAUNCH], [LAUNCH, *ON_CPU]],
     [[], ["checkpoint.grace_seconds=86399.123456789", "checkpoint.keep=1000000"]],
     [[], ["train.seed=4294967295", "train.steps=1000000000", "optimizer.lr=1.2345678901234567e-05"]],
 ]
@@ -220,17 +204,16 @@ def load(
 
 def write_inputs(tmp_path: Path) -> None:
     """The files that specs name."""
-    (tmp_path / "a.txt").write_text("some text\n" * 10)
-    (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 10)
-    (tmp_path / "a.bin").write_bytes(b"\1\0" * 100)
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"some": 0}}}')
-    for file in ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("content")
-    (tmp_path / "weights").mkdir(exist_ok=True)
-    (tmp_path / "weights" / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 256}')
-    (tmp_path / "weights" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
-    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    files = {"a.txt": "some text\n" * 10, "a.jsonl": '{"text": "some text"}\n' * 10, "a.bin": b"\1\0" * 100}
+    files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
+    files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
+    folders = ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
+    build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
+    weights = {
+        "config.json": '{"model_type": "gpt2", "vocab_size": 256}',
+        "model.safetensors": b"\2" + bytes(7) + b"{}",
+    }
+    build_file_tree(tmp_path / "weights", weights)
 
 
 def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
@@ -371,19 +354,8 @@ def test_same_spec_same_bytes(tmp_path: Path) -> None:
         ([], "checkpoint.py", ["async", "Future", "copied", "stag", "thread", "PROCESS", "writer", "close", "tied"]),
         (["checkpoint.export=true"], "checkpoint.py", ["tied"]),
         (["checkpoint.export=true"], "export.py", ["tied"]),
-        (
-            [],
-            "train.py",
-            [
-                "before_update",
-                "failed",
-                "checkpoints.close",
-                "__mp_main__",
-                "VALIDATE_INTERVAL",
-                "skip",
-                "faulthandler",
-            ],
-        ),
+        ([], "train.py", ["before_update", "failed", "checkpoints.close", "__mp_main__"]),
+        ([], "train.py", ["VALIDATE_INTERVAL", "skip", "faulthandler"]),
         (["train.dry_run=false"], "train.py", ["dry_run", "torch.int64"]),
         ([], "metrics.py", ["LOG_INTERVAL", "mfu", "close", "wandb", "Summary", "bar", "share", "find_spec", "Any"]),
         ([], "train.py", ["profile", "metrics.close", "check_packages", "ideal", "peak"]),
@@ -424,11 +396,7 @@ def test_what_is_off_leaves_no_trace(tmp_path: Path, settings: list[str], path: 
         (["data.workers=3"], "data.py", ["WORKERS = 3", "DataLoader("]),
         (["data.kind=tokens", "data.files=[a.bin]", "data.dtype=int32"], "corpus.py", ['DTYPE = "<i4"']),
         ([*JSONL, TOKENIZER, "model.vocabulary=65537"], "corpus.py", ["DTYPE = np.uint32"]),
-        (
-            ["operation.mfu=true", "operation.peak_tflops=7"],
-            "flops.py",
-            ["PEAK_TFLOPS = 7.0  # of one device, in bfloat16"],
-        ),
+        (["operation.mfu=true", "operation.peak_tflops=7"], "flops.py", ["PEAK_TFLOPS = 7.0  # of one device, in bf"]),
         (["train.log_interval=5"], "metrics.py", ["LOG_INTERVAL = 5", "step % LOG_INTERVAL"]),
         (["operation.progress=true"], "metrics.py", ["isatty()", 'find_spec("tqdm")']),
         (["operation.step_timeout=7"], "distributed.py", ["STEP_TIMEOUT = 7"]),

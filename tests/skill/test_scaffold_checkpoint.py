@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from checkpoint_project import Modules, flip, forward, held, names, saved, train_state, update
+from checkpoint_project import Modules, flip, forward, held, names, saved, started, train_state, update
+from trees import Capsys, Patch
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -26,9 +28,7 @@ def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path
     """A forward pass changes buffers and random numbers before the copy is done, an update all else after it."""
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
-    folder.mkdir(parents=True)
-    state = train_state(module)
-    checkpoints = module.Checkpointer(tmp_path / "run", 2, 0)
+    state, checkpoints = started(module, tmp_path / "run", 2)
     wanted = held(state)
     checkpoints.save(state)
     forward(state)
@@ -48,8 +48,7 @@ def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path
 
 def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(modules: Modules, tmp_path: Path) -> None:
     module = modules.load("thread")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    state, checkpoints = train_state(module), module.Checkpointer(tmp_path / "run", 9, 0)
+    state, checkpoints = started(module, tmp_path / "run", 9)
     wanted = []
     for _ in range(3):
         wanted.append(held(state))
@@ -68,8 +67,7 @@ def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(mod
 def test_two_saves_of_one_step_are_one(modules: Modules, tmp_path: Path, mode: str) -> None:
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
-    folder.mkdir(parents=True)
-    state, checkpoints = train_state(module), module.Checkpointer(tmp_path / "run", 2, 0)
+    state, checkpoints = started(module, tmp_path / "run", 2)
     checkpoints.save(state)
     checkpoints.save(state)
     before = (folder / "step_00000001" / ".metadata").stat().st_mtime_ns
@@ -79,18 +77,14 @@ def test_two_saves_of_one_step_are_one(modules: Modules, tmp_path: Path, mode: s
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
-def test_a_save_that_fails_is_one_clear_error(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, monkeypatch: Patch, mode: str) -> None:
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
     (folder / "step_00000001").mkdir(parents=True)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
-    state, checkpoints = train_state(module), module.Checkpointer(tmp_path / "run", 1, 0)
+    state, checkpoints = started(module, tmp_path / "run", 1)
     state.step = 7
     with pytest.raises(module.TrainingError) as error:
         checkpoints.save(state)
@@ -107,30 +101,25 @@ def test_a_save_that_fails_is_one_clear_error(
     assert names(folder) == ["step_00000001"]
 
 
-def test_a_copy_that_fails_ends_before_the_update(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Path, monkeypatch: Patch) -> None:
     """DCP reports a copy that fails at once as done; only its other future knows."""
     module = modules.load("thread")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    state, checkpoints = train_state(module), module.Checkpointer(tmp_path / "run", 1, 0)
+    state, checkpoints = started(module, tmp_path / "run", 1)
     failed: Future[None] = Future()
     failed.set_exception(RuntimeError("unable to allocate shared memory"))
     monkeypatch.setattr(checkpoints.stager, "stage", lambda *_: failed)
     checkpoints.save(state)
     checkpoints.written.exception(timeout=20)
-    with pytest.raises(
-        module.TrainingError, match="step_00000001 could not be saved: unable to allocate shared memory"
-    ):
+    message = "step_00000001 could not be saved: unable to allocate shared memory"
+    with pytest.raises(module.TrainingError, match=message):
         checkpoints.before_update()
 
 
 def test_a_save_that_is_too_slow_for_the_scheduler_is_told_once(
-    modules: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    modules: Modules, tmp_path: Path, capsys: Capsys
 ) -> None:
     module = modules.load("sync", "checkpoint.grace_seconds=100")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    state, checkpoints = train_state(module), module.Checkpointer(tmp_path / "run", 1, 0)
+    state, checkpoints = started(module, tmp_path / "run", 1)
     checkpoints.since -= 50.0  # the step took this long
     checkpoints.save(state)
     assert "warning" not in capsys.readouterr().out
@@ -139,13 +128,11 @@ def test_a_save_that_is_too_slow_for_the_scheduler_is_told_once(
         state.step += 2
         checkpoints.save(state)
     told = capsys.readouterr().out
-    assert re.fullmatch(
-        r"warning: a step and a save take 1\d\d\.\d s, and there are 100 s from SIGTERM to the kill\n", told
-    ), told
+    assert re.fullmatch(r"warning: .* 1\d\d\.\d s, .* 100 s from SIGTERM .*\n", told), told
 
 
 def test_retention_keeps_the_newest_and_leaves_nothing_half(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Modules, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     module = modules.load()
     folder = tmp_path / "run" / "checkpoints"
@@ -175,40 +162,37 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
     assert "\n" not in str(error.value)
 
 
-def test_export_holds_the_weights_of_the_model(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = modules.load("sync", "checkpoint.export=true")
-    export = __import__("export")
-    saved(module, tmp_path / "run", 2)
-    checkpoint, out = tmp_path / "run" / "checkpoints" / "step_00000002", tmp_path / "weights.safetensors"
-
-    def run(*arguments: Path) -> int:
-        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
+def export(*arguments: Path) -> int:
+    """The exit code of export.py with these arguments."""
+    with mock.patch.object(sys, "argv", ["export.py", *map(str, arguments)]):
         try:
-            export.main()
+            __import__("export").main()
         except SystemExit as end:
             return int(end.code or 0)
-        return 0
+    return 0
 
-    assert run(checkpoint, out) == 0
+
+def test_export_holds_the_weights_of_the_model(modules: Modules, tmp_path: Path, capsys: Capsys) -> None:
+    module = modules.load("sync", "checkpoint.export=true")
+    saved(module, tmp_path / "run", 2)
+    checkpoint, out = tmp_path / "run" / "checkpoints" / "step_00000002", tmp_path / "weights.safetensors"
+    assert export(checkpoint, out) == 0
     found = load_file(out)
     state = train_state(module)
     module.load_checkpoint(checkpoint, state, seed=0)
     wanted = {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in state.model.state_dict().items()}
     tied = wanted.pop("head.weight")
     assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted) and torch.equal(
-        tied, wanted["embedding.weight"]
-    )
+    assert torch.equal(tied, wanted["embedding.weight"])
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with safe_open(out, "pt") as file:
         assert file.metadata() == {"step": "2", "tied": '[["head.weight", "embedding.weight"]]'}
     capsys.readouterr()
 
-    assert run(checkpoint, tmp_path / "nowhere" / "weights.safetensors") == 2
-    assert run(tmp_path / "run", out) == 2
+    assert export(checkpoint, tmp_path / "nowhere" / "weights.safetensors") == 2
+    assert export(tmp_path / "run", out) == 2
     flip(checkpoint / ".metadata")
-    assert run(checkpoint, tmp_path / "more.safetensors") == 2
+    assert export(checkpoint, tmp_path / "more.safetensors") == 2
     told = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in told] == ["error"] * 3
     assert "cannot be written" in told[0] and "no SHA256SUMS" in told[1] and "is damaged: .metadata" in told[2]
@@ -216,14 +200,8 @@ def test_export_holds_the_weights_of_the_model(
     assert all(torch.equal(value, wanted[name]) for name, value in load_file(out).items())
 
 
-def test_export_says_what_to_install(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_says_what_to_install(modules: Modules, tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     modules.load("sync", "checkpoint.export=true")
-    export = __import__("export")
-    monkeypatch.setattr(export, "find_spec", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["export.py", str(tmp_path), str(tmp_path / "x")])
-    with pytest.raises(SystemExit) as end:
-        export.main()
-    assert end.value.code == 2
+    monkeypatch.setattr(__import__("export"), "find_spec", lambda _: None)
+    assert export(tmp_path, tmp_path / "x") == 2
     assert capsys.readouterr().err == "error: a package is missing: pip install safetensors\n"

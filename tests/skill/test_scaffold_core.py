@@ -12,27 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from verified_fsdp2.skill import scaffold, spec
+from trees import SMALL, write_project
 
 OWN = ("distributed", "optim", "model", "data", "checkpoint", "metrics", "train")
-SPEC = {
-    "version": 1,
-    "model": {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
-    "data": {"kind": "synthetic", "samples": 128},
-    "precision": {"param_dtype": "float32"},
-    "optimizer": {"lr": 0.01},
-    "train": {"steps": 100, "global_batch": 8},
-    "verify": {"reshard_to": [4]},
-}
-
-
-def project(folder: Path, *settings: str, **sections: Any) -> Path:
-    (folder / "spec.yaml").write_text(yaml.safe_dump({**SPEC, **sections}))
-    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
-    return folder / "project"
+SPEC = {**SMALL, "train": {"steps": 100, "global_batch": 8}, "verify": {"reshard_to": [4]}}
 
 
 @pytest.fixture
@@ -40,7 +25,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The generated module `name` of the spec with these settings."""
 
     def load(name: str, *settings: str) -> ModuleType:
-        monkeypatch.syspath_prepend(str(project(tmp_path, *settings)))
+        monkeypatch.syspath_prepend(str(write_project(tmp_path, SPEC, *settings)))
         return __import__(name)
 
     yield load
@@ -165,7 +150,7 @@ def test_all_ranks_agree_on_what_is_not_finite(
     model = {"kind": "import", "import": "own:Net", "shard": ["Block"], "arguments": {"bad": bad}}
     sizes = {"vocabulary": 64, "sequence_length": 16}
     settings = [f"train.on_nonfinite={policy}", "train.micro_batch=2", "train.steps=14"]
-    folder = project(tmp_path, *settings, model={**model, **sizes})
+    folder = write_project(tmp_path, {**SPEC, "model": {**model, **sizes}}, *settings)
     (folder / "own.py").write_text(MODEL)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

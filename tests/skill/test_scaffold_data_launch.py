@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_scaffold_launch import finish, project, run, start, steps_of
+from test_scaffold_launch import SPEC, finish, run, start, steps_of
 
+from trees import write_project
 from verified_fsdp2.verifier.launch.processes import children
 
 pytestmark = [pytest.mark.launch, pytest.mark.full]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.full]
 
 def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
     """A scheduler sends SIGTERM to all processes, workers first; they must outlive the checkpoint."""
-    out = project(tmp_path, "data.workers=2")
+    out = write_project(tmp_path, SPEC, "data.workers=2")
     stopped = start(out, 1, tmp_path / "parts", "--steps", "1000000")
     assert stopped.stdout
     shown = ""
@@ -44,7 +45,7 @@ def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_pat
 
 def test_bad_data_stop_all_ranks_before_one_trains(tmp_path: Path) -> None:
     np.arange(2000, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    out = project(tmp_path, "data={kind: tokens, files: [a.bin]}")
+    out = write_project(tmp_path, SPEC, "data={kind: tokens, files: [a.bin]}")
     shown = finish(start(out, 2, tmp_path / "out"), status=1)  # torchrun's; that of a rank is 2
     assert len(re.findall(r"^error: .*a\.bin: token 64 is 64, not one of 64 ids$", shown, re.MULTILINE)) == 1
     assert re.search(r"exitcode *: 2", shown)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from verified_fsdp2.skill import scaffold, spec
+from trees import SMALL, write_project
 
 pytestmark = pytest.mark.launch
 STEPS = 6
@@ -26,23 +25,12 @@ STEPS = 6
 TEARDOWN_ABORT = "terminate called without an active exception\n"
 EXACT = ("step", "loss", "grad_norm", "lr")
 SPEC = {
-    "version": 1,
-    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
-    "data": {"kind": "synthetic", "samples": 128},
-    "precision": {"param_dtype": "float32"},
-    "optimizer": {"lr": 0.01},
+    **SMALL,
     "schedule": {"warmup_steps": 2},
     "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
     "checkpoint": {"keep": 9},
     "verify": {"reshard_to": [4]},
 }
-
-
-def project(folder: Path, *settings: str) -> Path:
-    (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    out = folder / "project"
-    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), out)
-    return out
 
 
 def start(project: Path, ranks: int, out: Path, *flags: str, restarts: int = 0) -> subprocess.Popen[str]:
@@ -84,7 +72,7 @@ def assert_close(found: list[dict[str, Any]], wanted: list[dict[str, Any]], limi
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("sample"))
+    return write_project(tmp_path_factory.mktemp("sample"), SPEC)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +123,7 @@ def test_resume_is_bitwise_and_reshards(
 @pytest.mark.parametrize("mode", ["sync", pytest.param("process", marks=pytest.mark.full)])
 def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     """torchrun signals all processes of a rank: that which writes, too, here while it is being started."""
-    folder = project(tmp_path, f"checkpoint.mode={mode}", "checkpoint.keep=1")
+    folder = write_project(tmp_path, SPEC, f"checkpoint.mode={mode}", "checkpoint.keep=1")
     process = start(folder, 2, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "2")
     assert process.stdout
     shown = ""
@@ -154,7 +142,7 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
     flags = ("--steps", "40", "--checkpoint-interval", "2")
-    process = start(project(tmp_path, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
+    process = start(write_project(tmp_path, SPEC, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
     assert process.stdout
     shown = ""
     for line in process.stdout:
@@ -215,7 +203,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: 
 @pytest.mark.full
 def test_hsdp_in_bfloat16_with_async_checkpoints(tmp_path: Path) -> None:
     settings = ["parallel.dp_replicate=2", "precision.param_dtype=bfloat16", "checkpoint.mode=thread"]
-    out = project(tmp_path, *settings, "verify.nproc=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
+    out = write_project(tmp_path, SPEC, *settings, "verify.nproc=4", "verify.reshard_to=[2]", "checkpoint.keep=2")
     straight = run(out, 4, tmp_path, 6, "--checkpoint-interval", "2")
     folder = tmp_path / "run-001" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]

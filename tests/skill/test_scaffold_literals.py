@@ -23,29 +23,9 @@ from verified_fsdp2.skill.scaffold.literals import (
     yaml,
 )
 
-HOSTILE = [
-    "plain",
-    "it's",
-    'say "so"',
-    "both ' and \"",
-    "three \"\"\" and '''",
-    "back\\slash\\",
-    "line\nbreak\r\ttab",
-    "{{ 7 * 7 }} {% raw %} {# note #}",
-    "-->",
-    "# comment",
-    "`code` ``more``",
-    "null",
-    "1e4",
-    "yes",
-    "\u00e9\u2028\U0001f600\x7f\x85",
-    '"; import os; "',
-    "x" * 75,
-    "x" * 79,
-    "x" * 83,
-    "x" * 200,
-    " ",
-]
+HOSTILE = ["plain", "it's", 'say "so"', "both ' and \"", "three \"\"\" and '''", "back\\slash\\", "line\nbreak\r\ttab"]
+HOSTILE += ["{{ 7 * 7 }} {% raw %} {# note #}", "-->", "# comment", "`code` ``more``", "null", "1e4", "yes"]
+HOSTILE += ["\u00e9\u2028\U0001f600\x7f\x85", '"; import os; "', *("x" * n for n in (75, 79, 83, 200)), " "]
 NESTED = {"a": HOSTILE, "b": {"c": [1, [2]]}}
 VALUES: list[Any] = [*HOSTILE, 0, -1, True, None, 1e-8, 1e16, 0.1, [], {}, HOSTILE, NESTED]
 
@@ -100,16 +80,10 @@ def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) ->
     files = [f"{number}-{name.replace('/', '_')[:90]}.txt" for number, name in enumerate(names)]
     for file in files:
         (tmp_path / file).write_text("text")
+    model = {"kind": "import", "import": "package:build", "shard": ["Block"]}
     data = {
         "version": 1,
-        "model": {
-            "kind": "import",
-            "import": "package:build",
-            "shard": ["Block"],
-            "arguments": {"hostile": HOSTILE},
-            "vocabulary": 256,
-            "sequence_length": 8,
-        },
+        "model": {**model, "arguments": {"hostile": HOSTILE}, "vocabulary": 256, "sequence_length": 8},
         "data": {"kind": "text", "files": files},
         "train": {"steps": 20, "global_batch": 8},
         "checkpoint": {"directory": "-->`'\"\\n{{ x }}\n''' \"\"\""},

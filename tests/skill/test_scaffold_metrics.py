@@ -14,33 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from verified_fsdp2.skill import scaffold, spec
+from trees import SMALL, Patch, write_project
 
 OWN = ("distributed", "flops", "model", "metrics", "plot", "profiling")
-SPEC = {
-    "version": 1,
-    "name": "sample",
-    "model": {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16},
-    "data": {"kind": "synthetic", "samples": 128},
-    "precision": {"param_dtype": "float32"},
-    "optimizer": {"lr": 0.01},
-    "train": {"steps": 40, "global_batch": 8},
-    "verify": {"reshard_to": []},
-}
+SPEC = {**SMALL, "name": "sample", "train": {"steps": 40, "global_batch": 8}, "verify": {"reshard_to": []}}
 Load = Callable[..., ModuleType]
 
 
-def project(folder: Path, *settings: str) -> Path:
-    (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
-    scaffold.write(scaffold.render(spec.load(folder / "spec.yaml", settings)), folder / "project")
-    return folder / "project"
-
-
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def load(tmp_path: Path, monkeypatch: Patch) -> Iterator[Load]:
     """Imports a generated module of the spec with these settings, as on the only rank."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
@@ -48,7 +32,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     def imported(name: str, *settings: str) -> ModuleType:
-        monkeypatch.syspath_prepend(str(project(tmp_path, *settings)))
+        monkeypatch.syspath_prepend(str(write_project(tmp_path, SPEC, *settings)))
         return __import__(name)
 
     yield imported
@@ -66,7 +50,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: Patch) -> Clock:
     fixed = Clock()
     monkeypatch.setattr("time.perf_counter", fixed.perf_counter)
     return fixed
@@ -129,9 +113,7 @@ def test_the_first_step_alone_has_no_throughput(load: Load, tmp_path: Path, cloc
     assert "tokens_per_second" not in first and second["tokens_per_second"] == 5.0
 
 
-def test_nothing_waits_for_the_device_between_two_lines(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_waits_for_the_device_between_two_lines(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true")
     monkeypatch.setattr(Scalar, "reads", 0)
     train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
@@ -156,7 +138,7 @@ def test_what_is_not_finite_is_null(load: Load, tmp_path: Path, capsys: Any) -> 
     ],
 )
 def test_a_missing_package_is_said_with_its_fix(
-    load: Load, monkeypatch: pytest.MonkeyPatch, settings: list[str], present: list[str], said: str
+    load: Load, monkeypatch: Patch, settings: list[str], present: list[str], said: str
 ) -> None:
     module = load("metrics", *(f"operation.{setting}=true" for setting in settings))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in present else None)
@@ -198,7 +180,7 @@ class FakeRun:
         self.finished = True
 
 
-def test_calls_of_wandb_after_a_resume(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_wandb_after_a_resume(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
     """Only the shape of the calls: the package is a fake."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
     module = load("metrics", "operation.wandb=true")
@@ -222,7 +204,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("metrics", "operation.progress=true")
     out, errors = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
@@ -273,9 +255,7 @@ def test_flops_are_what_torch_counts(load: Load, tied: str) -> None:
         (None, "bfloat16", None),
     ],
 )
-def test_peak_of_a_device(
-    load: Load, monkeypatch: pytest.MonkeyPatch, name: str | None, dtype: str, peak: float | None
-) -> None:
+def test_peak_of_a_device(load: Load, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None) -> None:
     flops = load("flops", "operation.mfu=true", f"precision.param_dtype={dtype}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
@@ -325,20 +305,11 @@ ON_GPU = [
 
 
 @pytest.mark.parametrize(("events", "cuda"), [(ON_CPU, False), (ON_GPU, True)])
-def test_shares_of_the_traced_time(
-    load: Load, monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], cuda: bool
-) -> None:
+def test_shares_of_the_traced_time(load: Load, monkeypatch: Patch, events: list[dict[str, Any]], cuda: bool) -> None:
     module = load("profiling", "operation.profile=true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    found = module.shares(events)
-    assert found == pytest.approx(
-        {
-            "step_seconds": 1e-4,
-            "computation_share": 50 / 300,
-            "communication_share": 90 / 300,
-            "exposed_communication_share": 70 / 300,
-        }
-    )
+    shares = {"computation_share": 50 / 300, "communication_share": 90 / 300, "exposed_communication_share": 70 / 300}
+    assert module.shares(events) == pytest.approx({"step_seconds": 1e-4, **shares})
 
 
 def test_time_of_an_operator_without_what_it_calls(load: Load) -> None:
@@ -359,7 +330,7 @@ GOOD = lines(
 )
 
 
-def plot(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+def plot(module: ModuleType, monkeypatch: Patch, *arguments: Any) -> int:
     monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, arguments)])
     try:
         module.main()
@@ -368,9 +339,7 @@ def plot(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -
     return 0
 
 
-def test_a_picture_of_the_newest_run_and_of_several(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_of_the_newest_run_and_of_several(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("plot", "operation.plot=true")
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
@@ -399,7 +368,7 @@ def test_a_picture_of_the_newest_run_and_of_several(
     ],
 )
 def test_a_bad_file_of_metrics_is_one_line(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, content: str | None, said: str
+    load: Load, tmp_path: Path, monkeypatch: Patch, capsys: Any, content: str | None, said: str
 ) -> None:
     module = load("plot", "operation.plot=true")
     if content is not None:
@@ -409,9 +378,7 @@ def test_a_bad_file_of_metrics_is_one_line(
     assert errors.startswith("error: ") and said in errors and errors.count("\n") == 1
 
 
-def test_no_run_no_package_and_no_place_to_write(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_no_run_no_package_and_no_place_to_write(load: Load, tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
     module = load("plot", "operation.plot=true")
     monkeypatch.chdir(tmp_path)
     assert plot(module, monkeypatch) == 2
@@ -434,7 +401,7 @@ def launch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) -> None:
-    folder = project(tmp_path, "operation.profile=true")
+    folder = write_project(tmp_path, SPEC, "operation.profile=true")
     two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = launch(folder, *two_ranks, "train.py", "--steps", "6", "--profile", "--out", "profiled")
     assert "step      6  validation loss" in done.stdout, done.stderr[-3000:]
@@ -447,11 +414,8 @@ def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) 
         assert [r.get(key, 0) for r in rest] == pytest.approx([r.get(key, 0) for r in plain], rel=1e-6)
 
     traces = folder / "profiled" / "run-001" / "profile_steps_3_to_5"
-    assert sorted(path.name for path in traces.iterdir()) == [
-        "summary.json",
-        "trace-rank-0.json.gz",
-        "trace-rank-1.json.gz",
-    ]
+    ranks = ["trace-rank-0.json.gz", "trace-rank-1.json.gz"]
+    assert sorted(path.name for path in traces.iterdir()) == ["summary.json", *ranks]
     summary = json.loads((traces / "summary.json").read_text())
     assert summary["steps"] == [3, 5] and len(summary["ranks"]) == 2
     for found in summary["ranks"]:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from test_scaffold_launch import assert_close, run
 
+from trees import DECODER, SMALL
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.spec import SpecError
 
@@ -21,11 +22,8 @@ LAYERS = 3
 GROUPS = LAYERS + 1  # the blocks and the root
 AGAIN = 6  # matrix products of a block that are computed again: nothing needs the result of the seventh
 SPEC: dict[str, Any] = {
-    "version": 1,
-    "model": {"kind": "decoder", "layers": LAYERS, "width": 32, "heads": 4, "vocabulary": 64, "sequence_length": 16},
-    "data": {"kind": "synthetic", "samples": 128},
-    "precision": {"param_dtype": "float32"},
-    "optimizer": {"lr": 0.01},
+    **SMALL,
+    "model": {**DECODER, "layers": LAYERS, "heads": 4},
     "schedule": {"warmup_steps": 2},
     "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
     "verify": {"nproc": 8, "reshard_to": []},

@@ -94,12 +94,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
         f"warning: {folder / 'step_00000003'} is damaged (__0_0.distcp), it is step_00000003.damaged-again now; "
         "the one before it is taken\n"
     )
-    assert names(folder) == [
-        "step_00000001",
-        "step_00000002",
-        "step_00000003.damaged",
-        "step_00000003.damaged-again",
-    ]
+    assert names(folder) == ["step_00000001", "step_00000002", "step_00000003.damaged", "step_00000003.damaged-again"]
     for step in (1, 2):
         flip(folder / f"step_{step:08d}" / "SHA256SUMS", 3)
     assert runs.newest_intact(tmp_path / "run") is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from trees import failing
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.verifier.errors import UserError
@@ -77,29 +79,21 @@ def test_nothing_is_written_through_a_link_out_of_the_folder(tmp_path: Path) -> 
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     scaffold.write({"train.py": "old\n", "tests/test_train.py": "old\n"}, out)
     before = tree(out)
-    rename = Path.rename
-
-    def failing(self: Path, target: Path) -> Path:
-        if self.name == "test_train.py" and self.parent.parent.name == "new":
-            raise OSError(28, "No space left on device", str(self))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(UserError, match="No space left"):
+    full = OSError(28, "No space left on device")
+    with (
+        failing(full, lambda source, _: source.name == "test_train.py" and source.parent.parent.name == "new"),
+        pytest.raises(UserError, match="No space left"),
+    ):
         scaffold.write(FILES, out, force=True)
-    monkeypatch.undo()
     assert tree(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Path, *_: object, **__: object) -> int:
-        raise OSError(28, "No space left on device", str(self))
-
-    monkeypatch.setattr(Path, "write_bytes", failing)
-    with pytest.raises(UserError, match="No space left"):
+def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path) -> None:
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(Path, "write_bytes", side_effect=full), pytest.raises(UserError, match="No space left"):
         scaffold.write(FILES, tmp_path / "out")
     assert not list(tmp_path.iterdir())

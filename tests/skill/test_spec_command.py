@@ -60,13 +60,9 @@ def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", str(BROKEN), "--json") == 2
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
-    assert found["problems"][0] == {
-        "file": str(BROKEN),
-        "line": 2,
-        "column": 1,
-        "message": "unknown key 'nmae'; did you mean 'name'?",
-        "key": "nmae",
-    }
+    message = "unknown key 'nmae'; did you mean 'name'?"
+    expected = {"file": str(BROKEN), "line": 2, "column": 1, "message": message, "key": "nmae"}
+    assert found["problems"][0] == expected
 
 
 def test_check_of_a_missing_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,12 +83,8 @@ def test_show_is_a_spec_with_everything_in_it(capsys: pytest.CaptureFixture[str]
 def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, "show", str(QUICKSTART), "--set", "name=other", "--json"))
     assert found["spec"] == {**load(QUICKSTART).to_dict(), "name": "other"}
-    assert found["derived"] == {
-        "parameters": 357024,
-        "tokens_per_step": 2048,
-        "gradient_accumulation_steps": 2,
-        "mesh": [1, 2],
-    }
+    sizes = {"parameters": 357024, "tokens_per_step": 2048, "gradient_accumulation_steps": 2, "mesh": [1, 2]}
+    assert found["derived"] == sizes
 
 
 def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,9 +141,8 @@ sys.exit(code)
 
 
 def test_check_imports_little() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(QUICKSTART)], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", CHECK, str(QUICKSTART)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[] []"
 
 

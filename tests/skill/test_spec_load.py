@@ -27,10 +27,14 @@ def minimal(tmp_path: Path) -> Path:
     return path
 
 
-def problems(path: Path, *overrides: str) -> list[str]:
+def refused(path: Path, *overrides: str) -> SpecError:
     with pytest.raises(SpecError) as caught:
         load(path, overrides)
-    return [problem.message for problem in caught.value.problems]
+    return caught.value
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    return [problem.message for problem in refused(path, *overrides).problems]
 
 
 def test_defaults_are_those_of_the_schema(minimal: Path) -> None:
@@ -138,26 +142,22 @@ def test_override_repairs_a_value(minimal: Path) -> None:
     ],
 )
 def test_wrong_override(minimal: Path, override: str, text: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        load(minimal, [override])
-    first, written, _caret = str(caught.value).splitlines()
+    error = refused(minimal, override)
+    first, written, _caret = str(error).splitlines()
     assert first == text
     assert written == f"    {override}"
-    assert [problem.to_dict()["line"] for problem in caught.value.problems] == [None]
+    assert [problem.to_dict()["line"] for problem in error.problems] == [None]
 
 
 def test_caret_of_an_override_is_under_the_value(minimal: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        load(minimal, ["verify.reshard_to=[1, two]"])
-    _, written, caret = str(caught.value).splitlines()
+    _, written, caret = str(refused(minimal, "verify.reshard_to=[1, two]")).splitlines()
     assert written[caret.index("^") :] == "two]"
 
 
 def test_problems_of_the_file_come_before_those_of_overrides(minimal: Path) -> None:
     minimal.write_text(MINIMAL + "nmae: x\n")
-    with pytest.raises(SpecError) as caught:
-        load(minimal, ["train.steps=x", "optimizer.lr=x"])
-    assert [problem.key for problem in caught.value.problems] == ["nmae", "train.steps", "optimizer.lr"]
+    found = refused(minimal, "train.steps=x", "optimizer.lr=x").problems
+    assert [problem.key for problem in found] == ["nmae", "train.steps", "optimizer.lr"]
 
 
 def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
@@ -170,10 +170,8 @@ def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
 def test_many_problems_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text("".join(f"k{number}: 1\n" for number in range(500)))
-    with pytest.raises(SpecError) as caught:
-        load(path)
-    assert str(caught.value).endswith("... and 404 more problems")
-    assert len(caught.value.problems) == 504
+    error = refused(path)
+    assert str(error).endswith("... and 404 more problems") and len(error.problems) == 504
 
 
 def text_spec(folder: Path, *files: str) -> Path:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_project import built, imported, values, whole, write
+from trees import Patch
 from verified_fsdp2.verifier.errors import UserError
 
 pytestmark = [
@@ -52,9 +53,7 @@ def from_folder(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_bit_for_bit(
-    tmp_path: Path, folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_and_back_bit_for_bit(tmp_path: Path, folders: dict[str, Path], name: str, monkeypatch: Patch) -> None:
     from transformers import AutoModelForCausalLM
 
     original = AutoModelForCausalLM.from_pretrained(folders[name])
@@ -80,7 +79,7 @@ def test_there_and_back_bit_for_bit(
 
 @pytest.mark.usefixtures("alone")
 def test_adapters_are_all_that_is_saved_and_exported(
-    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: Patch
 ) -> None:
     """In the form of peft; and they do not come back beside another base."""
     lora = "finetune={kind: lora, rank: 2, targets: [c_attn]}"
@@ -165,9 +164,7 @@ def test_stored_experts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_folder_that_does_not_fit_is_one_line(
-    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path, folders: dict[str, Path], monkeypatch: Patch) -> None:
     with imported(write(tmp_path, from_folder(folders["qwen3"]))) as modules:
         (file,) = [path for path in folders["qwen3"].glob("*.safetensors") if "model.norm.weight" in load_file(path)]
         weights = load_file(file)

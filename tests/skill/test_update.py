@@ -6,10 +6,11 @@ import json
 import random
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from trees import Workshop, build_file_tree, file_tree
+from trees import Workshop, build_file_tree, failing, file_tree
 from verified_fsdp2.skill.update import project
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
@@ -54,38 +55,32 @@ CASES: dict[str, tuple[str | None, str | None, str | None, str, str | None, int]
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("crlf", [False, True], ids=["lf", "crlf"])
-def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> None:
     base, ours, theirs, action, expected, code = CASES[name]
     end = "\r\n" if crlf and ours else "\n"
-    workshop.make({"a.py": base, "tests/b.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": ours and ours.replace("\n", end)})
-    workshop.templates["a.py"] = theirs
+    workshop.make({"a.py": base, "tests/b.py": TEXT}, {"a.py": ours and ours.replace("\n", end)}, {"a.py": theirs})
     assert workshop.run("update", "--dry-run", "--json") == code
-    dry = json.loads(capsys.readouterr().out)
+    dry = json.loads(workshop.printed().out)
     assert workshop.run("update", "--json") == code
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(workshop.printed().out)
     assert dry == {**told, "dry_run": True}
     assert [(file["path"], file["action"]) for file in told["files"]] == ([("a.py", action)] if action else [])
     assert told["open"] == (["a.py"] if code else [])
     found = file_tree(workshop.out)
+    base_files = {f".fsdp2/base/{path}.base" for path in ("tests/b.py", "spec.yaml")}
     assert found.get("a.py") == (expected.replace("\n", end).encode() if expected else None)
     assert found["tests/b.py"] == TEXT.encode()
     assert found.get(".fsdp2/base/a.py.base") == (theirs.encode() if theirs else None)
-    assert set(found) - {"a.py", ".fsdp2/base/a.py.base"} == {
-        "tests/b.py",
-        "spec.yaml",
-        ".fsdp2/manifest.json",
-        ".fsdp2/base/tests/b.py.base",
-        ".fsdp2/base/spec.yaml.base",
-    }
+    assert (
+        set(found) - {"a.py", ".fsdp2/base/a.py.base"}
+        == {"tests/b.py", "spec.yaml", ".fsdp2/manifest.json"} | base_files
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_update_changes_nothing(workshop: Workshop, name: str) -> None:
     base, ours, theirs, *_ = CASES[name]
-    workshop.make({"a.py": base})
-    build_file_tree(workshop.out, {"a.py": ours})
-    workshop.templates["a.py"] = theirs
+    workshop.make({"a.py": base}, {"a.py": ours}, {"a.py": theirs})
     workshop.run("update")
     if "conflict" in CASES[name]:
         build_file_tree(workshop.out, {"a.py": "solved\n"})
@@ -94,19 +89,17 @@ def test_a_second_update_changes_nothing(workshop: Workshop, name: str) -> None:
     assert file_tree(workshop.out) == before
 
 
-def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT, "b.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": MINE})
-    workshop.templates["a.py"] = CLASH
+def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
     assert workshop.run("update") == 1
-    said = capsys.readouterr().out
+    said = workshop.printed().out
     assert "conflict    a.py  line 2: both you and the spec changed these lines" in said
     before = file_tree(workshop.out)
     assert workshop.run("update", "--set", "train.steps=30") == 2
-    assert f"{workshop.out}/a.py:2: a conflict is marked here" in capsys.readouterr().err
+    assert f"{workshop.out}/a.py:2: a conflict is marked here" in workshop.printed().err
     workshop.edit("a.py", "<<<<<<< a.py, yours\n", "")
     assert workshop.run("update") == 2
-    assert f"{workshop.out}/a.py:5: a conflict" in capsys.readouterr().err
+    assert f"{workshop.out}/a.py:5: a conflict" in workshop.printed().err
     build_file_tree(workshop.out, {"a.py": before["a.py"]})
     assert file_tree(workshop.out) == before
 
@@ -134,9 +127,7 @@ BYTES = b"one\n\xe9t\xe9\nthree\nfour\nfive\nsix\nseven\n"
 
 
 def test_bytes_that_are_no_utf_8_survive(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": BYTES})
-    workshop.templates["a.py"] = NEW
+    workshop.make({"a.py": TEXT}, {"a.py": BYTES}, {"a.py": NEW})
     assert workshop.run("diff") == 1
     assert workshop.run("update") == 0
     assert file_tree(workshop.out)["a.py"] == BYTES.replace(b"six", b"new six")
@@ -151,19 +142,16 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_what_cannot_be_merged_is_left_alone_and_told(
-    workshop: Workshop, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_merged_is_left_alone_and_told(workshop: Workshop, name: str) -> None:
     tree, message = OBSTACLES[name]
-    workshop.make({"a.py": TEXT, "b.py": "{steps}\n"})
-    build_file_tree(workshop.out, tree)
+    workshop.make({"a.py": TEXT, "b.py": "{steps}\n"}, tree)
     mine = {path: data for path, data in file_tree(workshop.out).items() if path.startswith(("a.py", "elsewhere"))}
     assert workshop.run("update") == 0
     assert workshop.run("diff") == 1
     workshop.templates["a.py"] = NEW
-    capsys.readouterr()
+    workshop.printed()
     assert workshop.run("update", "--set", "train.steps=30") == 1
-    said = capsys.readouterr().out
+    said = workshop.printed().out
     assert "in the way  a.py" in said and all(
         part in " ".join(said.split()) for part in (message, ".fsdp2/base/a.py.base")
     )
@@ -196,16 +184,11 @@ def test_the_project_itself_may_be_a_link(workshop: Workshop, tmp_path: Path) ->
     assert workshop.out.is_symlink() and workshop.read("a.py") == NEW
 
 
-def test_without_git_only_what_was_not_edited_is_updated(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workshop.make({"a.py": TEXT, "b.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": MINE})
-    workshop.templates |= {"a.py": NEW, "b.py": NEW}
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.which", lambda name: None)
+def test_without_git_only_what_was_not_edited_is_updated(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": NEW, "b.py": NEW})
+    with mock.patch("shutil.which", return_value=None):
         assert workshop.run("update") == 1
-        said = capsys.readouterr().out
+        said = workshop.printed().out
         assert "not merged  a.py  both you and the spec changed it, and git is not installed: install git" in said
         assert (workshop.read("a.py"), workshop.read("b.py")) == (MINE, NEW)
     assert workshop.run("update") == 0
@@ -219,9 +202,7 @@ def test_settings_of_git_and_repositories_around_have_no_say(
     config.write_text("[merge]\n\tconflictStyle = diff3\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": MINE})
-    workshop.templates["a.py"] = CLASH
+    workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
     assert workshop.run("update") == 1
     assert workshop.read("a.py") == MARKED
 
@@ -237,128 +218,73 @@ def test_permissions_and_empty_folders(workshop: Workshop) -> None:
     assert not (workshop.out / ".fsdp2" / "base" / "deep").exists()
 
 
-def failing(path: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moving the new file of this path into its place fails."""
-    rename = Path.rename
-
-    def raising(self: Path, target: Path) -> Path:
-        if str(target).endswith(path) and "new" in self.parts:
-            raise error
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", raising)
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("path", ["a.py", "new/b.py", ".fsdp2/manifest.json"])
-def test_a_failure_half_way_leaves_all_as_it_was(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, error: BaseException, path: str
-) -> None:
-    workshop.make({"a.py": TEXT, "c.py": TEXT, "d.py": TEXT})
-    build_file_tree(workshop.out, {"d.py": MINE})
+def test_a_failure_half_way_leaves_all_as_it_was(workshop: Workshop, error: BaseException, path: str) -> None:
+    workshop.make({"a.py": TEXT, "c.py": TEXT, "d.py": TEXT}, {"d.py": MINE})
     workshop.templates = {"a.py": NEW, "new/b.py": NEW, "d.py": NEW}
     before = file_tree(workshop.out.parent)
-    with monkeypatch.context() as patch:
-        failing(path, error, patch)
+    with failing(error, lambda source, target: str(target).endswith(path) and "new" in source.parts):
         assert workshop.run("update") == {OSError: 2, KeyboardInterrupt: 130}[type(error)]
     assert file_tree(workshop.out.parent) == before and not (workshop.out / "new").exists()
     assert workshop.run("update") == 0 and workshop.read("d.py") == BOTH
 
 
-def test_a_file_that_cannot_be_moved_aside_is_not_deleted(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": MINE})
-    workshop.templates["a.py"] = NEW
+def test_a_file_that_cannot_be_moved_aside_is_not_deleted(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": NEW})
     before = file_tree(workshop.out)
-    rename = Path.rename
-
-    def raising(self: Path, target: Path) -> Path:
-        if "old" in target.parts:
-            raise PermissionError(1, "Operation not permitted", str(self))
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", raising)
+    with failing(PermissionError(1, "Operation not permitted"), lambda _, target: "old" in target.parts):
         assert workshop.run("update") == 2
     assert file_tree(workshop.out) == before
 
 
-def test_what_cannot_be_put_back_is_kept_and_told(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workshop.make({"a.py": TEXT})
-    build_file_tree(workshop.out, {"a.py": MINE})
-    workshop.templates["a.py"] = NEW
-    rename = Path.rename
-
-    def raising(self: Path, target: Path) -> Path:
-        if target.name == "a.py" and "old" not in target.parts:
-            raise OSError(5, "Input/output error", str(self))
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", raising)
+def test_what_cannot_be_put_back_is_kept_and_reported(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": NEW})
+    with failing(OSError(5, "Input/output error"), lambda _, new: new.name == "a.py" and "old" not in new.parts):
         assert workshop.run("update") == 2
-    folder = Path(capsys.readouterr().err.split("are in ")[1].strip())
+    folder = Path(workshop.printed().err.split("are in ")[1].strip())
     assert (folder / "a.py").read_text() == MINE
 
 
-def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT})
     workshop.templates = {"a.py": NEW, "b.py": NEW}
-    rename = Path.rename
-
-    def interrupting(self: Path, target: Path) -> Path:
-        signal.raise_signal(signal.SIGINT)
-        return rename(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", interrupting)
+    with failing(KeyboardInterrupt(), lambda *_: bool(signal.raise_signal(signal.SIGINT))):
         assert workshop.run("update") == 130
     assert (workshop.read("a.py"), workshop.read("b.py")) == (NEW, NEW)
     before = file_tree(workshop.out)
     assert workshop.run("update") == 0 and file_tree(workshop.out) == before
 
 
-def test_a_folder_that_may_not_be_written(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workshop.make({"a.py": TEXT})
-    workshop.templates["a.py"] = NEW
+def test_a_folder_that_may_not_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
     before = file_tree(workshop.out)
 
-    def refused(prefix: str, dir: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(dir))
-
+    refused = mock.Mock(side_effect=PermissionError(13, "Permission denied", str(workshop.out)))
     monkeypatch.setattr("tempfile.mkdtemp", refused)
     assert workshop.run("update") == 2
-    assert capsys.readouterr().err == f"cannot write {workshop.out}: Permission denied ({workshop.out})\n"
+    assert workshop.printed().err == f"cannot write {workshop.out}: Permission denied ({workshop.out})\n"
     assert file_tree(workshop.out) == before
 
 
-def test_a_full_disk(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT})
-    workshop.templates["a.py"] = NEW
+def test_a_full_disk(workshop: Workshop) -> None:
+    workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
     before = file_tree(workshop.out.parent)
 
-    def full(self: Path, data: bytes) -> int:
-        raise OSError(28, "No space left on device", str(self))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+    with mock.patch.object(Path, "write_bytes", side_effect=OSError(28, "No space left on device")):
         assert workshop.run("update") == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in workshop.printed().err
     assert file_tree(workshop.out.parent) == before
 
 
-def test_what_is_printed(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
-    workshop.make({"a.py": TEXT, "b.py": TEXT, "c.py": TEXT, "README.md": "{steps} steps\n"})
-    build_file_tree(workshop.out, {"a.py": MINE, "b.py": MINE, "c.py": None})
-    workshop.templates |= {"a.py": NEW, "d.py": NEW}
+def test_what_is_printed(workshop: Workshop) -> None:
+    workshop.make(
+        {"a.py": TEXT, "b.py": TEXT, "c.py": TEXT, "README.md": "{steps} steps\n"},
+        {"a.py": MINE, "b.py": MINE, "c.py": None},
+        {"a.py": NEW, "d.py": NEW},
+    )
     assert workshop.run("update", "--set", "train.steps=30") == 0
-    assert (
-        capsys.readouterr().out
-        == f"""\
+    report = f"""\
 updated {workshop.out}:
   merged      a.py       your edits are in it
   kept        b.py       only you changed it
@@ -369,27 +295,23 @@ updated {workshop.out}:
 next:
   fsdp2 verify {workshop.out}
 """
-    )
+    assert workshop.printed().out == report
     assert workshop.run("update") == 0
-    assert (
-        capsys.readouterr().out
-        == f"""\
+    report = f"""\
 {workshop.out} is up to date with its spec
   kept        a.py  only you changed it
   kept        b.py  only you changed it
   deleted     c.py  you deleted it; it stays deleted
 """
-    )
+    assert workshop.printed().out == report
 
 
-def test_the_version_that_wrote_the_project_is_told_and_replaced(
-    workshop: Workshop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_version_that_wrote_the_project_is_told_and_replaced(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     workshop.edit(".fsdp2/manifest.json", f'"{project.__version__}"', '"0.0.9"')
     workshop.edit(".fsdp2/manifest.json", '"manifest": 1,', '"manifest": 1, "mine": {"a": [1]},')
     workshop.templates["a.py"] = NEW
     assert workshop.run("update") == 0
-    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in capsys.readouterr().out
+    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in workshop.printed().out
     told = json.loads(workshop.read(".fsdp2/manifest.json"))
     assert (told["generator"], told["mine"]) == (project.__version__, {"a": [1]})

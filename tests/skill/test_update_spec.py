@@ -90,16 +90,16 @@ def sgd(workshop: Workshop) -> Path:
     return path
 
 
-def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
     workshop.make(FILES)
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
     assert workshop.run("update", "--spec", str(sgd(workshop))) == 1
-    assert "conflict    spec.yaml  line " in capsys.readouterr().out
+    assert "conflict    spec.yaml  line " in workshop.printed().out
     text = workshop.read("spec.yaml")
     assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
     assert workshop.run("diff") == 2
     line = text[: text.index("<<<<<<<")].count("\n") + 1
-    assert f"{workshop.out}/spec.yaml:{line}: a conflict is marked here" in capsys.readouterr().err
+    assert f"{workshop.out}/spec.yaml:{line}: a conflict is marked here" in workshop.printed().err
     (workshop.out / "spec.yaml").write_bytes(file_tree(workshop.out)[".fsdp2/base/spec.yaml.base"])
     assert workshop.run("diff") == 0
 
@@ -132,14 +132,14 @@ def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) ->
     assert "- b.txt  # mine\n" in workshop.read("spec.yaml") and "steps: 30\n" in workshop.read("spec.yaml")
 
 
-def test_a_spec_that_is_not_valid_any_more(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
     workshop.make(FILES)
     workshop.edit("spec.yaml", "  seed: 0\n", "  sead: 0\n")
     before = file_tree(workshop.out)
     line = workshop.read("spec.yaml")[: workshop.read("spec.yaml").index("sead")].count("\n") + 1
     for command in ("diff", "update"):
         assert workshop.run(command) == 2
-        error = capsys.readouterr().err
+        error = workshop.printed().err
         assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
         assert error.endswith("fix it there, or give another spec: --spec FILE\n")
     assert file_tree(workshop.out) == before
@@ -149,26 +149,26 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop, capsys: pytest.Ca
     assert marked.count("<<<<<<<") == 1
 
 
-def test_a_wrong_setting_is_told_without_the_hint(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_setting_is_told_without_the_hint(workshop: Workshop) -> None:
     workshop.make(FILES)
     assert workshop.run("update", "--set", "train.steps=none") == 2
-    error = capsys.readouterr().err
+    error = workshop.printed().err
     assert "--set train.steps: train.steps must be a whole number" in error and "--spec" not in error
 
 
-def test_a_missing_spec(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_spec(workshop: Workshop) -> None:
     workshop.make(FILES)
     build_file_tree(workshop.out, {"spec.yaml": None})
     assert workshop.run("update") == 2
-    assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in capsys.readouterr().err
+    assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in workshop.printed().err
     assert workshop.run("update", "--spec", str(workshop.spec), "--set", "train.steps=30") == 0
     assert load(workshop.out / "spec.yaml")["train"]["steps"] == 30
     build_file_tree(workshop.out, {"spec.yaml": None, "spec.yaml/a": ""})
     assert workshop.run("update", "--spec", str(workshop.spec)) == 2
-    assert "spec.yaml is in the way: it must be a file" in capsys.readouterr().err
+    assert "spec.yaml is in the way: it must be a file" in workshop.printed().err
 
 
-def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop) -> None:
     workshop.make(FILES)
     (workshop.out / "spec.yaml").unlink()
     (workshop.out / "spec.yaml").symlink_to(workshop.spec)
@@ -177,7 +177,7 @@ def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop, capsy
     assert workshop.read("a.py") == "STEPS = 30\n" and (workshop.out / "spec.yaml").is_symlink()
     before = file_tree(workshop.out)
     assert workshop.run("update", "--set", "train.steps=40") == 2
-    assert f"edit {workshop.spec} yourself" in capsys.readouterr().err
+    assert f"edit {workshop.spec} yourself" in workshop.printed().err
     assert file_tree(workshop.out) == before and "steps: 30" in workshop.spec.read_text()
 
 

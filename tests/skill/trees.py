@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
+import yaml
 
 from verified_fsdp2.skill import cli, scaffold
 from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
+SMALL = {  # a decoder that learns quickly
+    "version": 1,
+    "model": DECODER,
+    "data": {"kind": "synthetic", "samples": 128},
+    "precision": {"param_dtype": "float32"},
+    "optimizer": {"lr": 0.01},
+}
 SPEC = """\
 version: 1
 model: {kind: decoder, layers: 1, width: 32, heads: 2, vocabulary: 64, sequence_length: 16}
 data: {kind: synthetic}
 train: {steps: 20, global_batch: 8}
 """
-Tree = dict[str, bytes | None]
 
 
 def build_file_tree(folder: Path, tree: Mapping[str, str | bytes | Path | None]) -> None:
@@ -45,11 +58,33 @@ def file_tree(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def write_project(folder: Path, written: Mapping[str, Any], *settings: str) -> Path:
+    """The project of this spec with these settings, in a folder `project` beside its spec."""
+    (folder / "spec.yaml").write_text(yaml.safe_dump(written))
+    scaffold.write(scaffold.render(load(folder / "spec.yaml", settings)), folder / "project")
+    return folder / "project"
+
+
+@contextmanager
+def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterator[None]:
+    """A move for which fails(source, target) holds raises this error."""
+    rename = Path.rename
+
+    def raising(self: Path, target: Path) -> Path:
+        if fails(self, target):
+            raise error
+        return rename(self, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", raising)
+        yield
+
+
 class Workshop:
     """A project `my-run` of a few small files, written by templates in which {steps} is train.steps of the spec."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.out = folder / "my-run"
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.out, self.printed = folder / "my-run", capsys.readouterr
         self.templates: dict[str, str | None] = {}
         self.header = "# a spec\n"
         monkeypatch.setattr(scaffold, "render", self.render)
@@ -61,10 +96,17 @@ class Workshop:
         texts = {path: text.replace("{steps}", str(spec["train"]["steps"])) for path, text in files.items()}
         return {**texts, "spec.yaml": self.header + to_yaml(spec.as_written())}
 
-    def make(self, templates: Mapping[str, str | None]) -> None:
-        """Write the project with these templates."""
+    def make(
+        self,
+        templates: Mapping[str, str | None],
+        ours: Mapping[str, str | bytes | Path | None] = MappingProxyType({}),
+        theirs: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> None:
+        """Write the project with these templates; then the user leaves `ours`, and the templates change to `theirs`."""
         self.templates = dict(templates)
         scaffold.write(self.render(load(self.spec)), self.out)
+        build_file_tree(self.out, ours)
+        self.templates |= theirs
 
     def run(self, command: str, *arguments: str) -> int:
         return cli.main([command, str(self.out), *arguments])
