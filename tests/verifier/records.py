@@ -6,11 +6,18 @@ import typing
 from dataclasses import MISSING, fields
 from typing import Any
 
+import pytest
+
 from verified_fsdp2.verifier.trace import Ended, Run, Trace
 from verified_fsdp2.verifier.trace.events import Event, Part, Place
 from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 
 LINE = Place(file="train.py", line=1, function="main", code="code")
+
+
+def cases(names: str, *rows: Any, **more: Any) -> pytest.MarkDecorator:
+    """A test for each row: its arguments, `names`, separated by commas, take the row's values."""
+    return pytest.mark.parametrize(names, rows, **more)
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
