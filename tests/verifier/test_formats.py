@@ -84,8 +84,7 @@ def sarif(made: Verdict) -> dict[str, Any]:
 
 
 def test_junit_shows_what_is_open_as_an_error() -> None:
-    root = junit(four())
-    suite = root[0]
+    suite = junit(four())[0]
     assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4",
         "failures": "2",
@@ -169,8 +168,7 @@ def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(here / "sub")
     assert "uriBaseId" not in json.dumps(sarif(made)["results"])
     monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
-    uri = sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
-    assert uri == "train.py"
+    assert sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
     assert RENDERERS["github"](made).startswith("::error file=train.py,line=7,title=")
 
 
@@ -181,8 +179,7 @@ def test_the_baseline_in_every_format() -> None:
     skipped = cases["optim-before-shard"].find("skipped")
     assert skipped is not None and "old.json" in str(skipped.get("message"))
     assert cases["matches-ddp"].find("failure") is not None
-    states = {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]}
-    assert states == {
+    assert {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]} == {
         "optim-before-shard": ("unchanged", "fail"),
         "matches-ddp": ("new", "fail"),
         "resume-is-exact": ("new", "open"),
@@ -326,8 +323,7 @@ def test_what_a_team_left_out_is_told_and_fails_nothing() -> None:
     made = replace(verdict(allowed, four().findings[3]), skipped=skips)
     assert made.verdict == "pass"
     cases = {case.get("name"): case.find("skipped") for case in junit(made).iter("testcase")}
-    told = {name: found.get("message") for name, found in cases.items() if found is not None}
-    assert told == {
+    assert {name: found.get("message") for name, found in cases.items() if found is not None} == {
         "resume-is-exact": "not checked, and not required: how this script resumes is not known",
         "root-only-wrap": "skipped: two small layers (until 2027-03-31)",
     }

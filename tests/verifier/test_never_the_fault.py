@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped, trace
+from records import cases, micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.errors import OUR_FAULT, PROBE_FAILED, UserError
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -209,19 +209,16 @@ IMPORT = "from torch.distributed.fsdp import fully_shard"
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
+@cases(
     "words",
-    [
-        "from torch.distributed._composable.fsdp import fully_shard",
-        "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
-        "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
-        "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
-    ],
+    "from torch.distributed._composable.fsdp import fully_shard",
+    "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+    "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
+    "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
     ids=["composable", "composable module", "composable module imported", "private"],
 )
 def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: str) -> None:
-    script = edited(tmp_path, (IMPORT, words))
-    answer = launch(launcher, tmp_path / "run", script, steps=1)
+    answer = launch(launcher, tmp_path / "run", edited(tmp_path, (IMPORT, words)), steps=1)
     found = read_run(tmp_path / "run", "train", answer, 2, "train.py")
     assert found.completed
     assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [[3, 3], [3, 3]]
@@ -291,9 +288,7 @@ def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
 
 
 def test_a_subscriber_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(tmp_path / "rank0.jsonl", "secret")
-
-    dispatcher = Dispatcher(Guard(writer).report)
+    dispatcher = Dispatcher(Guard(Writer(tmp_path / "rank0.jsonl", "secret")).report)
     raised: list[BaseException] = []
 
     def fails(call: Call) -> None:
@@ -357,8 +352,7 @@ def test_every_report_shows_an_error_of_ours(name: str) -> None:
     target = {"command": "fsdp2 verify train.py", "script": "train.py", "nproc": 2, "steps": 5, "reshard_to": []}
     target |= dict.fromkeys(("args", "save_args", "resume_args", "single_args"), "")
     findings = judge(Evidence(train=run([*RIGHT, ERROR])), ["run-completes"])
-    environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
-    verdict = Verdict("error", target, environment, (), findings)
+    verdict = Verdict("error", target, {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}, (), findings)
     assert "no _renamed" in RENDERERS[name](verdict)
 
 

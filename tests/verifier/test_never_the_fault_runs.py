@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from records import micro, model, run, step, stepped
+from records import cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -169,8 +169,7 @@ def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check,
         own.run(Request(str(launcher_folder), str(script), str(script.parent), world_size=2, steps=2))
     before = tree(script.parent)
     assert any(name.startswith("ckpt/") for name in before)
-    verdict = check(script, ("resume-is-exact",), resume_args="--resume ckpt")
-    (found,) = verdict.findings
+    (found,) = check(script, ("resume-is-exact",), resume_args="--resume ckpt").findings
     assert found.status == "inconclusive" and str(script.parent / "ckpt") in found.evidence
     assert tree(script.parent) == before
 
@@ -199,13 +198,11 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> 
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("flags", "option"),
-    [
-        ({"args": ["--no-such"]}, "after `--`"),
-        ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
-        ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
-    ],
+@cases(
+    "flags, option",
+    ({"args": ["--no-such"]}, "after `--`"),
+    ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
+    ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
 )
 def test_arguments_that_the_script_refuses_are_a_usage_error(
     write: Write, check: Check, flags: dict[str, str], option: str
@@ -230,15 +227,13 @@ def test_a_checkpoint_that_is_never_written_is_a_usage_error(write: Write, check
     assert "{checkpoint}/step_500" in str(error.value) and "{checkpoint}/step_2" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "lost"),
-    [
-        (("--resume", "{checkpoint}/step_4"), ""),
-        (("--resume={checkpoint}/step_6",), "step_6"),
-        (("--resume", "{checkpoint}"), ""),
-        (("--resume", "{checkpoint}/step_4", "--out", "{checkpoint}/again"), ""),
-        (("--resume", "{checkpoint}/step"), ""),
-    ],
+@cases(
+    "words, lost",
+    (("--resume", "{checkpoint}/step_4"), ""),
+    (("--resume={checkpoint}/step_6",), "step_6"),
+    (("--resume", "{checkpoint}"), ""),
+    (("--resume", "{checkpoint}/step_4", "--out", "{checkpoint}/again"), ""),
+    (("--resume", "{checkpoint}/step"), ""),
 )
 def test_paths_that_resume_args_name(words: tuple[str, ...], lost: str) -> None:
     assert unwritten(words, ["step_2", "step_4", "step_4/.metadata"]) == lost
@@ -253,8 +248,7 @@ def test_an_exception_in_a_rule_is_an_error_of_ours(monkeypatch: pytest.MonkeyPa
     first, second = judge(Evidence(train=run(rank, rank)), ["optim-before-shard", "root-not-wrapped"])
     assert first.status == "error" and second.status != "error"
     assert "KeyError" in first.evidence and "verifier/" in first.evidence
-    verdict = Verdict("error", {}, {}, (), (first, second))
-    assert verdict.exit_code == 3
+    assert Verdict("error", {}, {}, (), (first, second)).exit_code == 3
 
 
 class TestCheckpointsThatAreNotThere:
@@ -274,17 +268,15 @@ class TestCheckpointsThatAreNotThere:
         assert saving is not None and saving.function == "save"
         assert set(self.judged(saving=saving).values()) == {"inconclusive"}
 
-    @pytest.mark.parametrize(
-        ("line", "saves"),
-        [
-            ("torch.save(model, 'x')", True),
-            ("from torch import save as put\nput(1, 'x')", True),
-            ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
-            ("manager.save(step, model.state_dict())", True),
-            ("trainer.save_model('x')", True),
-            ("image.save('x.png')", False),
-            ("model.state_dict()", False),
-        ],
+    @cases(
+        "line, saves",
+        ("torch.save(model, 'x')", True),
+        ("from torch import save as put\nput(1, 'x')", True),
+        ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
+        ("manager.save(step, model.state_dict())", True),
+        ("trainer.save_model('x')", True),
+        ("image.save('x.png')", False),
+        ("model.state_dict()", False),
     )
     def test_what_counts_as_saving(self, tmp_path: Path, line: str, saves: bool) -> None:
         script = tmp_path / "train.py"
@@ -309,6 +301,5 @@ def test_a_failure_of_the_first_run_is_told_before_later_runs_begin(launcher: La
     chosen = select(("optim-before-shard", "matches-ddp"), ())
     verify_with(launcher, resolve(script, {}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(told) if "optim-before-shard" in line)
-    later = next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
-    assert first < later
+    assert first < next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
     assert os.fspath(script) in told[first][0]

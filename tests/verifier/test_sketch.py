@@ -95,8 +95,7 @@ def test_no_elements() -> None:
 def test_rows_hash_alike_in_any_batch(dtype) -> None:
     rows = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(3)).to(dtype)
     whole = row_hashes([rows])
-    parts = [h for part in rows.split(3) for h in row_hashes([part])]
-    assert whole == parts
+    assert whole == [h for part in rows.split(3) for h in row_hashes([part])]
     if dtype != torch.bool:
         assert len(set(whole)) == 8
 
