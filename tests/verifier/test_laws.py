@@ -35,7 +35,7 @@ def tensor(size: float, holder: str = "local", **more: Any) -> dict[str, Any]:
 
 def state(number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any) -> dict[str, Any]:
     paths = {name.replace("__", "."): value for name, value in values.items()}
-    return {**{"kind": "state", "step": number, "values": paths, "evaluations": evaluations}, "in_eval": list(in_eval)}
+    return {"kind": "state", "step": number, "values": paths, "evaluations": evaluations, "in_eval": list(in_eval)}
 
 
 def steps(number: int = 3, **more: Any) -> list[dict[str, Any]]:
