@@ -162,20 +162,23 @@ WRONG = [
 
 @pytest.mark.parametrize(("content", "message"), WRONG)
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "verify.yaml"
+    said = refusal(tmp_path / "verify.yaml", content)
+    assert f"{tmp_path / 'verify.yaml'}:{message}" in said
+    assert "\n    " in said, "the line and a caret"
+
+
+def refusal(path: Path, content: str) -> str:
+    """What is wrong with the content of a configuration."""
     path.write_text(content)
     with pytest.raises(UserError) as caught:
         read(path, TODAY, unknown)
-    assert f"{path}:{message}" in str(caught.value)
-    assert "\n    " in str(caught.value), "the line and a caret"
+    return str(caught.value)
 
 
 def test_every_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
-    path.write_text("nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
-    with pytest.raises(UserError) as caught:
-        read(path, TODAY, unknown)
-    assert [line.split(":")[1] for line in str(caught.value).splitlines() if line.startswith(str(path))] == list("1234")
+    said = refusal(path, "nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
+    assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list("1234")
 
 
 @cases(
@@ -192,35 +195,10 @@ def test_every_error_at_once(tmp_path: Path) -> None:
     ("[tool.fsdp2\n", "1:12: not valid TOML: "),
 )
 def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / PYPROJECT
-    path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        read(path, TODAY, unknown)
-    assert f"{path}:{message}" in str(caught.value)
+    assert f"{tmp_path / PYPROJECT}:{message}" in refusal(tmp_path / PYPROJECT, content)
 
 
-PIECES = [
-    "",
-    "\n",
-    "  ",
-    "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    ":",
-    "'''",
-    '"',
-    "#",
-    "&a",
-    "*a",
-    "!!x ",
-    "\t",
-    "\0",
-    "\xe9",
-    "=",
-    ".",
-]
+PIECES = ["", "\n", "  ", "- ", *"{}[]:", "'''", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", "."]
 PIECES += [
     "null",
     "true",

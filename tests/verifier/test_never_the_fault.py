@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,18 @@ def test_a_trace_that_many_threads_write(hurried: None, tmp_path: Path) -> None:
         assert [r.unsynced[0] for r in records if isinstance(r, Zeroed) and r.step == k] == list(map(str, range(200)))
 
 
+@contextmanager
+def alarms(handle: Callable[[int, object], None]) -> Iterator[None]:
+    """A signal that `handle` handles, 10,000 times a second."""
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_trace_that_a_signal_handler_writes_too(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rank0.jsonl", "secret")
     handled = 0
@@ -147,14 +160,9 @@ def test_a_trace_that_a_signal_handler_writes_too(tmp_path: Path) -> None:
         handled += 1
         writer.write(Discarded())
 
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    with alarms(handle):
         for _ in range(3000):
             writer.write(Start(torch="x" * 2000))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
     found = read(tmp_path)
     assert found.foreign == ""
     assert handled > 10
@@ -187,14 +195,9 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     threads = [threading.Thread(target=lambda: [event("thread") for _ in range(500)]) for _ in range(4)]
     for thread in threads:
         thread.start()
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    with alarms(handle):
         for number in range(1000):
             event(f"main {number}")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
     for thread in threads:
         thread.join()
     found = read(tmp_path)
@@ -253,6 +256,7 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (broken.rule, broken.status) == ("optim-before-shard", "error")
     assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judge.py:" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
+    assert Verdict("error", {}, {}, (), (broken, other)).exit_code == OUR_FAULT == 3
 
 
 def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
@@ -265,14 +269,8 @@ def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
 @pytest.mark.parametrize("recorded", [[ERROR], []], ids=["recorded", "not recorded"])
 def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: list[dict[str, Any]]) -> None:
     first = trace(0, tuple({"seq": k, "at": 0.0, **r} for k, r in enumerate([*RIGHT, *recorded])))
-    victim = {
-        "kind": "end",
-        "how": "exception",
-        "error": "E",
-        "message": "Connection closed by peer",
-        "frames": [],
-        "at": 1.0,
-    }
+    lost = "Connection closed by peer"
+    victim = {"kind": "end", "how": "exception", "error": "E", "message": lost, "frames": [], "at": 1.0}
     ended = (Ended(0, PROBE_FAILED, False), Ended(1, 1, False))
     train = Run("train", 2, (first, trace(1, (victim,))), ended, stderr={0: "Traceback\nAttributeError: no _renamed\n"})
     found = judge(Evidence(train=train), ["run-completes", "matches-ddp", "optim-before-shard"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from records import LINE, micro, model, parameter, run, step, stepped
+from records import LINE, cases, judge, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Evidence
@@ -22,16 +22,7 @@ WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
 
 
 def shard(rank: int, sketch: list[float] = A) -> dict[str, Any]:
-    return {
-        "kind": "dtensor",
-        "shape": [4, 4],
-        "own": [2, 4],
-        "offset": [2 * rank, 0],
-        "dtype": "float32",
-        "sketch": sketch,
-        "copy": 0,
-        "sharded": True,
-    }
+    return {**tensor(sketch=sketch), "kind": "dtensor", "own": [2, 4], "offset": [2 * rank, 0], "sharded": True}
 
 
 def tensor(shape: tuple[int, ...] = (4, 4), sketch: list[float] = A) -> dict[str, Any]:
@@ -59,23 +50,19 @@ def train(*ranks: list[dict[str, Any]]) -> Run:
     return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
 
 
-def judge(rule: str, run_: Run, **more: Any) -> Finding:
-    return judge_one(RULES[rule], Evidence(train=run_, **more))
-
-
 class TestPath:
-    def test_one_path_passes_and_two_fail(self) -> None:
-        same = train([saving({})], [saving({})])
-        assert judge("rank-dependent-checkpoint-path", same).status == "pass"
-        other = train([saving({})], [saving({}, to="/c/2")])
-        found = judge("rank-dependent-checkpoint-path", other)
+    def test_two_paths_fail(self) -> None:
+        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({}, to="/c/2")]))
         assert (found.status, found.location) == ("fail", LINE)
 
-    def test_files_of_their_own_may_differ(self) -> None:
-        own = train([saving({}, "torch.save", "/c/r0.pt")], [saving({}, "torch.save", "/c/r1.pt")])
-        assert judge("rank-dependent-checkpoint-path", own).status == "not_applicable"
-        alone = train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])
-        assert judge("rank-dependent-checkpoint-path", alone).status == "not_applicable"
+    @cases(
+        "first, second, status",
+        (saving({}), saving({}), "pass"),
+        (saving({}, "torch.save", "/c/r0.pt"), saving({}, "torch.save", "/c/r1.pt"), "not_applicable"),
+        (saving({}, alone=True), saving({}, to="/c/2", alone=True), "not_applicable"),
+    )
+    def test_other_saves(self, first: dict[str, Any], second: dict[str, Any], status: str) -> None:
+        assert judge("rank-dependent-checkpoint-path", train([first], [second])).status == status
 
     def test_a_lost_file_fails(self) -> None:
         lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
@@ -91,22 +78,18 @@ class TestLocalShards:
         assert found.status == "fail"
         assert {"8", "16"} <= set(found.evidence.split())  # elements
 
-    def test_all_ranks_into_one_file_fail(self) -> None:
-        both = train(*[[saving({"w": shard(rank)}, "torch.save", "/c/a.pt")] for rank in range(2)])
-        assert judge("local-shard-export", both).status == "fail"
-
-    @pytest.mark.parametrize("make", [shard, lambda rank: tensor((2, 4))])
-    def test_a_file_for_each_rank_passes(self, make: Any) -> None:
-        both = train(*[[saving({"w": make(rank)}, "torch.save", f"/c/{rank}.pt")] for rank in range(2)])
-        assert judge("local-shard-export", both).status == "pass"
-
-    def test_dcp_takes_shards_of_dtensors_but_not_plain_ones(self) -> None:
-        good = train(*[[saving({"w": shard(rank)})] for rank in range(2)])
-        assert judge("local-shard-export", good).status == "pass"
-        plain = train(*[[saving({"w": tensor((2, 4))})] for rank in range(2)])
-        assert judge("local-shard-export", plain).status == "fail"
-        named = train(*[[saving({f"rank{rank}.w": tensor((2, 4))})] for rank in range(2)])
-        assert judge("local-shard-export", named).status == "pass"
+    @cases(
+        "key, make, op, to, status",
+        ("w", shard, "torch.save", "/c/a.pt", "fail"),  # all ranks into one file
+        ("w", shard, "torch.save", "/c/{}.pt", "pass"),
+        ("w", lambda rank: tensor((2, 4)), "torch.save", "/c/{}.pt", "pass"),
+        ("w", shard, "save", "/c/1", "pass"),  # dcp takes shards of DTensors, but not plain ones
+        ("w", lambda rank: tensor((2, 4)), "save", "/c/1", "fail"),
+        ("rank{}.w", lambda rank: tensor((2, 4)), "save", "/c/1", "pass"),
+    )
+    def test_two_ranks(self, key: str, make: Any, op: str, to: str, status: str) -> None:
+        both = train(*[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)])
+        assert judge("local-shard-export", both).status == status
 
     def test_whole_tensors_pass(self) -> None:
         whole = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])
@@ -241,18 +224,15 @@ class TestTemplates:
         assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
 
     def test_a_full_dict_on_idle_ranks_fails(self) -> None:
-        save = saving({"w": tensor()}, "torch.save")
-        whole = self.template(full=True)
+        save, whole = saving({"w": tensor()}, "torch.save"), self.template(full=True)
         found = judge("full-state-dict-oom", train([whole, save], [whole]))
         assert (found.status, "64 bytes" in found.evidence) == ("fail", True)
-        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "bytes": 0}])).status == "pass"
-        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "offload": True}])).status == "pass"
-        assert (
-            judge("full-state-dict-oom", train([whole, save], [whole, saving({}, "torch.save", "/b")])).status == "pass"
-        )
-        assert judge("full-state-dict-oom", train([whole], [whole])).status == "not_applicable"
-        assert judge("full-state-dict-oom", train([saving({})], [saving({})])).status == "not_applicable"
-        assert judge("full-state-dict-oom", train([whole, save])).status == "not_applicable"
+        for other in ({**whole, "bytes": 0}, {**whole, "offload": True}):
+            assert judge("full-state-dict-oom", train([whole, save], [other])).status == "pass"
+        both = train([whole, save], [whole, saving({}, "torch.save", "/b")])
+        assert judge("full-state-dict-oom", both).status == "pass"
+        for none in ([[whole], [whole]], [[saving({})], [saving({})]], [[whole, save]]):
+            assert judge("full-state-dict-oom", train(*none)).status == "not_applicable"
 
     @pytest.mark.parametrize(
         ("counter", "loaded", "status"),
