@@ -79,16 +79,14 @@ def line(source: str, text: str) -> int:
     return next(n for n, row in enumerate(source.splitlines(), 1) if text in row)
 
 
-@pytest.mark.parametrize(
+@cases(
     "guard",
-    [
-        "if rank == 0:",
-        "if dist.get_rank() == 0 and step % 10 == 0:",
-        "if self.is_main_process:",
-        "if chosen:",
-        "if not other:",
-        "while rank < 1:",
-    ],
+    "if rank == 0:",
+    "if dist.get_rank() == 0 and step % 10 == 0:",
+    "if self.is_main_process:",
+    "if chosen:",
+    "if not other:",
+    "while rank < 1:",
 )
 def test_a_collective_under_a_condition_on_the_rank(tmp_path: Path, guard: str) -> None:
     source = f"""
@@ -150,13 +148,11 @@ def main():
     assert parting(script.hung("broadcast@S forward@F", "broadcast@R forward@F")) is None
 
 
-@pytest.mark.parametrize(
-    ("between", "logs", "condition"),
-    [
-        ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
-        ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
-        ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
-    ],
+@cases(
+    "between, logs, condition",
+    ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
+    ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
+    ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
 )
 def test_a_branch_that_jumps_over_a_collective(
     tmp_path: Path, between: str, logs: tuple[str, str], condition: str
@@ -267,10 +263,9 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert root_cause(left).rank == 1
-    found = [
+    assert [
         n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
-    ]
-    assert found == ["rank-local-control-flow"]
+    ] == ["rank-local-control-flow"]
 
 
 def test_an_implicit_collective_is_read_from_the_stack(tmp_path: Path) -> None:
@@ -361,6 +356,5 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
     text = '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames": []}\n1\n1\n0 8\n1'
     (tmp_path / "rank0.progress").write_text(text)
     answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
-    done = read_run(tmp_path, "train", answer, 1, "")
-    found = [(event.op, event.value) for event in done.progress[0]]
+    found = [(event.op, event.value) for event in read_run(tmp_path, "train", answer, 1, "").progress[0]]
     assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]

@@ -51,22 +51,20 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
     assert judge("rank-dependent-init-no-broadcast", *ranks).status == "not_applicable"
 
 
-@pytest.mark.parametrize(
-    ("names", "shape", "status"),
-    [
-        (("dp_replicate", "dp_shard"), (2, 2), "pass"),
-        (("replicate", "shard"), (2, 2), "pass"),
-        (("dp_shard", "dp_replicate"), (2, 2), "fail"),
-        (("shard", "replicate"), (1, 4), "fail"),
-        (("shard", "replicate"), (1, 1), "inconclusive"),
-        (("dp", "tp"), (2, 2), "fail"),
-        (("ddp", "fsdp"), (2, 2), "pass"),
-        (("fsdp", "ddp"), (2, 2), "fail"),
-        (("outer", "inner"), (2, 2), "pass"),
-        (("dp", "cp"), (2, 2), "pass"),
-        (("tp",), (4,), "not_applicable"),
-        ((), (2, 2), "not_applicable"),
-    ],
+@cases(
+    "names, shape, status",
+    (("dp_replicate", "dp_shard"), (2, 2), "pass"),
+    (("replicate", "shard"), (2, 2), "pass"),
+    (("dp_shard", "dp_replicate"), (2, 2), "fail"),
+    (("shard", "replicate"), (1, 4), "fail"),
+    (("shard", "replicate"), (1, 1), "inconclusive"),
+    (("dp", "tp"), (2, 2), "fail"),
+    (("ddp", "fsdp"), (2, 2), "pass"),
+    (("fsdp", "ddp"), (2, 2), "fail"),
+    (("outer", "inner"), (2, 2), "pass"),
+    (("dp", "cp"), (2, 2), "pass"),
+    (("tp",), (4,), "not_applicable"),
+    ((), (2, 2), "not_applicable"),
 )
 def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...], status: str) -> None:
     assert judge("mesh-argument-wrong", *[[wrap(GRID, names, shape), model()]] * 4).status == status
@@ -128,25 +126,21 @@ def test_parallel_meshes_hold_copies() -> None:
     assert seen.whole(Step, "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("found", "status"),
-    [
-        ([4.0, 1.0, 2.0, 0.0, 0.0], "pass"),
-        ([4.0, -1.0, 0.5, 1.0, 0.0], "fail"),
-        ([5.0, -1.0, 0.5, 1.0, 0.0], "pass"),
-        ([4.0, 1.0, 2.0, 1e-9, 0.0], "pass"),
-    ],
+@cases(
+    "found, status",
+    ([4.0, 1.0, 2.0, 0.0, 0.0], "pass"),
+    ([4.0, -1.0, 0.5, 1.0, 0.0], "fail"),
+    ([5.0, -1.0, 0.5, 1.0, 0.0], "pass"),
+    ([4.0, 1.0, 2.0, 1e-9, 0.0], "pass"),
 )
 def test_the_same_values_in_another_order(found: list[float], status: str) -> None:
     saved = {"w": [4.0, 1.0, 2.0, 0.0, 0.0]}
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    first = [model(), micro(1), step(1), stepped(1), save]
-    train = [*first, micro(2), step(2, weights=saved), stepped(2)]
+    train = [*[model(), micro(1), step(1), stepped(1), save], micro(2), step(2, weights=saved), stepped(2)]
     resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
     assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
     assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status
 
 
 def test_weights_of_a_script_that_saves_nothing_are_not_looked_for() -> None:
-    train = [model(), micro(), step(), stepped()]
-    assert judge("tp-fsdp-permuted-weights", train).status == "not_applicable"
+    assert judge("tp-fsdp-permuted-weights", [model(), micro(), step(), stepped()]).status == "not_applicable"

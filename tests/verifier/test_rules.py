@@ -68,12 +68,10 @@ class TestWorldScale:
     def test_one_parameter_off_by_the_world_size(self, scale: float, status: str) -> None:
         def rank(scale: float, copy: int) -> list[dict[str, Any]]:
             grads = {"a": [1.0, 1.0, 2.0, 3.0, 4.0], "b": [scale * x for x in (scale, 1.0, 2.0, 3.0, 4.0)]}
-            replicas = model(parameter("a", copy), parameter("b", copy))
-            return [replicas, micro(rows=(1,)), step(grads=grads), stepped()]
+            return [model(parameter("a", copy), parameter("b", copy)), micro(rows=(1,)), step(grads=grads), stepped()]
 
         single = run([model(), micro(rows=(1, 1)), *rank(1.0, 0)[2:]])
-        found = judge("double-or-missing-world-scale", rank(scale, 0), rank(scale, 1), single=single)
-        assert found.status == status
+        assert judge("double-or-missing-world-scale", rank(scale, 0), rank(scale, 1), single=single).status == status
 
 
 class TestClip:
@@ -92,8 +90,7 @@ class TestClip:
 
     def test_a_run_that_stops_before_its_step_is_inconclusive(self) -> None:
         quiet = [[model(), micro(), step(), stepped()]] * 2
-        open_ = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True)
-        assert open_.status == "inconclusive"
+        assert judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True).status == "inconclusive"
         filled = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet))
         assert filled.status == "not_applicable", "the run was made for uninitialised memory"
         assert judge("manual-local-norm-clip", *quiet).status == "not_applicable", "nothing touches gradients"
@@ -119,14 +116,12 @@ def test_gradients_of_a_plain_parameter(other: float, status: str) -> None:
 
 
 class TestSameData:
-    @pytest.mark.parametrize(
-        ("rows", "status"),
-        [
-            (((1, 2), (1, 2)), "fail"),
-            (((1, 2), (2, 1)), "fail"),
-            (((1, 2), (1, 3)), "pass"),
-            (((), ()), "inconclusive"),
-        ],
+    @cases(
+        "rows, status",
+        (((1, 2), (1, 2)), "fail"),
+        (((1, 2), (2, 1)), "fail"),
+        (((1, 2), (1, 3)), "pass"),
+        (((), ()), "inconclusive"),
     )
     def test_rows(self, rows: tuple[tuple[int, ...], ...], status: str) -> None:
         ranks = [[model(), micro(rows=own), step(), stepped()] for own in rows]
@@ -149,15 +144,13 @@ class TestResume:
         again = [model(), micro(1, **rows), step(1, **{**state, **resumed}), stepped(1)]
         return Evidence(train=run(train), full_precision=run(train), resume=run(again, role="resume"))
 
-    @pytest.mark.parametrize(
-        ("rule", "resumed"),
-        [
-            ("load-without-set", {"weights": {"w": [1.0, 0.0, 0.0, 0.0, 0.0]}}),
-            ("optim-template-empty", {"state": {}}),
-            ("optim-template-empty", {"state": {"w": {"exp_avg": [0.0] * 5, "step": 1.0}}}),
-            ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
-            ("scheduler-or-progress-not-restored", {"rows": (1,)}),
-        ],
+    @cases(
+        "rule, resumed",
+        ("load-without-set", {"weights": {"w": [1.0, 0.0, 0.0, 0.0, 0.0]}}),
+        ("optim-template-empty", {"state": {}}),
+        ("optim-template-empty", {"state": {"w": {"exp_avg": [0.0] * 5, "step": 1.0}}}),
+        ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
+        ("scheduler-or-progress-not-restored", {"rows": (1,)}),
     )
     def test_what_does_not_come_back(self, rule: str, resumed: dict[str, Any]) -> None:
         assert judge_one(RULES[rule], self.pair()).status == "pass"

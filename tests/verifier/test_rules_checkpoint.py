@@ -66,8 +66,7 @@ class TestPath:
 
     def test_a_lost_file_fails(self) -> None:
         lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
-        both = train([saving({})], [saving({})])
-        found = judge("rank-dependent-checkpoint-path", both, inspect=lost)
+        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({})]), inspect=lost)
         assert (found.status, "__1_0.distcp" in found.evidence) == ("fail", True)
 
 
@@ -105,8 +104,7 @@ class TestHolds:
         assert judge(self.rule, both, inspect=opened(w=tensor(sketch=A))).status == "fail"
 
     def test_a_missing_key_fails(self) -> None:
-        both = train([saving({"w": tensor(), "v": tensor()})], [])
-        found = judge(self.rule, both, inspect=opened(w=tensor()))
+        found = judge(self.rule, train([saving({"w": tensor(), "v": tensor()})], []), inspect=opened(w=tensor()))
         assert (found.status, found.evidence.startswith("v: 1 of 2")) == ("fail", True)
 
     def test_a_mask_with_infinities_is_no_difference(self) -> None:
@@ -136,17 +134,15 @@ class TestHolds:
 
 
 class TestKeys:
-    @pytest.mark.parametrize(
-        ("keys", "status"),
-        [
-            (("model.w",), "pass"),
-            (("model._orig_mod.w",), "fail"),
-            (("b._checkpoint_wrapped_module.w",), "fail"),
-            (("module.w",), "fail"),
-            (("ema.module.w", "model.w"), "pass"),
-            (("ema.module.w", "ema.n_averaged"), "pass"),
-            (("my_module.w",), "pass"),
-        ],
+    @cases(
+        "keys, status",
+        (("model.w",), "pass"),
+        (("model._orig_mod.w",), "fail"),
+        (("b._checkpoint_wrapped_module.w",), "fail"),
+        (("module.w",), "fail"),
+        (("ema.module.w", "model.w"), "pass"),
+        (("ema.module.w", "ema.n_averaged"), "pass"),
+        (("my_module.w",), "pass"),
     )
     def test_wrappers(self, keys: tuple[str, ...], status: str) -> None:
         run_ = train([saving(dict.fromkeys(keys, tensor()), "torch.save")], [])
@@ -160,38 +156,32 @@ class TestLenient:
         lists = {"missing": list(missing), "unused": list(unused)}
         return {**base, **lists, "missing_count": len(missing), "unused_count": len(unused)}
 
-    @pytest.mark.parametrize(
-        ("missing", "unused", "status"),
-        [
-            ((), (), "pass"),
-            (("head.w",), ("old_head.w",), "pass"),
-            (("lora.a",), (), "pass"),
-            (("w",), ("module.w",), "fail"),
-            (("model.w",), ("_orig_mod.w",), "fail"),
-            (("a", "b"), ("c", "d"), "fail"),
-        ],
+    @cases(
+        "missing, unused, status",
+        ((), (), "pass"),
+        (("head.w",), ("old_head.w",), "pass"),
+        (("lora.a",), (), "pass"),
+        (("w",), ("module.w",), "fail"),
+        (("model.w",), ("_orig_mod.w",), "fail"),
+        (("a", "b"), ("c", "d"), "fail"),
     )
     def test_a_pretrained_load(self, missing: tuple[str, ...], unused: tuple[str, ...], status: str) -> None:
-        run_ = train([self.lenient(missing, unused)], [])
-        assert judge("lenient-load-hides-mismatch", run_).status == status
+        assert judge("lenient-load-hides-mismatch", train([self.lenient(missing, unused)], [])).status == status
 
     @pytest.mark.parametrize(("weights", "status"), [(A, "pass"), (B, "fail")])
     def test_a_resume_is_judged_by_what_came_back(self, weights: list[float], status: str) -> None:
         checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
-        first = [model(), micro(), step(), stepped(), checkpoint]
-        saved = run([*first, step(2, weights={"w": A}), stepped(2)])
+        saved = run([*[model(), micro(), step(), stepped(), checkpoint], step(2, weights={"w": A}), stepped(2)])
         again = run([model(), self.lenient((), ("module.w",), ("w",)), step(weights={"w": weights}), stepped()])
         assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
 
 
 class TestRandomStates:
-    @pytest.mark.parametrize(
-        ("keys", "states", "status"),
-        [
-            (("rng", "rng"), (A, B), "fail"),
-            (("rng", "rng"), (A, A), "inconclusive"),
-            (("rng.0", "rng.1"), (A, B), "inconclusive"),
-        ],
+    @cases(
+        "keys, states, status",
+        (("rng", "rng"), (A, B), "fail"),
+        (("rng", "rng"), (A, A), "inconclusive"),
+        (("rng.0", "rng.1"), (A, B), "inconclusive"),
     )
     def test_without_a_resume(self, keys: tuple[str, ...], states: tuple[list[float], ...], status: str) -> None:
         """One key with every rank's own generator state is seen in the save; the rest needs a resume."""
@@ -208,14 +198,12 @@ class TestTemplates:
         base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
         return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
 
-    @pytest.mark.parametrize(
-        ("more", "keeps", "status"),
-        [
-            ({"had_grads": True, "states": 0}, True, "fail"),
-            ({"had_grads": True, "states": 0}, False, "not_applicable"),
-            ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
-            ({}, True, "pass"),
-        ],
+    @cases(
+        "more, keeps, status",
+        ({"had_grads": True, "states": 0}, True, "fail"),
+        ({"had_grads": True, "states": 0}, False, "not_applicable"),
+        ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
+        ({}, True, "pass"),
     )
     def test_gradients_before_a_step(self, more: dict[str, Any], keeps: bool, status: str) -> None:
         state = {"w": {"exp_avg": A}} if keeps else {}
@@ -242,8 +230,7 @@ class TestTemplates:
         load = [{"kind": "checkpoint", "op": "load", "after_step": 0}] if loaded else []
         first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
         steps = [step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
-        run_ = run([model(), *load, micro(), *steps])
-        assert judge("step0-save-advances-adam", run_).status == status
+        assert judge("step0-save-advances-adam", run([model(), *load, micro(), *steps])).status == status
 
     @pytest.mark.parametrize(("apart", "status"), [(False, "fail"), (True, "pass")])
     def test_a_collective_in_flight(self, apart: bool, status: str) -> None:
@@ -267,8 +254,7 @@ def recovered(*weights: dict[str, Any]) -> Run:
 
 def refused() -> Run:
     ranks = [[{"kind": "end", "how": "exception", "error": "OSError", "message": "no .metadata", "frames": [LINE]}]] * 2
-    made = run(*ranks, role="recovered")
-    return replace(made, ended=tuple(Ended(rank, 1, False) for rank in range(2)))
+    return replace(run(*ranks, role="recovered"), ended=tuple(Ended(rank, 1, False) for rank in range(2)))
 
 
 class TestCrash:

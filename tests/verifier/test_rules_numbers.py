@@ -28,16 +28,14 @@ def sources(text: str = "") -> Sources:
 
 
 class TestLossyCast:
-    @pytest.mark.parametrize(
-        ("values", "lost"),
-        [
-            ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
-            ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
-            ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
-            ([0.0, -10000.0], None),  # an additive mask
-            ([0.0, float("inf")], None),
-            ([3.0e38, 0.0], None),  # beyond what float32 counts
-        ],
+    @cases(
+        "values, lost",
+        ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
+        ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
+        ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
+        ([0.0, -10000.0], None),  # an additive mask
+        ([0.0, float("inf")], None),
+        ([3.0e38, 0.0], None),  # beyond what float32 counts
     )
     def test_whole_numbers_only(self, values: list[float], lost: tuple[int, float, float] | None) -> None:
         assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
@@ -57,10 +55,8 @@ class TestLossyCast:
 
     @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
     def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
-        grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
-        scaled = step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
-        found = judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()])
-        assert found.status == status
+        scaled = step(grads={"w": [factor**2, factor, 0.0, 0.0, 0.0]}, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
+        assert judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()]).status == status
 
 
 def test_a_partial_number_that_is_read() -> None:
@@ -69,8 +65,7 @@ def test_a_partial_number_that_is_read() -> None:
     assert (found.status, found.location) == ("fail", LINE)
     assert "`.item()`" in found.evidence and "_NormP(2)" in found.evidence
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
-    plain = model(parameter(sharded=False))
-    assert judge("grad-norm-item-partial", [plain, *BASE]).status == "not_applicable"
+    assert judge("grad-norm-item-partial", [model(parameter(sharded=False)), *BASE]).status == "not_applicable"
 
 
 LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
@@ -167,8 +162,7 @@ class TestMasterWeights:
 
     def test_an_optimizer_of_no_parameter_that_was_seen_is_inconclusive(self) -> None:
         for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
-            rank = [shard(), model(), micro(), step(held=[]), stepped()]
-            assert judge(rule, rank).status == "inconclusive"
+            assert judge(rule, [shard(), model(), micro(), step(held=[]), stepped()]).status == "inconclusive"
 
 
 class TestErrorsOfTorch:
@@ -178,14 +172,12 @@ class TestErrorsOfTorch:
         rank = [*(records or [shard(None)]), model(), *BASE]
         return judge(rule, *[rank] * ranks, sources=sources(text), **more).status
 
-    @pytest.mark.parametrize(
-        ("rule", "there"),
-        [
-            ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
-            ("buffers-and-odd-inputs-not-cast", [shard()]),
-            ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
-            ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
-        ],
+    @cases(
+        "rule, there",
+        ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
+        ("buffers-and-odd-inputs-not-cast", [shard()]),
+        ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
+        ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
     )
     def test_what_the_run_shows(self, rule: str, there: list[dict[str, Any]]) -> None:
         whole = {**shard(None), "parameters": [{"name": "w"}]}
@@ -262,8 +254,7 @@ class TestMatrixOptimizer:
             return [optimizer, whole, micro(rows=rows), step(grads=size), *asked, stepped(weights=after)]
 
         mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
-        single = run(rank(0, (1, 2)))
-        return judge("matrix-optimizer-on-local-shard", mine, single=single)
+        return judge("matrix-optimizer-on-local-shard", mine, single=run(rank(0, (1, 2))))
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")

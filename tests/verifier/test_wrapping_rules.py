@@ -132,10 +132,7 @@ JUDGED: dict[str, dict[str, tuple[Any, str]]] = {
         "blocks and no group": ([blocks(1, 0)] * 2, "inconclusive"),
         "nothing": ([blocks(0, 0)] * 2, "inconclusive"),
     },
-    "shards-are-even": {
-        "one rank": ([steps()], "not_applicable"),
-        "two ranks": ([steps(), steps()], "pass"),
-    },
+    "shards-are-even": {"one rank": ([steps()], "not_applicable"), "two ranks": ([steps(), steps()], "pass")},
     "shard-option-unread": {
         "an unread option": ([[UNREAD, *steps()], [SHARD, *steps()]], "fail"),
         "none": ([[SHARD, *steps()], [SHARD, *steps()]], "pass"),
@@ -197,8 +194,7 @@ def test_what_a_digest_distinguishes() -> None:
         torch.ones(()),
     ):
         assert shard_digest(silent) is None
-    large = torch.randn(1000, 100)
-    assert shard_digest(large) is not None
+    assert shard_digest(torch.randn(1000, 100)) is not None
 
 
 UNSHARDED = [
@@ -239,16 +235,14 @@ class TestPresence:
         rank = [model(parameter(), parameter("v", mesh=mesh)), micro(), step(), stepped()]
         assert judge("tensors-on-two-meshes", rank, rank).status == status
 
-    @pytest.mark.parametrize(
-        ("rule", "source"),
-        [
-            ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
-            ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
-            ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
-            ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
-            ("mesh-refused", "fully_shard(model, mesh=world)"),
-            ("shard-option-unread", "options = {'ignored_params': ()}"),
-        ],
+    @cases(
+        "rule, source",
+        ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
+        ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
+        ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
+        ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
+        ("mesh-refused", "fully_shard(model, mesh=world)"),
+        ("shard-option-unread", "options = {'ignored_params': ()}"),
     )
     def test_what_the_sources_name(self, rule: str, source: str) -> None:
         assert self.named(rule, source).status != "not_applicable"
@@ -260,21 +254,18 @@ class TestPresence:
         sources = Sources({"train.py": "pass"}, ("train.py",))
         assert judge("deepcopy-of-fsdp-model", train, sources=sources).status == "fail"
 
-    @pytest.mark.parametrize(
-        ("rule", "source"),
-        [
-            ("ac-compile-order", "block = checkpoint_wrapper(block)"),
-            ("cpu-offload-nccl-only", "policy = CPUOffloadPolicy()"),
-            ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
-        ],
+    @cases(
+        "rule, source",
+        ("ac-compile-order", "block = checkpoint_wrapper(block)"),
+        ("cpu-offload-nccl-only", "policy = CPUOffloadPolicy()"),
+        ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
     )
     def test_what_only_sources_show(self, rule: str, source: str) -> None:
         assert self.named(rule, source, followed=True).status == "pass"
         assert self.named(rule, source).status == "inconclusive"
         absent = self.named(rule, "pass")
         assert (absent.status, absent.tier) == ("not_applicable", "static")
-        hit = Hit(rule, "seen", LINE)
-        assert self.named(rule, "pass", hits={rule: (hit,)}).status == "fail"
+        assert self.named(rule, "pass", hits={rule: (Hit(rule, "seen", LINE),)}).status == "fail"
 
     def test_no_comment_ignores_a_rule(self) -> None:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
