@@ -147,7 +147,8 @@ def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> Non
     for how in ("fork", "torchrun"):
         verdict = verify_with(launcher, resolve(script, {"launcher": how}), tmp_path / how, select(chosen, ()))
         found.append([(f.rule, f.status, f.evidence, f.location, f.measured) for f in verdict.findings])
-    assert (found[0], found[0][0][1]) == (found[1], "fail")
+    assert found[0] == found[1]
+    assert found[0][0][1] == "fail"
 
 
 ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.environ['RANK']).write_text(json.dumps(dict(os.environ)))\n"
