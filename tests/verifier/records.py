@@ -6,11 +6,22 @@ import typing
 from dataclasses import MISSING, fields
 from typing import Any
 
+import pytest
+
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, Trace
 from verified_fsdp2.verifier.trace.events import Event, Part, Place
 from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 
 LINE = Place(file="train.py", line=1, function="main", code="code")
+
+
+def cases(names: str, *rows: Any, **more: Any) -> pytest.MarkDecorator:
+    """A test for each row: its arguments, `names`, separated by commas, take the row's values."""
+    return pytest.mark.parametrize(names, rows, **more)
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
@@ -66,6 +77,11 @@ def stepped(number: int = 1, **more: Any) -> dict[str, Any]:
     return {**base, "moved": {"w": [0.01, -0.1, 8.0]}, **more}
 
 
+def steps(*between: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a rank records in one step, with `between` before it."""
+    return [model(), *between, micro(), step(), stepped()]
+
+
 def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
     """A completed run; each argument is what one rank recorded."""
     traces = []
@@ -75,6 +91,12 @@ def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
         traces.append(trace(rank, full))
     exits = tuple(Ended(rank, 0, False) for rank in range(len(ranks)))
     return Run(role, len(ranks), tuple(traces), exits, **more)
+
+
+def judge(rule: str, *ranks: Any, **more: Any) -> Finding:
+    """The finding on a run, or on what each rank recorded; `more` goes into the evidence."""
+    train = ranks[0] if isinstance(ranks[0], Run) else run(*ranks)
+    return judge_one(RULES[rule], Evidence(**{"train": train, "full_precision": train, **more}))
 
 
 def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:

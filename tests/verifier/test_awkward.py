@@ -13,6 +13,7 @@ from pathlib import Path
 import awkward
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.capture import HEAD, TAIL, Capture
@@ -43,9 +44,7 @@ def test_awkward_script(marked: tuple[Launcher, str], tmp_path: Path, case: awkw
 
 @pytest.mark.full
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    "case", [case for case in awkward.ACTS if case.name in BOTH_LAUNCHERS], ids=lambda case: case.name
-)
+@cases("case", *[case for case in awkward.ACTS if case.name in BOTH_LAUNCHERS], ids=lambda case: case.name)
 def test_awkward_script_under_torchrun(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward) -> None:
     _judge(marked, tmp_path, case, launcher="torchrun", timeout=240)
 
@@ -64,8 +63,7 @@ def _judge(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward, 
     while len(left := list(awkward.marked(mark))) > 1:  # the launcher itself
         assert time.monotonic() < until, left
         time.sleep(0.05)
-    kept = sum(file.stat().st_size for file in (tmp_path / "work").rglob("*") if file.is_file())
-    assert kept < 8 * (HEAD + TAIL)
+    assert sum(file.stat().st_size for file in (tmp_path / "work").rglob("*") if file.is_file()) < 8 * (HEAD + TAIL)
 
 
 @pytest.mark.launch

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, baseline, json_report
@@ -24,9 +25,8 @@ def place(file: str = "/a/repo/train.py", line: int = 7, function: str = "main",
 
 
 def verdict(*findings: Finding, root: str = "/a/repo", **target: Any) -> Verdict:
-    names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
     whole = {
-        **dict.fromkeys(names, ""),
+        **dict.fromkeys(("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args"), ""),
         "nproc": 2,
         "steps": 5,
         "reshard_to": [],
@@ -88,8 +88,7 @@ def test_a_second_fault_of_the_same_look_is_new() -> None:
 
 
 def test_gone_is_what_was_judged_again() -> None:
-    passed = Finding("optim-before-shard", "pass", "")
-    assert compare([passed], [FAULT]).gone == (FAULT,)
+    assert compare([Finding("optim-before-shard", "pass", "")], [FAULT]).gone == (FAULT,)
     for now in ([], [Finding("optim-before-shard", "inconclusive", "")]):
         held = compare(now, [FAULT])
         assert (held.gone, held.unjudged) == ((), (FAULT,))
@@ -137,34 +136,30 @@ def test_another_checkout_and_another_environment_are_the_same_place() -> None:
     assert baseline.held_against(now, OLD, old).answer == "pass"
 
 
-@pytest.mark.parametrize(
+@cases(
     "other",
-    [
-        {"command": "fsdp2 verify other.py", "script": "/b/other.py"},
-        {"command": "fsdp2 verify my-run", "script": "/b/my-run/train.py"},
-        {"command": "fsdp2 verify -m train", "script": "/b/train.py", "module": "train"},
-        {"command": "fsdp2 lint train.py", "script": "train.py", "files": 1},
-    ],
+    {"command": "fsdp2 verify other.py", "script": "/b/other.py"},
+    {"command": "fsdp2 verify my-run", "script": "/b/my-run/train.py"},
+    {"command": "fsdp2 verify -m train", "script": "/b/train.py", "module": "train"},
+    {"command": "fsdp2 lint train.py", "script": "train.py", "files": 1},
 )
 def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"--baseline old.json: a report on .*, not on verify train.py"):
         baseline.must_be_of(OLD, report(**other), verdict().target)
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"", "old.json:1:1: not JSON"),
-        (b'{\n "schema": 1,\n}', "old.json:3:1: not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[]", "not a report of fsdp2"),
-        (b'{"version": "2.1.0"}', "not a report of fsdp2"),
-        (b'{"schema": 99}', "schema version 99"),
-        (b'{"schema": true}', "not a report of fsdp2"),
-        (b'{"schema": 2, "findings": 3}', "not a report of fsdp2"),
-        (b'{"schema": 1, "findings": 3}', "not a report of fsdp2"),
-    ],
+@cases(
+    "content, told",
+    (b"", "old.json:1:1: not JSON"),
+    (b'{\n "schema": 1,\n}', "old.json:3:1: not JSON"),
+    (b"\xff\xfe", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b"[]", "not a report of fsdp2"),
+    (b'{"version": "2.1.0"}', "not a report of fsdp2"),
+    (b'{"schema": 99}', "schema version 99"),
+    (b'{"schema": true}', "not a report of fsdp2"),
+    (b'{"schema": 2, "findings": 3}', "not a report of fsdp2"),
+    (b'{"schema": 1, "findings": 3}', "not a report of fsdp2"),
 )
 def test_what_is_no_baseline(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "old.json"

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from documents import blocks
+from records import cases
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import pipeline
@@ -91,12 +92,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_several_targets_and_what_holds_for_all(repository: Path, name: str, content: str) -> None:
     (repository / name).write_text(content)
     small, large = resolve_all(None, {"nproc": None}, config_in(Path()))
-    assert (small.name, small.script, small.args, small.timeout) == (
-        "small",
-        repository / "one.py",
-        ("--small",),
-        60,
-    )
+    assert (small.name, small.script, small.args, small.timeout) == ("small", repository / "one.py", ("--small",), 60)
     assert small.policy.tolerances == {"matches-ddp": Widening(3, "a sum in another order")}
     assert small.policy.required == ("parity", "optim-before-shard") and small.policy.skips == ()
     assert (large.script, large.cwd) == (repository / "project" / "train.py", repository / "project")
@@ -166,67 +162,43 @@ WRONG = [
 
 @pytest.mark.parametrize(("content", "message"), WRONG)
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "verify.yaml"
+    said = refusal(tmp_path / "verify.yaml", content)
+    assert f"{tmp_path / 'verify.yaml'}:{message}" in said
+    assert "\n    " in said, "the line and a caret"
+
+
+def refusal(path: Path, content: str) -> str:
+    """What is wrong with the content of a configuration."""
     path.write_text(content)
     with pytest.raises(UserError) as caught:
         read(path, TODAY, unknown)
-    assert f"{path}:{message}" in str(caught.value)
-    assert "\n    " in str(caught.value), "the line and a caret"
+    return str(caught.value)
 
 
 def test_every_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
-    path.write_text("nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
-    with pytest.raises(UserError) as caught:
-        read(path, TODAY, unknown)
-    assert [line.split(":")[1] for line in str(caught.value).splitlines() if line.startswith(str(path))] == list("1234")
+    said = refusal(path, "nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
+    assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list("1234")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('[tool.fsdp2]\nnproc = "2"\n', "2:9: nproc must be a whole number, found the text '2'"),
-        ("[tool.fsdp2]\nstep = 3\n", "2:1: unknown key 'step'; did you mean 'steps'?"),
-        ("[tool]\nfsdp2.step = 3\n", "2:1: unknown key 'step'"),
-        ("[[tool.fsdp2.targets]]\nname = 'a'\n[[tool.fsdp2.targets]]\n", "3:1: missing key 'name' in targets[1]"),
-        (
-            "[[tool.fsdp2.targets]]\nname = 'a'\n  [tool.fsdp2.targets.tolerances.matches-ddp]\n  times = 0.5\n  reason = 'x'\n",
-            "4:11: targets[0].tolerances.matches-ddp.times must be more than 1",
-        ),
-        ("[tool.fsdp2]\nskip = [{rule = 'parity', reason = 'x', until = 2099-01-01}]\n", "2:1: skip[0].until is more"),
-        ("[tool.fsdp2\n", "1:12: not valid TOML: "),
-    ],
+@cases(
+    "content, message",
+    ('[tool.fsdp2]\nnproc = "2"\n', "2:9: nproc must be a whole number, found the text '2'"),
+    ("[tool.fsdp2]\nstep = 3\n", "2:1: unknown key 'step'; did you mean 'steps'?"),
+    ("[tool]\nfsdp2.step = 3\n", "2:1: unknown key 'step'"),
+    ("[[tool.fsdp2.targets]]\nname = 'a'\n[[tool.fsdp2.targets]]\n", "3:1: missing key 'name' in targets[1]"),
+    (
+        "[[tool.fsdp2.targets]]\nname = 'a'\n  [tool.fsdp2.targets.tolerances.matches-ddp]\n  times = 0.5\n  reason = 'x'\n",
+        "4:11: targets[0].tolerances.matches-ddp.times must be more than 1",
+    ),
+    ("[tool.fsdp2]\nskip = [{rule = 'parity', reason = 'x', until = 2099-01-01}]\n", "2:1: skip[0].until is more"),
+    ("[tool.fsdp2\n", "1:12: not valid TOML: "),
 )
 def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / PYPROJECT
-    path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        read(path, TODAY, unknown)
-    assert f"{path}:{message}" in str(caught.value)
+    assert f"{tmp_path / PYPROJECT}:{message}" in refusal(tmp_path / PYPROJECT, content)
 
 
-PIECES = [
-    "",
-    "\n",
-    "  ",
-    "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    ":",
-    "'''",
-    '"',
-    "#",
-    "&a",
-    "*a",
-    "!!x ",
-    "\t",
-    "\0",
-    "\xe9",
-    "=",
-    ".",
-]
+PIECES = ["", "\n", "  ", "- ", *"{}[]:", "'''", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", "."]
 PIECES += [
     "null",
     "true",
@@ -314,8 +286,7 @@ def skip(rule: str, over: bool = False) -> Skip:
 
 
 def verdict(*findings: Finding) -> Verdict:
-    target = {"name": "", "command": "fsdp2 verify"}
-    return Verdict("pass", target, {"torch": "x", "python": "y"}, (), findings)
+    return Verdict("pass", {"name": "", "command": "fsdp2 verify"}, {"torch": "x", "python": "y"}, (), findings)
 
 
 OPEN = Finding("matches-ddp", "inconclusive", "no oracle")
@@ -341,8 +312,7 @@ def replace_status(finding: Finding) -> Finding:
 def test_a_skip_that_is_over_fails_and_the_rule_is_judged_again() -> None:
     policy = Policy(skips=(skip("parity", over=True), skip("clipping")))
     assert policy.skipped == ["clipping"]
-    suppressed = Finding("unused-suppression", "pass", "none")
-    found = apply_policy(verdict(FINE, suppressed), policy, ())
+    found = apply_policy(verdict(FINE, Finding("unused-suppression", "pass", "none")), policy, ())
     assert found.verdict == "fail"
     (late,) = [f for f in found.findings if f.rule == "unused-suppression"]
     assert late.status == "fail" and all(w in late.evidence for w in ("parity", "2026-11-20", "(a reason)"))
@@ -389,8 +359,7 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(
     for report in reports.values():
         jsonschema.validate(report, schema)
         assert (report["verdict"], report["facts"]["sources"]["files"]) == ("inconclusive", 1), "these hold no training"
-    assert reports["large.json"]["skipped"][0]["rule"] == "root-only-wrap"
-    assert reports["small.json"]["skipped"] == []
+    assert (reports["large.json"]["skipped"][0]["rule"], reports["small.json"]["skipped"]) == ("root-only-wrap", [])
     (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
     assert main(["verify", "--tier", "static"]) == 1
     assert main(["verify", "--tier", "static", "--target", "small"]) == 4
@@ -417,13 +386,11 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
     assert "NO RANKS WERE JUDGED, only the static tier" in said.out
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--json"], "several json reports cannot share stdout"),
-        (["--report", "json=out.json"], "several targets need {target} in the path"),
-        (["--target", "none"], "no such target"),
-    ],
+@cases(
+    "given, message",
+    (["--json"], "several json reports cannot share stdout"),
+    (["--report", "json=out.json"], "several targets need {target} in the path"),
+    (["--target", "none"], "no such target"),
 )
 def test_reports_of_several_targets_do_not_meet(
     repository: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str

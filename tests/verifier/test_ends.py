@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.launch import processes
 
@@ -40,25 +41,19 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (
-            "raise ValueError('bad sample')",
-            ["rank 1 raised ValueError: bad sample in script.py:8 misbehave <- script.py:"],
-        ),
-        ("sys.exit(7)", ["rank 1 called sys.exit(7)", "while the others went on"]),
-        ("os._exit(0)", ["rank 1 called os._exit(0) in script.py:8 misbehave <- script.py:20 main"]),
-        ("os._exit(3)", ["rank 1 called os._exit(3)"]),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ["rank 1 was ended by SIGKILL"]),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", ["rank 1 was ended by SIGSEGV", "misbehave"]),
-    ],
+@cases(
+    "fault, words",
+    ("raise ValueError('bad sample')", ["rank 1 raised ValueError: bad sample in script.py:8 misbehave <- script.py:"]),
+    ("sys.exit(7)", ["rank 1 called sys.exit(7)", "while the others went on"]),
+    ("os._exit(0)", ["rank 1 called os._exit(0) in script.py:8 misbehave <- script.py:20 main"]),
+    ("os._exit(3)", ["rank 1 called os._exit(3)"]),
+    ("os.kill(os.getpid(), signal.SIGKILL)", ["rank 1 was ended by SIGKILL"]),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", ["rank 1 was ended by SIGSEGV", "misbehave"]),
 )
 def test_the_right_rank_is_named(verify_script, tmp_path: Path, fault: str, words: list[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(TEMPLATE.format(fault=fault))
-    verdict = verify_script(script, only=("run-completes",), timeout=40)
-    (finding,) = verdict.findings
+    (finding,) = verify_script(script, only=("run-completes",), timeout=40).findings
     assert finding.status == "fail"
     for word in words:
         assert word in finding.evidence
@@ -71,8 +66,7 @@ def test_a_hang_shows_the_rank_that_the_others_wait_for(verify_script, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(TEMPLATE.format(fault="time.sleep(600)"))
     started = time.monotonic()
-    verdict = verify_script(script, only=("run-completes",), timeout=8)
-    (finding,) = verdict.findings
+    (finding,) = verify_script(script, only=("run-completes",), timeout=8).findings
     assert time.monotonic() - started < 25
     assert finding.status == "fail"
     assert "rank 1 was not in a collective" in finding.evidence
@@ -103,8 +97,7 @@ def test_no_process_survives(verify_script, tmp_path: Path, launcher) -> None:
     script.write_text(TEMPLATE.format(fault=textwrap.dedent(fault).strip().replace("\n", "\n    ")))
     verify_script(script, only=("run-completes",), timeout=8)
     assert processes.descendants(launcher._process.pid) == []
-    alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
-    assert alive == []
+    assert [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)] == []
 
 
 def _read(path: Path) -> bytes:

@@ -1,29 +1,21 @@
 """What the runs of one verification say together."""
 
-from typing import Any
-
 import records
 from verified_fsdp2.verifier.evidence import Evidence
 
 
-def saved(op: str, after_step: int) -> dict[str, Any]:
-    return {"kind": "checkpoint", "op": op, "after_step": after_step}
+@records.cases(
+    "saves, resumed",
+    ([("save", 2), ("save", 4), ("save", 5)], 4),  # the last one before the last step
+    ([("torch.save", 3)], 3),
+    ([("save", 3), ("torch.save", 4)], 3),  # an export is no checkpoint beside dcp
+    ([("save", 5)], None),
+)
+def test_the_save_that_is_resumed(saves: list[tuple[str, int]], resumed: int | None) -> None:
+    rows = [record for number in range(1, 6) for record in (records.step(number), records.stepped(number))]
+    rows += [{"kind": "checkpoint", "op": op, "after_step": after} for op, after in saves]
+    assert Evidence(train=records.run(rows)).saved_after() == resumed
 
 
-def train_with(*saves: dict[str, Any]) -> Evidence:
-    steps = [record for number in range(1, 6) for record in (records.step(number), records.stepped(number))]
-    return Evidence(train=records.run([*steps, *saves]))
-
-
-def test_the_last_save_before_the_last_step_is_resumed() -> None:
-    assert train_with(saved("save", 2), saved("save", 4), saved("save", 5)).saved_after() == 4
-    assert train_with(saved("torch.save", 3)).saved_after() == 3
-
-
-def test_an_export_is_no_checkpoint_beside_dcp() -> None:
-    assert train_with(saved("save", 3), saved("torch.save", 4)).saved_after() == 3
-
-
-def test_no_usable_save() -> None:
-    assert train_with(saved("save", 5)).saved_after() is None
+def test_without_a_run_there_is_none() -> None:
     assert Evidence(train=None).saved_after() is None

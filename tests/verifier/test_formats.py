@@ -40,16 +40,13 @@ def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)")
 
 def verdict(*findings: Finding, command: str = "fsdp2 verify train.py") -> Verdict:
     names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
-    target = {
-        "command": command,
-        "script": str(Path.cwd() / "train.py"),
-        **dict.fromkeys(names, ""),
-        "nproc": 2,
-        "steps": 5,
-        "reshard_to": [],
-    }
+    target = {**dict.fromkeys(names, ""), "command": command, "script": str(Path.cwd() / "train.py")}
+    target |= {"nproc": 2, "steps": 5, "reshard_to": []}
     environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
     return Verdict(verdict_of(findings), target, environment, (), findings, seconds=12.3456)
+
+
+COUNTS = ("tests", "failures", "errors", "skipped")
 
 
 def four() -> Verdict:
@@ -84,14 +81,8 @@ def sarif(made: Verdict) -> dict[str, Any]:
 
 
 def test_junit_shows_what_is_open_as_an_error() -> None:
-    root = junit(four())
-    suite = root[0]
-    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "4",
-        "failures": "2",
-        "errors": "1",
-        "skipped": "0",
-    }
+    suite = junit(four())[0]
+    assert [suite.get(key) for key in COUNTS] == ["4", "2", "1", "0"]
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["optim-before-shard"].get("classname") == "fsdp2.optimizer"
     failure = cases["optim-before-shard"].find("failure")
@@ -122,25 +113,20 @@ def test_junit_of_lint_names_places_and_is_never_empty() -> None:
 
 
 def test_sarif_has_rules_regions_and_relative_paths() -> None:
-    run = sarif(
-        verdict(
-            Finding(
-                "optim-before-shard", "fail", "built early", location=place(file="a folder/tr\u00e4in.py"), fix="move"
-            ),
-            Finding("matches-ddp", "fail", "differs", consequence=True, location=place(file="../lib/other.py")),
-            Finding("resume-is-exact", "inconclusive", "not known"),
-            Finding("root-not-wrapped", "pass", "fine"),
-        )
+    moved, other = place(file="a folder/tr\u00e4in.py"), place(file="../lib/other.py")
+    made = verdict(
+        Finding("optim-before-shard", "fail", "built early", location=moved, fix="move"),
+        Finding("matches-ddp", "fail", "differs", consequence=True, location=other),
+        Finding("resume-is-exact", "inconclusive", "not known"),
+        Finding("root-not-wrapped", "pass", "fine"),
     )
+    run = sarif(made)
     first, second, third = run["results"]
     physical = first["locations"][0]["physicalLocation"]
     assert physical["artifactLocation"] == {"uri": "a%20folder/tr%C3%A4in.py", "uriBaseId": "SRCROOT"}
     assert physical["region"] == {"startLine": 7, "snippet": {"text": "opt = AdamW(...)"}}
-    assert [(r["kind"], r["level"]) for r in run["results"]] == [
-        ("fail", "error"),
-        ("fail", "warning"),
-        ("open", "none"),
-    ]
+    kinds = [(r["kind"], r["level"]) for r in run["results"]]
+    assert kinds == [("fail", "error"), ("fail", "warning"), ("open", "none")]
     assert second["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].startswith("file:///")
     assert third["locations"][0]["physicalLocation"]["region"]["startLine"] == 1
     rule = run["tool"]["driver"]["rules"][0]
@@ -169,8 +155,7 @@ def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(here / "sub")
     assert "uriBaseId" not in json.dumps(sarif(made)["results"])
     monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
-    uri = sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
-    assert uri == "train.py"
+    assert sarif(made)["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
     assert RENDERERS["github"](made).startswith("::error file=train.py,line=7,title=")
 
 
@@ -181,8 +166,7 @@ def test_the_baseline_in_every_format() -> None:
     skipped = cases["optim-before-shard"].find("skipped")
     assert skipped is not None and "old.json" in str(skipped.get("message"))
     assert cases["matches-ddp"].find("failure") is not None
-    states = {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]}
-    assert states == {
+    assert {r["ruleId"]: (r["baselineState"], r["kind"]) for r in sarif(made)["results"]} == {
         "optim-before-shard": ("unchanged", "fail"),
         "matches-ddp": ("new", "fail"),
         "resume-is-exact": ("new", "open"),
@@ -201,12 +185,9 @@ def test_the_baseline_in_every_format() -> None:
 
 
 def test_github_escapes_and_counts() -> None:
-    lines = RENDERERS["github"](
-        verdict(Finding("a-rule", "fail", "50%,\n::x:\r", location=place(file="a,b:c.py")))
-    ).splitlines()
-    assert lines[0] == (
-        "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
-    )
+    hostile = verdict(Finding("a-rule", "fail", "50%,\n::x:\r", location=place(file="a,b:c.py")))
+    first, *_ = RENDERERS["github"](hostile).splitlines()
+    assert first == "::error file=a%2Cb%3Ac.py,line=7,title=fsdp2%3A a-rule::50%25,%0A::x:%0D%0Afsdp2 explain a-rule"
     many = [Finding(f"rule-{k}", "fail", "x", location=place(k + 1), consequence=k < 20) for k in range(30)]
     made = verdict(*many, *(Finding(f"open-{k}", "inconclusive", "one reason") for k in range(5)))
     lines = RENDERERS["github"](made).splitlines()
@@ -294,7 +275,7 @@ def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
 
 def test_what_does_not_apply_is_skipped_in_junit() -> None:
     suite = junit(inapplicable())[0]
-    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["3", "0", "0", "2"]
+    assert [suite.get(key) for key in COUNTS] == ["3", "0", "0", "2"]
     skipped = {case.get("name"): case.find("skipped") for case in suite.iter("testcase")}
     assert skipped["root-not-wrapped"] is None
     found = skipped["resume-is-exact"]
@@ -326,8 +307,7 @@ def test_what_a_team_left_out_is_told_and_fails_nothing() -> None:
     made = replace(verdict(allowed, four().findings[3]), skipped=skips)
     assert made.verdict == "pass"
     cases = {case.get("name"): case.find("skipped") for case in junit(made).iter("testcase")}
-    told = {name: found.get("message") for name, found in cases.items() if found is not None}
-    assert told == {
+    assert {name: found.get("message") for name, found in cases.items() if found is not None} == {
         "resume-is-exact": "not checked, and not required: how this script resumes is not known",
         "root-only-wrap": "skipped: two small layers (until 2027-03-31)",
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped, trace
+from records import cases, micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import root_cause
@@ -79,16 +79,14 @@ def line(source: str, text: str) -> int:
     return next(n for n, row in enumerate(source.splitlines(), 1) if text in row)
 
 
-@pytest.mark.parametrize(
+@cases(
     "guard",
-    [
-        "if rank == 0:",
-        "if dist.get_rank() == 0 and step % 10 == 0:",
-        "if self.is_main_process:",
-        "if chosen:",
-        "if not other:",
-        "while rank < 1:",
-    ],
+    "if rank == 0:",
+    "if dist.get_rank() == 0 and step % 10 == 0:",
+    "if self.is_main_process:",
+    "if chosen:",
+    "if not other:",
+    "while rank < 1:",
 )
 def test_a_collective_under_a_condition_on_the_rank(tmp_path: Path, guard: str) -> None:
     source = f"""
@@ -104,8 +102,7 @@ def main():
     assert found == ("rank-conditional-collective", line(source, "# G"))
 
 
-def test_an_early_return_of_the_other_ranks(tmp_path: Path) -> None:
-    source = """
+EARLY_RETURN = """
 def save():
     if dist.get_rank() != 0:
         return
@@ -115,12 +112,7 @@ def main():
     save()  # C
     loss.backward()  # B
 """
-    found = named(tmp_path, source, "forward@F get_model_state_dict@G:save<C", "forward@F backward@B")
-    assert found == ("rank-conditional-collective", line(source, "# G"))
-
-
-def test_the_condition_may_stand_around_the_caller(tmp_path: Path) -> None:
-    source = """
+AROUND_THE_CALLER = """
 def evaluate():
     return model(batch)  # E
 def main():
@@ -129,8 +121,16 @@ def main():
         evaluate()  # C
     loss.backward()  # B
 """
-    found = named(tmp_path, source, "forward@F forward@E:evaluate<C", "forward@F backward@B")
-    assert found == ("rank-conditional-collective", line(source, "# C"))
+
+
+@cases(
+    "source, first, where",
+    (EARLY_RETURN, "forward@F get_model_state_dict@G:save<C", "# G"),
+    (AROUND_THE_CALLER, "forward@F forward@E:evaluate<C", "# C"),
+)
+def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, source: str, first: str, where: str) -> None:
+    found = named(tmp_path, source, first, "forward@F backward@B")
+    assert found == ("rank-conditional-collective", line(source, where))
 
 
 def test_two_sides_of_a_broadcast_are_no_parting(tmp_path: Path) -> None:
@@ -148,13 +148,11 @@ def main():
     assert parting(script.hung("broadcast@S forward@F", "broadcast@R forward@F")) is None
 
 
-@pytest.mark.parametrize(
-    ("between", "logs", "condition"),
-    [
-        ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
-        ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
-        ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
-    ],
+@cases(
+    "between, logs, condition",
+    ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
+    ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
+    ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
 )
 def test_a_branch_that_jumps_over_a_collective(
     tmp_path: Path, between: str, logs: tuple[str, str], condition: str
@@ -177,13 +175,12 @@ def main():
         if norm < limit:  # J
             optimizer.step()  # S
 """
-    turn = "forward@F backward@B step@S "
-    want = ("rank-local-control-flow", line(source, "# I"))
-    assert named(tmp_path, source, turn + "forward@F backward@B", turn + "forward@F forward@F") == want
-    want = ("rank-local-control-flow", line(source, "# J"))
-    assert (
-        named(tmp_path, source, turn + "forward@F backward@B step@S", turn + "forward@F backward@B forward@F") == want
-    )
+    for mark, first, second in (
+        ("# I", "forward@F backward@B", "forward@F forward@F"),
+        ("# J", "forward@F backward@B step@S", "forward@F backward@B forward@F"),
+    ):
+        want = ("rank-local-control-flow", line(source, mark))
+        assert named(tmp_path, source, TURN + first, TURN + second) == want
 
 
 def test_a_step_under_a_condition_on_the_rank_is_a_local_decision(tmp_path: Path) -> None:
@@ -229,27 +226,17 @@ def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
     assert all(part in found.evidence for part in ("rank 1", "1 batch,")), found.evidence
 
 
-def test_a_loader_that_ends_on_all_ranks_explains_nothing(tmp_path: Path) -> None:
-    source = LOOP.format(between="pass")
-    logs = (TURN + "end_data=1@F all_reduce@R", TURN + "end_data=1@F barrier@X")
-    assert named(tmp_path, source, *logs) is None
-
-
-def test_a_plain_loop_that_one_rank_has_left(tmp_path: Path) -> None:
-    source = LOOP.format(between="pass")
-    found = named(tmp_path, source, TURN + TURN, TURN + "all_reduce@R")
-    assert found == ("uneven-batches-hang", line(source, "for step"))
-
-
-def test_a_common_limit_on_steps_is_no_local_branch(tmp_path: Path) -> None:
-    source = LOOP.format(between="if step == args.steps: break")
-    found = named(tmp_path, source, TURN + TURN, TURN + "all_reduce@R")
-    assert found == ("uneven-batches-hang", line(source, "for step"))
-
-
-def test_a_rank_that_sleeps_is_not_explained(tmp_path: Path) -> None:
-    source = LOOP.format(between="time.sleep(600)")
-    assert named(tmp_path, source, TURN + "forward@F backward@B", TURN + "forward@F") is None
+@cases(
+    "between, first, second, where",
+    ("pass", TURN + "end_data=1@F all_reduce@R", TURN + "end_data=1@F barrier@X", None),  # it ends on all ranks
+    ("pass", TURN + TURN, TURN + "all_reduce@R", "for step"),  # one rank has left the loop
+    ("if step == args.steps: break", TURN + TURN, TURN + "all_reduce@R", "for step"),  # a limit that all ranks share
+    ("time.sleep(600)", TURN + "forward@F backward@B", TURN + "forward@F", None),  # a rank that sleeps
+)
+def test_a_plain_loop(tmp_path: Path, between: str, first: str, second: str, where: str | None) -> None:
+    source = LOOP.format(between=between)
+    want = ("uneven-batches-hang", line(source, where)) if where else None
+    assert named(tmp_path, source, first, second) == want
 
 
 def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
@@ -276,10 +263,9 @@ def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert root_cause(left).rank == 1
-    found = [
+    assert [
         n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
-    ]
-    assert found == ["rank-local-control-flow"]
+    ] == ["rank-local-control-flow"]
 
 
 def test_an_implicit_collective_is_read_from_the_stack(tmp_path: Path) -> None:
@@ -333,19 +319,15 @@ def main():
         found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader, inside)
         assert (found.status, "8, 6" in found.evidence) == ("pass", True)
 
-    @pytest.mark.parametrize(
-        "logs",
-        [
-            ("data=8@D forward@F", "data=8@D forward@F"),
-            ("data=8@D", "data@D"),
-            ("forward@F", "forward@F"),
-        ],
+    @cases(
+        "first, second",
+        ("data=8@D forward@F", "data=8@D forward@F"),
+        ("data=8@D", "data@D"),
+        ("forward@F", "forward@F"),
+        ("data=8@D", "data=6@D"),  # a loop without the model
     )
-    def test_equal_or_unknown_lengths_pass(self, tmp_path: Path, logs: tuple[str, str]) -> None:
-        assert self.judge(tmp_path, logs).status == "pass"
-
-    def test_a_loop_without_the_model_passes(self, tmp_path: Path) -> None:
-        assert self.judge(tmp_path, ("data=8@D", "data=6@D")).status == "pass"
+    def test_other_lengths_pass(self, tmp_path: Path, first: str, second: str) -> None:
+        assert self.judge(tmp_path, (first, second)).status == "pass"
 
 
 class TestNotLooked:
@@ -373,16 +355,6 @@ def test_a_source_that_is_gone_explains_nothing() -> None:
 def test_a_progress_log_is_read(tmp_path: Path) -> None:
     text = '+{"op": "data", "frames": [["t.py", 3, "main"]]}\n0 8\n+{"op": "forward", "frames": []}\n1\n1\n0 8\n1'
     (tmp_path / "rank0.progress").write_text(text)
-    done = read_run(
-        tmp_path,
-        "train",
-        {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0},
-        1,
-        "",
-    )
-    assert [(e.op, e.value) for e in done.progress[0]] == [
-        ("data", 8),
-        ("forward", None),
-        ("forward", None),
-        ("data", 8),
-    ]
+    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
+    found = [(event.op, event.value) for event in read_run(tmp_path, "train", answer, 1, "").progress[0]]
+    assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]

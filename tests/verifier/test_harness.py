@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from records import cases
 from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.config.modules import find, root
@@ -63,7 +64,7 @@ def batch(step, rank, world):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    files = {
+    for name, text in {
         "pkg/__init__.py": "",
         "pkg/train.py": TRAIN,
         "pkg/model.py": "import torch\ndef build():\n    return torch.nn.Linear(8, 8)\n",
@@ -72,8 +73,7 @@ def package(tmp_path: Path) -> Path:
         "common.py": "y = 1\n",
         "single.py": "print(1)\n",
         "run/__main__.py": "print(2)\n",
-    }
-    for name, text in files.items():
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -103,17 +103,15 @@ def test_a_module_named_in_verify_yaml(package: Path) -> None:
         resolve(package, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("pkg.trian", "-m pkg.trian: no such module in "),
-        ("pkg/train.py", "-m pkg/train.py: not a module name; did you mean pkg.train?"),
-        ("pkg.train.py", "no such module; did you mean -m pkg.train?"),
-        ("pkg..train", "not a module name"),
-        ("pkg", "a package without __main__ cannot be run"),
-        ("sys", "is not Python source"),
-        ("", "nothing to verify"),
-    ],
+@cases(
+    "name, words",
+    ("pkg.trian", "-m pkg.trian: no such module in "),
+    ("pkg/train.py", "-m pkg/train.py: not a module name; did you mean pkg.train?"),
+    ("pkg.train.py", "no such module; did you mean -m pkg.train?"),
+    ("pkg..train", "not a module name"),
+    ("pkg", "a package without __main__ cannot be run"),
+    ("sys", "is not Python source"),
+    ("", "nothing to verify"),
 )
 def test_wrong_modules(
     package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
@@ -128,13 +126,11 @@ def test_wrong_modules(
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["fork", "torchrun"])
 def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp_path: Path, how: str) -> None:
-    flags = {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None}
-    target = resolve(package, flags)
+    target = resolve(package, {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None})
     chosen = ("run-completes", *(("matches-ddp",) if how == "fork" else ()))  # with torchrun each run takes seconds
     verdict = verify_with(launcher, target, tmp_path / "work", select(chosen, ()))
     assert [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"] == []
-    assert verdict.environment["launcher"] == how
-    assert verdict.runs[0]["command"] == "-m pkg.train --lr 0.1"
+    assert (verdict.environment["launcher"], verdict.runs[0]["command"]) == (how, "-m pkg.train --lr 0.1")
     shard = next(record for record in _records(tmp_path / "work" / "01-train-2") if record["kind"] == "shard")
     assert (Path(shard["at_line"]["file"]).name, shard["at_line"]["function"]) == ("train.py", "main")
 
@@ -149,8 +145,7 @@ def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> Non
     chosen = ("optim-before-shard", "run-completes")
     found = []
     for how in ("fork", "torchrun"):
-        target = resolve(script, {"launcher": how})
-        verdict = verify_with(launcher, target, tmp_path / how, select(chosen, ()))
+        verdict = verify_with(launcher, resolve(script, {"launcher": how}), tmp_path / how, select(chosen, ()))
         found.append([(f.rule, f.status, f.evidence, f.location, f.measured) for f in verdict.findings])
     assert found[0] == found[1]
     assert found[0][0][1] == "fail"
@@ -242,16 +237,14 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line.partition("\t")[0]) for line in (folder / "rank0.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "devices", "asked", "working", "answer"),
-    [
-        (4, 1, False, ("nccl",), ""),
-        (2, 2, True, ("nccl",), ""),
-        (4, 0, True, ("nccl",), ""),
-        (4, 1, True, ("nccl", "gloo"), "nccl"),
-        (4, 1, True, ("gloo",), "gloo"),
-        (4, 2, True, (), "none"),
-    ],
+@cases(
+    "ranks, devices, asked, working, answer",
+    (4, 1, False, ("nccl",), ""),
+    (2, 2, True, ("nccl",), ""),
+    (4, 0, True, ("nccl",), ""),
+    (4, 1, True, ("nccl", "gloo"), "nccl"),
+    (4, 1, True, ("gloo",), "gloo"),
+    (4, 2, True, (), "none"),
 )
 def test_how_ranks_share_gpus(ranks: int, devices: int, asked: bool, working: tuple[str, ...], answer: str) -> None:
     assert sharing.decide(ranks, devices, asked, lambda backend: backend in working) == answer
@@ -303,8 +296,7 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
 def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     launcher: Any = WithGPUs(4)
-    target = resolve(tmp_path / "train.py", {"device": "cuda", "nproc": 2})
-    settings = planned(target, ["matches-ddp"])
+    settings = planned(resolve(tmp_path / "train.py", {"device": "cuda", "nproc": 2}), ["matches-ddp"])
     runs = [settings.run(role, world) for role, world in (("full_precision", 2), ("single", 1), ("reference", 2))]
     work = tmp_path / "work"
     Executor(launcher, work, Workspace(work)).make(runs)  # the third waits for the first
@@ -317,15 +309,13 @@ def test_which_gpus_are_free() -> None:
     assert devices.free(2, 0, ()) == []
 
 
-@pytest.mark.parametrize(
-    ("own", "total", "visible", "seen"),
-    [
-        ([1, 2], 4, None, "1,2"),
-        ([1], 2, "6,GPU-8f", "GPU-8f"),
-        ([0, 1], 2, "6,7", None),
-        ([], 2, None, None),
-        ([], 0, "", None),
-    ],
+@cases(
+    "own, total, visible, seen",
+    ([1, 2], 4, None, "1,2"),
+    ([1], 2, "6,GPU-8f", "GPU-8f"),
+    ([0, 1], 2, "6,7", None),
+    ([], 2, None, None),
+    ([], 0, "", None),
 )
 def test_the_gpus_that_a_run_sees(own: list[int], total: int, visible: str | None, seen: str | None) -> None:
     assert devices.environment(own, total, visible).get("CUDA_VISIBLE_DEVICES") == seen

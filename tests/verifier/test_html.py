@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, parameter, run, step, stepped, wrap
+from records import cases, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, html, html_plots, html_tables, json_report
@@ -151,8 +151,7 @@ def test_what_a_team_left_out_is_told() -> None:
     open_ = Finding("b-rule", "inconclusive", "no way to tell", required=False)
     skipped = [{"rule": "c-rule", "reason": "one layer", "until": "2030-01-01"}]
     made = replace(verdict(open_), verdict="pass", skipped=skipped)
-    page = sound(html.render(replace(made, target={**TARGET, "name": "pretrain"})))
-    said = "".join(page.text)
+    said = "".join(sound(html.render(replace(made, target={**TARGET, "name": "pretrain"}))).text)
     assert "b-rule (not required)" in said and "one layer" in said and "2030-01-01" in said and "pretrain: " in said
 
 
@@ -173,8 +172,7 @@ def test_beside_an_earlier_report() -> None:
     new, known = (Finding(f"{name}-rule", "fail", "x", location=PLACE) for name in ("new", "known"))
     made = verdict(new, known)
     held = Comparison("old.json", (new,), (known,), (replace(new, rule="gone-rule", location=None),), ())
-    page = sound(html.render(replace(made, baseline=held)))
-    said = " ".join("".join(page.text).split())
+    said = " ".join("".join(sound(html.render(replace(made, baseline=held))).text).split())
     assert "old.json" in said and "fail: 1 new failure, 1 known, 1 gone" in said
     rows = html_tables.tables(json_report.as_dict(replace(made, baseline=held)))["baseline"].rows
     assert [row[0] for row in rows] == ["new-rule", "known-rule", "gone-rule"]
@@ -196,9 +194,8 @@ def test_what_was_not_seen_is_left_out() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=["tag", "attribute", "markup", "control", "bidi", "surrogate", "long"])
 def test_what_a_script_says_is_text(text: str) -> None:
-    place = Place(file=text[:5000], line=1, function=text, code=text)
     made = verdict(
-        Finding("a-rule", "fail", text, location=place, fix=text),
+        Finding("a-rule", "fail", text, location=Place(file=text[:5000], line=1, function=text, code=text), fix=text),
         Finding("b-rule", "inconclusive", text),
         Finding("c-rule", "pass", text),
         names=[text, "w"],
@@ -219,15 +216,13 @@ def test_what_a_script_says_is_text(text: str) -> None:
     sound(html.render(replace(made, facts={**made.facts, "shards": [uneven] * 3})))
 
 
-@pytest.mark.parametrize(
-    ("elements", "columns", "cells"),
-    [
-        ([[8, 8], [4, 4]], ["Each of 2 ranks"], [["8"], ["4"]]),
-        ([[8, 0], [4, 4]], ["Rank 0", "Rank 1"], [["8", "0"], ["4", "4"]]),
-        ([[8, None]], ["Rank 0", "Rank 1"], [["8", None]]),
-        ([[8000] * 8 + [None]], ["Least on a rank", "Most on a rank"], [["8,000", "8,000"]]),
-        ([[8]], ["Rank 0"], [["8"]]),
-    ],
+@cases(
+    "elements, columns, cells",
+    ([[8, 8], [4, 4]], ["Each of 2 ranks"], [["8"], ["4"]]),
+    ([[8, 0], [4, 4]], ["Rank 0", "Rank 1"], [["8", "0"], ["4", "4"]]),
+    ([[8, None]], ["Rank 0", "Rank 1"], [["8", None]]),
+    ([[8000] * 8 + [None]], ["Least on a rank", "Most on a rank"], [["8,000", "8,000"]]),
+    ([[8]], ["Rank 0"], [["8"]]),
 )
 def test_the_shard_table(elements: list[list[int | None]], columns: list[str], cells: list[list[str | None]]) -> None:
     shard = verdict().facts["shards"][0]
@@ -240,11 +235,7 @@ def test_the_shard_table(elements: list[list[int | None]], columns: list[str], c
 
 def test_what_was_found_in_a_checkpoint() -> None:
     one = {"path": "p", "after_step": 3, "op": "save", "ranks": 2, "tensors": 9, "wrong": 0, "error": None}
-    states: list[dict[str, Any]] = [
-        {"state": "opened"},
-        {"state": "opened", "wrong": 2},
-        {"state": "gone"},
-    ]
+    states: list[dict[str, Any]] = [{"state": "opened"}, {"state": "opened", "wrong": 2}, {"state": "gone"}]
     states += [{"state": "closed", "error": "no .metadata"}]
     table = html_tables._saved({"facts": {"checkpoints": [{**one, **state} for state in states]}})
     cells = [row[-1] for row in table.rows]
@@ -304,8 +295,7 @@ def test_curves_have_the_colours_of_the_page(mode: str) -> None:
 
 
 def test_points_stand_where_their_values_are() -> None:
-    made = verdict()
-    svg = html_plots.figures(json_report.as_dict(made))[0]["svg"]
+    svg = html_plots.figures(json_report.as_dict(verdict()))[0]["svg"]
     first = re.findall(r'<polyline [^>]*points="([^"]*)"', svg)[0].split()
     (left, high), (_, middle), (right, low) = (tuple(map(float, point.split(","))) for point in first)
     assert (left, right) == (html_plots.LEFT, html_plots.RIGHT)
@@ -321,5 +311,4 @@ def test_differences_are_those_that_the_rules_judge() -> None:
     (found,) = [c for c in verdict().facts["comparisons"] if c["rule"] == "matches-ddp"]
     assert found["loss"] == pytest.approx([1e-3 / (2.5 + 1e-3)] * 3)  # on the scale of the largest loss
     assert found["allowed"]["loss"] > 0.0
-    report = json_report.as_dict(verdict())
-    assert report["runs"][found["oracle"]]["role"] == "reference"
+    assert json_report.as_dict(verdict())["runs"][found["oracle"]]["role"] == "reference"

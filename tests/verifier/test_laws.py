@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from records import entropy, micro, run, step, stepped
+from records import cases, entropy, micro, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
@@ -35,8 +35,7 @@ def tensor(size: float, holder: str = "local", **more: Any) -> dict[str, Any]:
 
 def state(number: int, evaluations: int = 0, in_eval: tuple[str, ...] = (), **values: Any) -> dict[str, Any]:
     paths = {name.replace("__", "."): value for name, value in values.items()}
-    base = {"kind": "state", "step": number, "values": paths, "evaluations": evaluations}
-    return {**base, "in_eval": list(in_eval)}
+    return {"kind": "state", "step": number, "values": paths, "evaluations": evaluations, "in_eval": list(in_eval)}
 
 
 def steps(number: int = 3, **more: Any) -> list[dict[str, Any]]:
@@ -49,8 +48,7 @@ def judge(name: str, evidence: Evidence) -> Finding:
 
 def of(*ranks: list[dict[str, Any]], **more: Any) -> Evidence:
     made = run(*ranks)
-    sources = Sources({"train.py": LOOP}, ("train.py",))
-    return Evidence(train=made, full_precision=made, sources=sources, **more)
+    return Evidence(train=made, full_precision=made, sources=Sources({"train.py": LOOP}, ("train.py",)), **more)
 
 
 class TestGradients:
@@ -105,12 +103,11 @@ class TestRestored:
         resumed = run(*[[micro(1, rows=(3,)), step(1), stepped(1), state(1, **now)]] * 2, role="resume")
         return of(train, train, resume=resumed)
 
-    @pytest.mark.parametrize("name, then, now", [
+    @cases("name, then, now",
         ("ema", tensor(1.0), tensor(0.5)),
         ("main__best", held(0.5), held(9.0)),
         ("main__scheduler__last_epoch", held(2.0, "scheduler"), held(0.0, "scheduler")),
-        ("model__running_mean", tensor(1.0, "module"), tensor(0.0, "module")),
-    ])  # fmt: skip
+        ("model__running_mean", tensor(1.0, "module"), tensor(0.0, "module")))  # fmt: skip
     def test_what_is_lost(self, name: str, then: dict[str, Any], now: dict[str, Any]) -> None:
         found = judge(self.rule, self.both({name: then}, {name: now}))
         assert found.status == "fail"
@@ -118,16 +115,14 @@ class TestRestored:
 
     @pytest.mark.parametrize("name", ["main__seen", "main__running_loss", "main__started"])
     def test_what_only_a_log_reads_may_start_again(self, name: str) -> None:
-        found = judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)}))
-        assert found.status == "not_applicable"
+        assert judge(self.rule, self.both({name: held(2.0)}, {name: held(0.0)})).status == "not_applicable"
 
     def test_what_comes_back(self) -> None:
         assert judge(self.rule, self.both({"ema": tensor(1.0)}, {"ema": tensor(1.0)})).status == "pass"
 
     def test_the_state_was_not_recorded(self) -> None:
         resumed = run([micro(1), step(1), stepped(1)], role="resume")
-        train = [*steps(4)[:6], SAVE, *steps(4)[6:]]
-        assert judge(self.rule, of(train, resume=resumed)).status == "inconclusive"
+        assert judge(self.rule, of([*steps(4)[:6], SAVE, *steps(4)[6:]], resume=resumed)).status == "inconclusive"
 
 
 class TestRanks:
@@ -190,8 +185,7 @@ class TestEvaluation:
         ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, theirs)]
         train, single = run(ranks[0], ranks[0]), run(ranks[1], role="single")
         rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in ranks[1]]
-        models = {"kind": "model", "starting_point": "loaded"}
-        single = run([models, *rows], role="single")
+        single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
         return judge(self.rule, Evidence(train=train, full_precision=train, single=single))
 
     def test_another_value_in_one_process(self) -> None:

@@ -65,8 +65,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     heard = Heard()
     libraries.install(heard)  # type: ignore[arg-type]
-    module = importlib.import_module("accelerate.state")
-    yield module, heard
+    yield importlib.import_module("accelerate.state"), heard
     for name in ("accelerate", "accelerate.state"):
         sys.modules.pop(name, None)
 
@@ -104,8 +103,7 @@ def test_recomputes_of_a_run_without_steps_are_not_judged() -> None:
 
 def test_the_finding_says_which_call_kept_ddp_out() -> None:
     def made(role: str) -> Run:
-        ranks = [[model(), micro(loss=1.0), step(), stepped()] for _ in range(2)]
-        return run(*ranks, role=role)
+        return run(*[[model(), micro(loss=1.0), step(), stepped()] for _ in range(2)], role=role)
 
     reason = "rank 0 raised AttributeError: 'Tensor' object has no attribute 'device_mesh'"
     evidence = Evidence(

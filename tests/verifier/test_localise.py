@@ -63,20 +63,12 @@ def said(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -
 
 @pytest.mark.parametrize(
     ("factor", "causes"),
-    [
-        (2.0, {"ranks"}),
-        (0.5, {"ranks"}),
-        (3.0, {NOT_DIVIDED}),
-        (1 / 3, {DIVIDED_TWICE}),
-        (6.0, {"both"}),
-        (1.1, set()),
-    ],
+    [(2.0, {"ranks"}), (0.5, {"ranks"}), (3.0, {NOT_DIVIDED}), (1 / 3, {DIVIDED_TWICE}), (6.0, {"both"}), (1.1, set())],
 )
 def test_a_factor_on_every_gradient(factor: float, causes: set[str]) -> None:
     mine, oracle = trained(2, gradients(all=factor), micros=3), trained(2)
     parting = part(mine, oracle, ALLOWED)
-    assert (parting.stage, parting.factor) == ("gradient", pytest.approx(factor))
-    assert parting.parameters == NAMES
+    assert (parting.stage, parting.factor, parting.parameters) == ("gradient", pytest.approx(factor), NAMES)
     assert {reading.cause for reading in readings(factor, mine)} == causes
     assert f"{factor:.4g} x" in said(mine, oracle)
 
@@ -90,8 +82,7 @@ def test_a_factor_on_one_module() -> None:
 
 
 def test_factors_that_differ_are_no_factor() -> None:
-    mine = trained(2, gradients(**{"embed.weight": 2.0, "head.weight": 3.0}))
-    parting = part(mine, trained(2), ALLOWED)
+    parting = part(trained(2, gradients(**{"embed.weight": 2.0, "head.weight": 3.0})), trained(2), ALLOWED)
     assert (parting.factor, parting.parameters, parting.module) == (None, ("embed.weight", "head.weight"), "")
 
 
@@ -106,8 +97,7 @@ STAGES: list[tuple[dict[str, Any], str, int, float | None]] = [
 
 @pytest.mark.parametrize(("changed", "stage", "step", "factor"), STAGES)
 def test_the_first_stage_that_differs(changed: dict[str, Any], stage: str, step: int, factor: float | None) -> None:
-    mine = trained(2, **changed)
-    parting = part(mine, trained(2), ALLOWED)
+    parting = part(trained(2, **changed), trained(2), ALLOWED)
     assert (parting.stage, parting.step, parting.factor) == (stage, step, factor)
     if "moves" in changed:
         assert (parting.module, parting.parameters) == ("head", ("head.weight",))

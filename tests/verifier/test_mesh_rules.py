@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from records import micro, model, parameter, run, step, stepped, wrap
-from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.rules import RULES
+from records import cases, judge, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.trace.events import Step
 
 Records = list[dict[str, Any]]
 GRID = [0, 1, 2, 3]
-
-
-def judge(rule: str, *ranks: Records, **runs: Any) -> Finding:
-    return judge_one(RULES[rule], Evidence(train=run(*ranks), **runs))
 
 
 def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[str, Any]) -> Records:
@@ -27,9 +19,20 @@ def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[st
     return [model(entry), *records, micro(), step(), stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]})]
 
 
-def test_replicas_must_start_equal() -> None:
-    assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1)).status == "pass"
-    assert judge("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1)).status == "fail"
+HELD = {"kind": "partial", "groups": ["layer"], "step": 1}
+
+
+@cases(
+    "rule, first, second, status",
+    ("hsdp-replicas-diverge-at-init", replica(0), replica(1), "pass"),
+    ("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1), "fail"),
+    ("hsdp-all-reduce-left-off", replica(0, 1.0, 1.0, HELD), replica(1), "fail"),
+    ("hsdp-all-reduce-left-off", replica(0), replica(1), "pass"),
+    ("hsdp-all-reduce-left-off", replica(0), replica(1, after=1.2), "fail"),  # they differ after a step
+    ("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2), "inconclusive"),  # and before it
+)
+def test_replicas(rule: str, first: Records, second: Records, status: str) -> None:
+    assert judge(rule, first, second).status == status
 
 
 @pytest.mark.parametrize("rule", ["hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"])
@@ -48,49 +51,33 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
     assert judge("rank-dependent-init-no-broadcast", *ranks).status == "not_applicable"
 
 
-@pytest.mark.parametrize(
-    ("names", "shape", "status"),
-    [
-        (("dp_replicate", "dp_shard"), (2, 2), "pass"),
-        (("replicate", "shard"), (2, 2), "pass"),
-        (("dp_shard", "dp_replicate"), (2, 2), "fail"),
-        (("shard", "replicate"), (1, 4), "fail"),
-        (("shard", "replicate"), (1, 1), "inconclusive"),
-        (("dp", "tp"), (2, 2), "fail"),
-        (("ddp", "fsdp"), (2, 2), "pass"),
-        (("fsdp", "ddp"), (2, 2), "fail"),
-        (("outer", "inner"), (2, 2), "pass"),
-        (("dp", "cp"), (2, 2), "pass"),
-        (("tp",), (4,), "not_applicable"),
-        ((), (2, 2), "not_applicable"),
-    ],
+@cases(
+    "names, shape, status",
+    (("dp_replicate", "dp_shard"), (2, 2), "pass"),
+    (("replicate", "shard"), (2, 2), "pass"),
+    (("dp_shard", "dp_replicate"), (2, 2), "fail"),
+    (("shard", "replicate"), (1, 4), "fail"),
+    (("shard", "replicate"), (1, 1), "inconclusive"),
+    (("dp", "tp"), (2, 2), "fail"),
+    (("ddp", "fsdp"), (2, 2), "pass"),
+    (("fsdp", "ddp"), (2, 2), "fail"),
+    (("outer", "inner"), (2, 2), "pass"),
+    (("dp", "cp"), (2, 2), "pass"),
+    (("tp",), (4,), "not_applicable"),
+    ((), (2, 2), "not_applicable"),
 )
 def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...], status: str) -> None:
     assert judge("mesh-argument-wrong", *[[wrap(GRID, names, shape), model()]] * 4).status == status
 
 
-def test_dims_that_the_script_names_are_not_judged_by_position() -> None:
-    given = wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True)
-    assert judge("mesh-argument-wrong", *[[given, model()]] * 4).status == "not_applicable"
-
-
-def test_without_a_forward_the_mesh_is_inconclusive() -> None:
-    assert judge("mesh-argument-wrong", *[[wrap(GRID)]] * 4).status == "inconclusive"
-    assert judge("mesh-argument-wrong", *[[wrap(GRID, ("dp", "tp"), (2, 2))]] * 4).status == "fail"
-
-
-def test_gradients_held_back_in_a_replica_fail() -> None:
-    held = {"kind": "partial", "groups": ["layer"], "step": 1}
-    assert judge("hsdp-all-reduce-left-off", replica(0, 1.0, 1.0, held), replica(1)).status == "fail"
-
-
-def test_replicas_that_differ_after_a_step_fail() -> None:
-    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1)).status == "pass"
-    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, after=1.2)).status == "fail"
-
-
-def test_replicas_that_differed_before_belong_to_another_rule() -> None:
-    assert judge("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2)).status == "inconclusive"
+@cases(
+    "rank, status",
+    ([wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True), model()], "not_applicable"),
+    ([wrap(GRID)], "inconclusive"),  # no forward
+    ([wrap(GRID, ("dp", "tp"), (2, 2))], "fail"),
+)
+def test_named_dims_and_a_run_without_a_forward(rank: Records, status: str) -> None:
+    assert judge("mesh-argument-wrong", *[rank] * 4).status == status
 
 
 def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
@@ -139,25 +126,21 @@ def test_parallel_meshes_hold_copies() -> None:
     assert seen.whole(Step, "weights", 1)["w"] == [2.0, 4.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("found", "status"),
-    [
-        ([4.0, 1.0, 2.0, 0.0, 0.0], "pass"),
-        ([4.0, -1.0, 0.5, 1.0, 0.0], "fail"),
-        ([5.0, -1.0, 0.5, 1.0, 0.0], "pass"),
-        ([4.0, 1.0, 2.0, 1e-9, 0.0], "pass"),
-    ],
+@cases(
+    "found, status",
+    ([4.0, 1.0, 2.0, 0.0, 0.0], "pass"),
+    ([4.0, -1.0, 0.5, 1.0, 0.0], "fail"),
+    ([5.0, -1.0, 0.5, 1.0, 0.0], "pass"),
+    ([4.0, 1.0, 2.0, 1e-9, 0.0], "pass"),
 )
 def test_the_same_values_in_another_order(found: list[float], status: str) -> None:
     saved = {"w": [4.0, 1.0, 2.0, 0.0, 0.0]}
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    first = [model(), micro(1), step(1), stepped(1), save]
-    train = [*first, micro(2), step(2, weights=saved), stepped(2)]
+    train = [*[model(), micro(1), step(1), stepped(1), save], micro(2), step(2, weights=saved), stepped(2)]
     resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
     assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
     assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status
 
 
 def test_weights_of_a_script_that_saves_nothing_are_not_looked_for() -> None:
-    train = [model(), micro(), step(), stepped()]
-    assert judge("tp-fsdp-permuted-weights", train).status == "not_applicable"
+    assert judge("tp-fsdp-permuted-weights", [model(), micro(), step(), stepped()]).status == "not_applicable"

@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped, trace
+from records import cases, micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.errors import OUR_FAULT, PROBE_FAILED, UserError
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -138,6 +139,18 @@ def test_a_trace_that_many_threads_write(hurried: None, tmp_path: Path) -> None:
         assert [r.unsynced[0] for r in records if isinstance(r, Zeroed) and r.step == k] == list(map(str, range(200)))
 
 
+@contextmanager
+def alarms(handle: Callable[[int, object], None]) -> Iterator[None]:
+    """A signal that `handle` handles, 10,000 times a second."""
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_trace_that_a_signal_handler_writes_too(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rank0.jsonl", "secret")
     handled = 0
@@ -147,14 +160,9 @@ def test_a_trace_that_a_signal_handler_writes_too(tmp_path: Path) -> None:
         handled += 1
         writer.write(Discarded())
 
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    with alarms(handle):
         for _ in range(3000):
             writer.write(Start(torch="x" * 2000))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
     found = read(tmp_path)
     assert found.foreign == ""
     assert handled > 10
@@ -187,14 +195,9 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
     threads = [threading.Thread(target=lambda: [event("thread") for _ in range(500)]) for _ in range(4)]
     for thread in threads:
         thread.start()
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    with alarms(handle):
         for number in range(1000):
             event(f"main {number}")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
     for thread in threads:
         thread.join()
     found = read(tmp_path)
@@ -209,19 +212,16 @@ IMPORT = "from torch.distributed.fsdp import fully_shard"
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
+@cases(
     "words",
-    [
-        "from torch.distributed._composable.fsdp import fully_shard",
-        "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
-        "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
-        "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
-    ],
+    "from torch.distributed._composable.fsdp import fully_shard",
+    "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+    "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
+    "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
     ids=["composable", "composable module", "composable module imported", "private"],
 )
 def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: str) -> None:
-    script = edited(tmp_path, (IMPORT, words))
-    answer = launch(launcher, tmp_path / "run", script, steps=1)
+    answer = launch(launcher, tmp_path / "run", edited(tmp_path, (IMPORT, words)), steps=1)
     found = read_run(tmp_path / "run", "train", answer, 2, "train.py")
     assert found.completed
     assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [[3, 3], [3, 3]]
@@ -256,6 +256,7 @@ def test_an_error_in_a_rule_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (broken.rule, broken.status) == ("optim-before-shard", "error")
     assert "KeyError: 'renamed'" in broken.evidence and "(verifier/judge.py:" in broken.evidence
     assert (other.rule, other.status) == ("run-completes", "pass")
+    assert Verdict("error", {}, {}, (), (broken, other)).exit_code == OUR_FAULT == 3
 
 
 def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
@@ -268,14 +269,8 @@ def test_an_error_of_the_probe_is_ours_and_the_rules_are_judged() -> None:
 @pytest.mark.parametrize("recorded", [[ERROR], []], ids=["recorded", "not recorded"])
 def test_a_rank_that_the_verifier_ended_is_no_failure_of_the_script(recorded: list[dict[str, Any]]) -> None:
     first = trace(0, tuple({"seq": k, "at": 0.0, **r} for k, r in enumerate([*RIGHT, *recorded])))
-    victim = {
-        "kind": "end",
-        "how": "exception",
-        "error": "E",
-        "message": "Connection closed by peer",
-        "frames": [],
-        "at": 1.0,
-    }
+    lost = "Connection closed by peer"
+    victim = {"kind": "end", "how": "exception", "error": "E", "message": lost, "frames": [], "at": 1.0}
     ended = (Ended(0, PROBE_FAILED, False), Ended(1, 1, False))
     train = Run("train", 2, (first, trace(1, (victim,))), ended, stderr={0: "Traceback\nAttributeError: no _renamed\n"})
     found = judge(Evidence(train=train), ["run-completes", "matches-ddp", "optim-before-shard"])
@@ -291,9 +286,7 @@ def test_a_script_that_exits_with_the_same_code_is_to_blame() -> None:
 
 
 def test_a_subscriber_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(tmp_path / "rank0.jsonl", "secret")
-
-    dispatcher = Dispatcher(Guard(writer).report)
+    dispatcher = Dispatcher(Guard(Writer(tmp_path / "rank0.jsonl", "secret")).report)
     raised: list[BaseException] = []
 
     def fails(call: Call) -> None:
@@ -357,8 +350,7 @@ def test_every_report_shows_an_error_of_ours(name: str) -> None:
     target = {"command": "fsdp2 verify train.py", "script": "train.py", "nproc": 2, "steps": 5, "reshard_to": []}
     target |= dict.fromkeys(("args", "save_args", "resume_args", "single_args"), "")
     findings = judge(Evidence(train=run([*RIGHT, ERROR])), ["run-completes"])
-    environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
-    verdict = Verdict("error", target, environment, (), findings)
+    verdict = Verdict("error", target, {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}, (), findings)
     assert "no _renamed" in RENDERERS[name](verdict)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from corpus import TESTS
-from records import LINE, entropy, micro, model, parameter, run, step, stepped
+from records import LINE, cases, entropy, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.evidence import Evidence
@@ -53,8 +53,7 @@ def trained(
 
 
 def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **more: Any) -> Finding:
-    evidence = Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more)
-    return judge_one(RULES[rule], evidence)
+    return judge_one(RULES[rule], Evidence(train=mine, full_precision=mine, reference=reference, single=single, **more))
 
 
 class TestWithoutNoise:
@@ -62,8 +61,7 @@ class TestWithoutNoise:
 
     @pytest.mark.parametrize(("length", "status"), [(1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail")])
     def test_no_envelope(self, length: float, status: str) -> None:
-        mine = trained(grads={"a.weight": length})
-        found = judge("matches-single-process", mine, None, trained(1))
+        found = judge("matches-single-process", trained(grads={"a.weight": length}), None, trained(1))
         assert found.status == status, found.evidence
 
     def test_an_envelope_that_ended_early(self) -> None:
@@ -144,8 +142,7 @@ class TestOneProcessDecides:
         assert found.status == status, found.evidence
 
     def test_without_a_word_of_one_process_the_difference_stands(self) -> None:
-        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), None)
-        assert found.status == "fail"
+        assert judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), None).status == "fail"
 
     def test_ranks_that_shard_alone_are_no_better_than_ddp(self) -> None:
         other = trained(grads=self.odd, role="reference")
@@ -182,8 +179,7 @@ class TestOptimizersInBackward:
 
     @pytest.mark.parametrize(("unsynced", "status"), [((), "pass"), (("a.weight",), "pass"), (("b.weight",), "fail")])
     def test_each_is_judged_by_its_own_parameters(self, unsynced: tuple[str, ...], status: str) -> None:
-        train = run(self.rank(unsynced))
-        assert judge_one(RULES["accum-never-resynced"], Evidence(train=train)).status == status
+        assert judge_one(RULES["accum-never-resynced"], Evidence(train=run(self.rank(unsynced)))).status == status
 
     def test_a_step_is_what_all_of_them_found_and_changed(self) -> None:
         train = run(self.rank())
@@ -229,15 +225,13 @@ class TestNamedByHand:
             rows += [{"kind": "checkpoint", "op": "save", "after_step": k, "to": to, "keys": []} for to in own]
         return run(rows)
 
-    @pytest.mark.parametrize(
-        ("command", "step_"),
-        [
-            ("--resume {checkpoint}/step2", 2),
-            ("--resume={checkpoint}/step4/", 4),
-            ("--resume {checkpoint}", 4),
-            ("--resume {checkpoint}/step6", 4),
-            ("--resume {checkpoint}/step", 4),
-        ],
+    @cases(
+        "command, step_",
+        ("--resume {checkpoint}/step2", 2),
+        ("--resume={checkpoint}/step4/", 4),
+        ("--resume {checkpoint}", 4),
+        ("--resume {checkpoint}/step6", 4),
+        ("--resume {checkpoint}/step", 4),
     )
     def test_what_the_resume_is_compared_with(self, command: str, step_: int) -> None:
         train = self.train((2, "/c/step2"), (4, "/c/step4"))
@@ -250,19 +244,16 @@ class TestNamedByHand:
         object.__setattr__(train.traces[0], "records", (*train.traces[0].records, renamed))
         assert Evidence(train=train).saved_after("--resume {checkpoint}/step2") == 2
 
-    @pytest.mark.parametrize(
-        ("command", "places", "status"),
-        [
-            ("--resume {checkpoint}/step4", ("/c/step2", "/c/step4"), "not_applicable"),
-            ("--resume {checkpoint}", ("/c/step2", "/c/step4"), "fail"),
-            ("--resume {checkpoint}/run", ("/c/run/step2", "/c/run/step4"), "fail"),
-        ],
+    @cases(
+        "command, places, status",
+        ("--resume {checkpoint}/step4", ("/c/step2", "/c/step4"), "not_applicable"),
+        ("--resume {checkpoint}", ("/c/step2", "/c/step4"), "fail"),
+        ("--resume {checkpoint}/run", ("/c/run/step2", "/c/run/step4"), "fail"),
     )
     def test_a_save_that_was_cut(self, command: str, places: tuple[str, str], status: str) -> None:
         train = self.train((2, places[0]), (4, places[1]))
         rows = [model(), step(1), saving(2, places[0], {"w": A}), saving(4, places[1], {"w": B}), {"kind": "killed"}]
-        crash = run(rows, role="crash", note="killed")
-        evidence = Evidence(train=train, crashes=((crash, refused(command)),))
+        evidence = Evidence(train=train, crashes=((run(rows, role="crash", note="killed"), refused(command)),))
         assert judge_one(RULES["incomplete-checkpoint-chosen"], evidence).status == status
 
 
@@ -301,8 +292,7 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
         for k in range(micros):
             first = (k * ranks + rank) * number
             own = tuple(range(first, first + number))
-            loss = 2.0 * weights
-            rows.append(micro(1, loss, own, criteria=entropy(number, 2.0), at_line=replace(LINE, line=10)))
+            rows.append(micro(1, 2.0 * weights, own, criteria=entropy(number, 2.0), at_line=replace(LINE, line=10)))
         rows += more.get("extra", [])
         rows.append(step(1, {"w": vector(factor)}, at_line=replace(LINE, line=20)))
         rows.append(stepped(1))
@@ -313,23 +303,20 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
 class TestFactors:
     """Two ranks and two micro-batches: a factor of two is told apart by the losses and by one process, or reported as either."""
 
-    @pytest.mark.parametrize(
-        ("mine", "oracle", "causes"),
-        [
-            # The loss is right on two ranks: what doubles the gradient comes after it.
-            ((0.5, 2), (1.0, 1), {"ranks"}),
-            # One process makes two micro-batches as well, and is right: it is not their number.
-            ((1.0, 2), (0.5, 2), {"ranks"}),
-            # One process makes four and does not divide either (its gradient is four times as large as it should be).
-            ((1.0, 2), (1.0, 4), {NOT_DIVIDED}),
-            # One process makes one: both fit.
-            ((1.0, 2), (1.0, 1), {"ranks", NOT_DIVIDED}),
-        ],
+    @cases(
+        "mine, oracle, causes",
+        # The loss is right on two ranks: what doubles the gradient comes after it.
+        ((0.5, 2), (1.0, 1), {"ranks"}),
+        # One process makes two micro-batches as well, and is right: it is not their number.
+        ((1.0, 2), (0.5, 2), {"ranks"}),
+        # One process makes four and does not divide either (its gradient is four times as large as it should be).
+        ((1.0, 2), (1.0, 4), {NOT_DIVIDED}),
+        # One process makes one: both fit.
+        ((1.0, 2), (1.0, 1), {"ranks", NOT_DIVIDED}),
     )
     def test_what_fits(self, mine: tuple[float, int], oracle: tuple[float, int], causes: set[str]) -> None:
         two, one = scaled(2, mine[0], 1.0, mine[1]), scaled(1, oracle[0], 1.0, oracle[1])
-        factor = 0.5 if oracle[1] == 4 else 2.0
-        assert {r.cause for r in readings(factor, two, one)} == causes
+        assert {r.cause for r in readings(0.5 if oracle[1] == 4 else 2.0, two, one)} == causes
 
     def test_world_size_and_micro_batches_do_not_collide(self) -> None:
         """Both readings are in the report, neither hides the other."""
@@ -371,14 +358,12 @@ class TestLocationsOfResumes:
             train=train, resume=resume, resume_full_precision=train, reshards=(replace(resume, role="reshard"),)
         )
 
-    @pytest.mark.parametrize(
-        ("rule", "evidence"),
-        [
-            ("resume-is-exact", {}),
-            ("load-without-set", {"weights": {"w": C}}),
-            ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
-            ("reshard-keeps-trajectory", {"weights": {"w": C}}),
-        ],
+    @cases(
+        "rule, evidence",
+        ("resume-is-exact", {}),
+        ("load-without-set", {"weights": {"w": C}}),
+        ("scheduler-or-progress-not-restored", {"lr": [0.2]}),
+        ("reshard-keeps-trajectory", {"weights": {"w": C}}),
     )
     def test_the_load_is_named(self, rule: str, evidence: dict[str, Any]) -> None:
         found = judge_one(RULES[rule], self.evidence(evidence))
@@ -403,8 +388,7 @@ class TestSameData:
     more = tuple(range(16, 24))
 
     def test_one_step_that_differs_hides_nothing(self) -> None:
-        found = self.judge((self.first, self.then), (self.more, self.more))
-        assert found.status == "fail"
+        assert self.judge((self.first, self.then), (self.more, self.more)).status == "fail"
         assert self.judge((self.more, self.more), (self.first, self.then)).status == "fail"
         assert self.judge((self.first, self.then), (self.then, self.more)).status == "pass"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from records import micro, model, run, step, stepped
+from records import cases, run, steps
 from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
@@ -169,8 +169,7 @@ def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check,
         own.run(Request(str(launcher_folder), str(script), str(script.parent), world_size=2, steps=2))
     before = tree(script.parent)
     assert any(name.startswith("ckpt/") for name in before)
-    verdict = check(script, ("resume-is-exact",), resume_args="--resume ckpt")
-    (found,) = verdict.findings
+    (found,) = check(script, ("resume-is-exact",), resume_args="--resume ckpt").findings
     assert found.status == "inconclusive" and str(script.parent / "ckpt") in found.evidence
     assert tree(script.parent) == before
 
@@ -199,13 +198,11 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> 
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("flags", "option"),
-    [
-        ({"args": ["--no-such"]}, "after `--`"),
-        ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
-        ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
-    ],
+@cases(
+    "flags, option",
+    ({"args": ["--no-such"]}, "after `--`"),
+    ({"save_args": "--out {checkpoint} --sve"}, "--save-args"),
+    ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
 )
 def test_arguments_that_the_script_refuses_are_a_usage_error(
     write: Write, check: Check, flags: dict[str, str], option: str
@@ -230,40 +227,23 @@ def test_a_checkpoint_that_is_never_written_is_a_usage_error(write: Write, check
     assert "{checkpoint}/step_500" in str(error.value) and "{checkpoint}/step_2" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "lost"),
-    [
-        (("--resume", "{checkpoint}/step_4"), ""),
-        (("--resume={checkpoint}/step_6",), "step_6"),
-        (("--resume", "{checkpoint}"), ""),
-        (("--resume", "{checkpoint}/step_4", "--out", "{checkpoint}/again"), ""),
-        (("--resume", "{checkpoint}/step"), ""),
-    ],
+@cases(
+    "words, lost",
+    (("--resume", "{checkpoint}/step_4"), ""),
+    (("--resume={checkpoint}/step_6",), "step_6"),
+    (("--resume", "{checkpoint}"), ""),
+    (("--resume", "{checkpoint}/step_4", "--out", "{checkpoint}/again"), ""),
+    (("--resume", "{checkpoint}/step"), ""),
 )
 def test_paths_that_resume_args_name(words: tuple[str, ...], lost: str) -> None:
     assert unwritten(words, ["step_2", "step_4", "step_4/.metadata"]) == lost
 
 
-def test_an_exception_in_a_rule_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(evidence: Evidence) -> Finding:
-        raise KeyError("no such field")
-
-    monkeypatch.setattr(RULES["optim-before-shard"], "judge", broken)
-    rank = [model(), micro(), step(), stepped()]
-    first, second = judge(Evidence(train=run(rank, rank)), ["optim-before-shard", "root-not-wrapped"])
-    assert first.status == "error" and second.status != "error"
-    assert "KeyError" in first.evidence and "verifier/" in first.evidence
-    verdict = Verdict("error", {}, {}, (), (first, second))
-    assert verdict.exit_code == 3
-
-
 class TestCheckpointsThatAreNotThere:
-    RANK = (model(), micro(), step(), stepped())
-
-    def judged(self, **more: object) -> dict[str, str]:
-        train = run(list(self.RANK), list(self.RANK))
+    def judged(self, **more: Any) -> dict[str, str]:
+        train = run(steps(), steps())
         names = [name for name, rule in RULES.items() if rule.about_checkpoints]
-        return {f.rule: f.status for f in judge(Evidence(train=train, **more), names)}  # type: ignore[arg-type]
+        return {f.rule: f.status for f in judge(Evidence(train=train, **more), names)}
 
     def test_a_script_that_saves_nothing(self) -> None:
         assert set(self.judged().values()) == {"not_applicable"}
@@ -274,17 +254,15 @@ class TestCheckpointsThatAreNotThere:
         assert saving is not None and saving.function == "save"
         assert set(self.judged(saving=saving).values()) == {"inconclusive"}
 
-    @pytest.mark.parametrize(
-        ("line", "saves"),
-        [
-            ("torch.save(model, 'x')", True),
-            ("from torch import save as put\nput(1, 'x')", True),
-            ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
-            ("manager.save(step, model.state_dict())", True),
-            ("trainer.save_model('x')", True),
-            ("image.save('x.png')", False),
-            ("model.state_dict()", False),
-        ],
+    @cases(
+        "line, saves",
+        ("torch.save(model, 'x')", True),
+        ("from torch import save as put\nput(1, 'x')", True),
+        ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
+        ("manager.save(step, model.state_dict())", True),
+        ("trainer.save_model('x')", True),
+        ("image.save('x.png')", False),
+        ("model.state_dict()", False),
     )
     def test_what_counts_as_saving(self, tmp_path: Path, line: str, saves: bool) -> None:
         script = tmp_path / "train.py"
@@ -309,6 +287,5 @@ def test_a_failure_of_the_first_run_is_told_before_later_runs_begin(launcher: La
     chosen = select(("optim-before-shard", "matches-ddp"), ())
     verify_with(launcher, resolve(script, {}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(told) if "optim-before-shard" in line)
-    later = next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
-    assert first < later
+    assert first < next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
     assert os.fspath(script) in told[first][0]

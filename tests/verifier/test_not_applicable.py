@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_rules_checkpoint import A, judge, saving, tensor, train
+from test_rules_checkpoint import A, saving, tensor, train
 
-from records import LINE, micro, model, run, step, stepped
+from records import LINE, judge, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one

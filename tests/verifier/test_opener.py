@@ -45,18 +45,15 @@ def test_a_dcp_checkpoint_is_recorded_as_it_was_given(tmp_path: Path) -> None:
     dcp.save(STATE, checkpoint_id=tmp_path / "c", no_dist=True)
     record = opened(tmp_path / "c")
     given = entries(STATE)
-    assert (record.format, record.error) == ("dcp", None)
-    assert record.entries == given
-    assert given["step"].value == "3"
-    assert given["groups.0.params.0"].shape == [2]
+    assert (record.format, record.error, record.entries) == ("dcp", None, given)
+    assert (given["step"].value, given["groups.0.params.0"].shape) == ("3", [2])
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_lost_files_and_lost_metadata(tmp_path: Path) -> None:
     dcp.save(STATE, checkpoint_id=tmp_path / "c", no_dist=True)
     (tmp_path / "c" / "__0_0.distcp").unlink()
-    record = opened(tmp_path / "c")
-    assert record.missing_files == ["__0_0.distcp"]
+    assert opened(tmp_path / "c").missing_files == ["__0_0.distcp"]
     (tmp_path / "c" / ".metadata").unlink()
     assert "no .metadata" in opened(tmp_path / "c").error
     assert opened(tmp_path / "d").format == "missing"
@@ -66,8 +63,7 @@ def test_a_torch_file_with_plain_types(tmp_path: Path) -> None:
     whole = {**STATE, "args": argparse.Namespace(out=Path("x")), "random": random.getstate()}
     torch.save(whole, tmp_path / "a.pt")
     record = opened(tmp_path / "a.pt")
-    assert (record.format, record.error) == ("torch", None)
-    assert record.entries == entries(whole)
+    assert (record.format, record.error, record.entries) == ("torch", None, entries(whole))
 
 
 def test_a_truncated_file_has_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from records import run
+from records import cases, run
 from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.analysis.root_cause import own_frames, root_cause
 from verified_fsdp2.verifier.probe.frames import Frames
@@ -20,38 +20,34 @@ from verified_fsdp2.verifier.trace import Ended, origin
 TORCH = torch.distributed.fsdp.__file__
 
 
-@pytest.mark.parametrize(
+@cases(
     "file",
-    [
-        "/home/me/verifier/train.py",
-        "/home/me/torch/distributed/train.py",
-        "/home/me/skill/train.py",
-        "/home/me/lib/python/train.py",
-        "/home/me/site-packages-of-mine/train.py",
-        "/srv/torch",
-        "train.py",
-        str(Path(__file__).parents[1] / "zoo" / "minimal.py"),
-    ],
+    "/home/me/verifier/train.py",
+    "/home/me/torch/distributed/train.py",
+    "/home/me/skill/train.py",
+    "/home/me/lib/python/train.py",
+    "/home/me/site-packages-of-mine/train.py",
+    "/srv/torch",
+    "train.py",
+    str(Path(__file__).parents[1] / "zoo" / "minimal.py"),
 )
 def test_users_code(file: str) -> None:
     assert origin.origin(file) == "user"
     assert origin.is_user(file) and not origin.is_machinery(file)
 
 
-@pytest.mark.parametrize(
-    ("file", "whose"),
-    [
-        (TORCH, "torch"),
-        ("/opt/other/lib/python3.12/site-packages/torch/optim/adamw.py", "torch"),
-        ("/usr/lib/python3/dist-packages/torch/optim/adamw.py", "torch"),
-        (pytest.__file__, "library"),
-        (f"{Path(torch.__file__).parent}_extras/train.py", "library"),
-        ("/srv/project/.venv/lib/python3.11/site-packages/peft/model.py", "library"),
-        (json.decoder.__file__, "python"),
-        ("<frozen importlib._bootstrap>", "python"),
-        ("<string>", "python"),
-        (pipeline.__file__, "verifier"),
-    ],
+@cases(
+    "file, whose",
+    (TORCH, "torch"),
+    ("/opt/other/lib/python3.12/site-packages/torch/optim/adamw.py", "torch"),
+    ("/usr/lib/python3/dist-packages/torch/optim/adamw.py", "torch"),
+    (pytest.__file__, "library"),
+    (f"{Path(torch.__file__).parent}_extras/train.py", "library"),
+    ("/srv/project/.venv/lib/python3.11/site-packages/peft/model.py", "library"),
+    (json.decoder.__file__, "python"),
+    ("<frozen importlib._bootstrap>", "python"),
+    ("<string>", "python"),
+    (pipeline.__file__, "verifier"),
 )
 def test_code_of_others(file: str, whose: str) -> None:
     assert origin.origin(file) == whose
@@ -81,10 +77,9 @@ def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
         assert ([f.file for f in frames], waits) == ([own], True)
         busy = f'Current thread 0x1 (most recent call first):\n  File "{own}", line 9 in load\n'
         killed = (Ended(0, -9, True), Ended(1, -9, True))
-        hung = replace(
-            run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy}
+        found = root_cause(
+            replace(run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy})
         )
-        found = root_cause(hung)
         assert found.location is not None
         assert (found.rank, found.location.file, found.location.line) == (1, own, 9)
 

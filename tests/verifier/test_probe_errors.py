@@ -19,8 +19,7 @@ PROBE_ERROR = {"kind": "probe_error", "symbol": "ties", "text": "KeyError: 'x'"}
 
 @pytest.mark.parametrize(("records", "status"), [([], "not_applicable"), ([PROBE_ERROR], "inconclusive")])
 def test_rules_are_inconclusive_after_an_error_of_their_topic(records: list[dict[str, object]], status: str) -> None:
-    evidence = Evidence(train=run(*[[*records, *RIGHT]] * 2))
-    found, *others = judge(evidence, ["tied-weights-split-groups"])
+    found, *others = judge(Evidence(train=run(*[[*records, *RIGHT]] * 2)), ["tied-weights-split-groups"])
     assert [(f.rule, f.status) for f in others] == [("verifier", "error")] * bool(records)
     assert found.status == status
     assert ("ties: KeyError" in found.evidence) is (status == "inconclusive")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from records import cases
+
 pytest_plugins = ("pytester",)
 
 TESTS = Path(__file__).parents[1]
@@ -36,8 +38,7 @@ def names(done: pytest.RunResult) -> list[str]:
 
 
 def test_each_rule_is_an_item(project: pytest.Pytester) -> None:
-    done = project.runpytest_inprocess(*PLUGIN, *STATIC, "--collect-only", "-q")
-    found = names(done)
+    found = names(project.runpytest_inprocess(*PLUGIN, *STATIC, "--collect-only", "-q"))
     assert "train.py::optim-before-shard" in found and len(found) == len(set(found)) > 40
     assert all(name.startswith("train.py::") for name in found), "the target alone, if nothing else is named"
     both = names(project.runpytest_inprocess(*PLUGIN, *STATIC, "--collect-only", "-q", "."))
@@ -51,8 +52,7 @@ def test_a_failure_is_the_finding_and_can_be_chosen_again(project: pytest.Pytest
     done.stdout.fnmatch_lines(["FAIL optim-before-shard*", "* at   train.py:67 in main", "* fix *"])
     assert "pytest_plugin.py" not in done.stdout.str(), "no frames of ours"
     assert project.runpytest_inprocess(*PLUGIN, *STATIC, "--lf").parseoutcomes()["failed"] == 1
-    one = project.runpytest_inprocess(*PLUGIN, *STATIC, "train.py::root-not-wrapped")
-    assert outcomes(one) == {"skipped": 1}
+    assert outcomes(project.runpytest_inprocess(*PLUGIN, *STATIC, "train.py::root-not-wrapped")) == {"skipped": 1}
     project.makepyfile(train=RIGHT)
     assert "failed" not in project.runpytest_inprocess(*PLUGIN, *STATIC).parseoutcomes()
     project.makepyfile(train="print('hi')")
@@ -79,12 +79,10 @@ def test_what_the_verify_yaml_skips_is_skipped(project: pytest.Pytester) -> None
     done.stdout.fnmatch_lines([f"SKIPPED*skipped: known (until {until})"])
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--fsdp2", "none.py"), "none.py: no such file or folder"),
-        (("--fsdp2", "train.py", "--fsdp2-nproc", "x"), "nproc: expected a whole number"),
-    ],
+@cases(
+    "words, told",
+    (("--fsdp2", "none.py"), "none.py: no such file or folder"),
+    (("--fsdp2", "train.py", "--fsdp2-nproc", "x"), "nproc: expected a whole number"),
 )
 def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], told: str) -> None:
     done = project.runpytest_inprocess(*PLUGIN, *words)

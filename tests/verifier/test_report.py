@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.finding import Finding, Status
 from verified_fsdp2.verifier.report import RENDERERS, json_report, renderers
 from verified_fsdp2.verifier.trace.events import Place
@@ -45,8 +46,7 @@ def test_json_is_valid_and_finite() -> None:
     )
     value = json.loads(RENDERERS["json"](made))
     jsonschema.validate(value, SCHEMA)
-    assert value["runs"][0]["losses"] == [2.0, None, None]
-    assert value["findings"][0]["measured"] is None
+    assert (value["runs"][0]["losses"], value["findings"][0]["measured"]) == ([2.0, None, None], None)
 
 
 def test_text_says_what_where_and_how() -> None:
@@ -108,14 +108,12 @@ def test_text_has_a_bound() -> None:
     assert text.rstrip().endswith("verdict: fail")
 
 
-@pytest.mark.parametrize(
-    ("statuses", "expected"),
-    [
-        (["pass"], "pass"),
-        (["pass", "inconclusive"], "inconclusive"),
-        (["inconclusive", "fail", "error"], "fail"),
-        (["error", "pass"], "error"),
-    ],
+@cases(
+    "statuses, expected",
+    (["pass"], "pass"),
+    (["pass", "inconclusive"], "inconclusive"),
+    (["inconclusive", "fail", "error"], "fail"),
+    (["error", "pass"], "error"),
 )
 def test_verdict(statuses: list[Status], expected: str) -> None:
     assert verdict_of([Finding("r", status, "") for status in statuses]) == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from records import LINE, micro, model, parameter, run, step, stepped
+from records import LINE, cases, judge, micro, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Evidence
@@ -22,16 +22,7 @@ WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
 
 
 def shard(rank: int, sketch: list[float] = A) -> dict[str, Any]:
-    return {
-        "kind": "dtensor",
-        "shape": [4, 4],
-        "own": [2, 4],
-        "offset": [2 * rank, 0],
-        "dtype": "float32",
-        "sketch": sketch,
-        "copy": 0,
-        "sharded": True,
-    }
+    return {**tensor(sketch=sketch), "kind": "dtensor", "own": [2, 4], "offset": [2 * rank, 0], "sharded": True}
 
 
 def tensor(shape: tuple[int, ...] = (4, 4), sketch: list[float] = A) -> dict[str, Any]:
@@ -59,28 +50,23 @@ def train(*ranks: list[dict[str, Any]]) -> Run:
     return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
 
 
-def judge(rule: str, run_: Run, **more: Any) -> Finding:
-    return judge_one(RULES[rule], Evidence(train=run_, **more))
-
-
 class TestPath:
-    def test_one_path_passes_and_two_fail(self) -> None:
-        same = train([saving({})], [saving({})])
-        assert judge("rank-dependent-checkpoint-path", same).status == "pass"
-        other = train([saving({})], [saving({}, to="/c/2")])
-        found = judge("rank-dependent-checkpoint-path", other)
+    def test_two_paths_fail(self) -> None:
+        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({}, to="/c/2")]))
         assert (found.status, found.location) == ("fail", LINE)
 
-    def test_files_of_their_own_may_differ(self) -> None:
-        own = train([saving({}, "torch.save", "/c/r0.pt")], [saving({}, "torch.save", "/c/r1.pt")])
-        assert judge("rank-dependent-checkpoint-path", own).status == "not_applicable"
-        alone = train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])
-        assert judge("rank-dependent-checkpoint-path", alone).status == "not_applicable"
+    @cases(
+        "first, second, status",
+        (saving({}), saving({}), "pass"),
+        (saving({}, "torch.save", "/c/r0.pt"), saving({}, "torch.save", "/c/r1.pt"), "not_applicable"),
+        (saving({}, alone=True), saving({}, to="/c/2", alone=True), "not_applicable"),
+    )
+    def test_other_saves(self, first: dict[str, Any], second: dict[str, Any], status: str) -> None:
+        assert judge("rank-dependent-checkpoint-path", train([first], [second])).status == status
 
     def test_a_lost_file_fails(self) -> None:
         lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
-        both = train([saving({})], [saving({})])
-        found = judge("rank-dependent-checkpoint-path", both, inspect=lost)
+        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({})]), inspect=lost)
         assert (found.status, "__1_0.distcp" in found.evidence) == ("fail", True)
 
 
@@ -91,22 +77,18 @@ class TestLocalShards:
         assert found.status == "fail"
         assert {"8", "16"} <= set(found.evidence.split())  # elements
 
-    def test_all_ranks_into_one_file_fail(self) -> None:
-        both = train(*[[saving({"w": shard(rank)}, "torch.save", "/c/a.pt")] for rank in range(2)])
-        assert judge("local-shard-export", both).status == "fail"
-
-    @pytest.mark.parametrize("make", [shard, lambda rank: tensor((2, 4))])
-    def test_a_file_for_each_rank_passes(self, make: Any) -> None:
-        both = train(*[[saving({"w": make(rank)}, "torch.save", f"/c/{rank}.pt")] for rank in range(2)])
-        assert judge("local-shard-export", both).status == "pass"
-
-    def test_dcp_takes_shards_of_dtensors_but_not_plain_ones(self) -> None:
-        good = train(*[[saving({"w": shard(rank)})] for rank in range(2)])
-        assert judge("local-shard-export", good).status == "pass"
-        plain = train(*[[saving({"w": tensor((2, 4))})] for rank in range(2)])
-        assert judge("local-shard-export", plain).status == "fail"
-        named = train(*[[saving({f"rank{rank}.w": tensor((2, 4))})] for rank in range(2)])
-        assert judge("local-shard-export", named).status == "pass"
+    @cases(
+        "key, make, op, to, status",
+        ("w", shard, "torch.save", "/c/a.pt", "fail"),  # all ranks into one file
+        ("w", shard, "torch.save", "/c/{}.pt", "pass"),
+        ("w", lambda rank: tensor((2, 4)), "torch.save", "/c/{}.pt", "pass"),
+        ("w", shard, "save", "/c/1", "pass"),  # dcp takes shards of DTensors, but not plain ones
+        ("w", lambda rank: tensor((2, 4)), "save", "/c/1", "fail"),
+        ("rank{}.w", lambda rank: tensor((2, 4)), "save", "/c/1", "pass"),
+    )
+    def test_two_ranks(self, key: str, make: Any, op: str, to: str, status: str) -> None:
+        both = train(*[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)])
+        assert judge("local-shard-export", both).status == status
 
     def test_whole_tensors_pass(self) -> None:
         whole = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])
@@ -122,8 +104,7 @@ class TestHolds:
         assert judge(self.rule, both, inspect=opened(w=tensor(sketch=A))).status == "fail"
 
     def test_a_missing_key_fails(self) -> None:
-        both = train([saving({"w": tensor(), "v": tensor()})], [])
-        found = judge(self.rule, both, inspect=opened(w=tensor()))
+        found = judge(self.rule, train([saving({"w": tensor(), "v": tensor()})], []), inspect=opened(w=tensor()))
         assert (found.status, found.evidence.startswith("v: 1 of 2")) == ("fail", True)
 
     def test_a_mask_with_infinities_is_no_difference(self) -> None:
@@ -153,17 +134,15 @@ class TestHolds:
 
 
 class TestKeys:
-    @pytest.mark.parametrize(
-        ("keys", "status"),
-        [
-            (("model.w",), "pass"),
-            (("model._orig_mod.w",), "fail"),
-            (("b._checkpoint_wrapped_module.w",), "fail"),
-            (("module.w",), "fail"),
-            (("ema.module.w", "model.w"), "pass"),
-            (("ema.module.w", "ema.n_averaged"), "pass"),
-            (("my_module.w",), "pass"),
-        ],
+    @cases(
+        "keys, status",
+        (("model.w",), "pass"),
+        (("model._orig_mod.w",), "fail"),
+        (("b._checkpoint_wrapped_module.w",), "fail"),
+        (("module.w",), "fail"),
+        (("ema.module.w", "model.w"), "pass"),
+        (("ema.module.w", "ema.n_averaged"), "pass"),
+        (("my_module.w",), "pass"),
     )
     def test_wrappers(self, keys: tuple[str, ...], status: str) -> None:
         run_ = train([saving(dict.fromkeys(keys, tensor()), "torch.save")], [])
@@ -177,38 +156,32 @@ class TestLenient:
         lists = {"missing": list(missing), "unused": list(unused)}
         return {**base, **lists, "missing_count": len(missing), "unused_count": len(unused)}
 
-    @pytest.mark.parametrize(
-        ("missing", "unused", "status"),
-        [
-            ((), (), "pass"),
-            (("head.w",), ("old_head.w",), "pass"),
-            (("lora.a",), (), "pass"),
-            (("w",), ("module.w",), "fail"),
-            (("model.w",), ("_orig_mod.w",), "fail"),
-            (("a", "b"), ("c", "d"), "fail"),
-        ],
+    @cases(
+        "missing, unused, status",
+        ((), (), "pass"),
+        (("head.w",), ("old_head.w",), "pass"),
+        (("lora.a",), (), "pass"),
+        (("w",), ("module.w",), "fail"),
+        (("model.w",), ("_orig_mod.w",), "fail"),
+        (("a", "b"), ("c", "d"), "fail"),
     )
     def test_a_pretrained_load(self, missing: tuple[str, ...], unused: tuple[str, ...], status: str) -> None:
-        run_ = train([self.lenient(missing, unused)], [])
-        assert judge("lenient-load-hides-mismatch", run_).status == status
+        assert judge("lenient-load-hides-mismatch", train([self.lenient(missing, unused)], [])).status == status
 
     @pytest.mark.parametrize(("weights", "status"), [(A, "pass"), (B, "fail")])
     def test_a_resume_is_judged_by_what_came_back(self, weights: list[float], status: str) -> None:
         checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
-        first = [model(), micro(), step(), stepped(), checkpoint]
-        saved = run([*first, step(2, weights={"w": A}), stepped(2)])
+        saved = run([*[model(), micro(), step(), stepped(), checkpoint], step(2, weights={"w": A}), stepped(2)])
         again = run([model(), self.lenient((), ("module.w",), ("w",)), step(weights={"w": weights}), stepped()])
         assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
 
 
 class TestRandomStates:
-    @pytest.mark.parametrize(
-        ("keys", "states", "status"),
-        [
-            (("rng", "rng"), (A, B), "fail"),
-            (("rng", "rng"), (A, A), "inconclusive"),
-            (("rng.0", "rng.1"), (A, B), "inconclusive"),
-        ],
+    @cases(
+        "keys, states, status",
+        (("rng", "rng"), (A, B), "fail"),
+        (("rng", "rng"), (A, A), "inconclusive"),
+        (("rng.0", "rng.1"), (A, B), "inconclusive"),
     )
     def test_without_a_resume(self, keys: tuple[str, ...], states: tuple[list[float], ...], status: str) -> None:
         """One key with every rank's own generator state is seen in the save; the rest needs a resume."""
@@ -225,14 +198,12 @@ class TestTemplates:
         base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
         return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
 
-    @pytest.mark.parametrize(
-        ("more", "keeps", "status"),
-        [
-            ({"had_grads": True, "states": 0}, True, "fail"),
-            ({"had_grads": True, "states": 0}, False, "not_applicable"),
-            ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
-            ({}, True, "pass"),
-        ],
+    @cases(
+        "more, keeps, status",
+        ({"had_grads": True, "states": 0}, True, "fail"),
+        ({"had_grads": True, "states": 0}, False, "not_applicable"),
+        ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
+        ({}, True, "pass"),
     )
     def test_gradients_before_a_step(self, more: dict[str, Any], keeps: bool, status: str) -> None:
         state = {"w": {"exp_avg": A}} if keeps else {}
@@ -241,18 +212,15 @@ class TestTemplates:
         assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
 
     def test_a_full_dict_on_idle_ranks_fails(self) -> None:
-        save = saving({"w": tensor()}, "torch.save")
-        whole = self.template(full=True)
+        save, whole = saving({"w": tensor()}, "torch.save"), self.template(full=True)
         found = judge("full-state-dict-oom", train([whole, save], [whole]))
         assert (found.status, "64 bytes" in found.evidence) == ("fail", True)
-        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "bytes": 0}])).status == "pass"
-        assert judge("full-state-dict-oom", train([whole, save], [{**whole, "offload": True}])).status == "pass"
-        assert (
-            judge("full-state-dict-oom", train([whole, save], [whole, saving({}, "torch.save", "/b")])).status == "pass"
-        )
-        assert judge("full-state-dict-oom", train([whole], [whole])).status == "not_applicable"
-        assert judge("full-state-dict-oom", train([saving({})], [saving({})])).status == "not_applicable"
-        assert judge("full-state-dict-oom", train([whole, save])).status == "not_applicable"
+        for other in ({**whole, "bytes": 0}, {**whole, "offload": True}):
+            assert judge("full-state-dict-oom", train([whole, save], [other])).status == "pass"
+        both = train([whole, save], [whole, saving({}, "torch.save", "/b")])
+        assert judge("full-state-dict-oom", both).status == "pass"
+        for none in ([[whole], [whole]], [[saving({})], [saving({})]], [[whole, save]]):
+            assert judge("full-state-dict-oom", train(*none)).status == "not_applicable"
 
     @pytest.mark.parametrize(
         ("counter", "loaded", "status"),
@@ -262,8 +230,7 @@ class TestTemplates:
         load = [{"kind": "checkpoint", "op": "load", "after_step": 0}] if loaded else []
         first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
         steps = [step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
-        run_ = run([model(), *load, micro(), *steps])
-        assert judge("step0-save-advances-adam", run_).status == status
+        assert judge("step0-save-advances-adam", run([model(), *load, micro(), *steps])).status == status
 
     @pytest.mark.parametrize(("apart", "status"), [(False, "fail"), (True, "pass")])
     def test_a_collective_in_flight(self, apart: bool, status: str) -> None:
@@ -287,8 +254,7 @@ def recovered(*weights: dict[str, Any]) -> Run:
 
 def refused() -> Run:
     ranks = [[{"kind": "end", "how": "exception", "error": "OSError", "message": "no .metadata", "frames": [LINE]}]] * 2
-    made = run(*ranks, role="recovered")
-    return replace(made, ended=tuple(Ended(rank, 1, False) for rank in range(2)))
+    return replace(run(*ranks, role="recovered"), ended=tuple(Ended(rank, 1, False) for rank in range(2)))
 
 
 class TestCrash:

@@ -8,19 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from records import LINE, micro, model, parameter, run, step, stepped
-from verified_fsdp2.verifier.evidence import Evidence, Sources
+from records import LINE, cases, judge, micro, model, parameter, run, step, stepped
+from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.lines import find_shard_use
 from verified_fsdp2.verifier.source.sources import read_sources
-
-
-def judge(rule: str, *ranks: list[dict[str, Any]], **more: Any) -> Finding:
-    train = run(*ranks)
-    return judge_one(RULES[rule], Evidence(train=train, full_precision=train, **more))
 
 
 def shard(low: str | None = "bfloat16") -> dict[str, Any]:
@@ -35,25 +28,22 @@ def sources(text: str = "") -> Sources:
 
 
 class TestLossyCast:
-    @pytest.mark.parametrize(
-        ("values", "lost"),
-        [
-            ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
-            ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
-            ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
-            ([0.0, -10000.0], None),  # an additive mask
-            ([0.0, float("inf")], None),
-            ([3.0e38, 0.0], None),  # beyond what float32 counts
-        ],
+    @cases(
+        "values, lost",
+        ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
+        ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
+        ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
+        ([0.0, -10000.0], None),  # an additive mask
+        ([0.0, float("inf")], None),
+        ([3.0e38, 0.0], None),  # beyond what float32 counts
     )
     def test_whole_numbers_only(self, values: list[float], lost: tuple[int, float, float] | None) -> None:
         assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
 
     def test_other_tensors_are_left_alone(self) -> None:
         positions = torch.arange(2000, dtype=torch.float32)
-        assert lost_whole_numbers(positions.long(), torch.bfloat16) is None
-        assert lost_whole_numbers(positions.requires_grad_(), torch.bfloat16) is None
-        assert lost_whole_numbers(torch.empty(0), torch.bfloat16) is None
+        for other in (positions.long(), positions.requires_grad_(), torch.empty(0)):
+            assert lost_whole_numbers(other, torch.bfloat16) is None
         assert lost_whole_numbers(torch.tensor([257.0]), torch.float16) is None
         assert lost_whole_numbers(torch.tensor([2049.0]), torch.float16) == (1, 2049.0, 2048.0)
 
@@ -62,24 +52,11 @@ class TestLossyCast:
         lost |= {"changed": 2, "was": 257.0, "now": 256.0}
         found = judge("cast-forward-inputs-lossy", [shard(), model(), lost, *BASE])
         assert (found.status, "257 becomes 256" in found.evidence) == ("fail", True)
-        assert judge("cast-forward-inputs-lossy", [shard(), model(), *BASE]).status == "pass"
-        assert judge("cast-forward-inputs-lossy", [shard(None), model(), *BASE]).status == "not_applicable"
-        assert judge("cast-forward-inputs-lossy", [shard(None), *BASE]).status == "inconclusive"
-
-
-class TestScaler:
-    def test_float16_needs_one(self) -> None:
-        scaler = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
-        assert judge("fp16-without-scaler", [shard("float16"), model(), *BASE]).status == "fail"
-        assert judge("fp16-without-scaler", [shard("float16"), model(), scaler, *BASE]).status == "pass"
-        assert judge("fp16-without-scaler", [shard("bfloat16"), model(), *BASE]).status == "not_applicable"
 
     @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
     def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
-        grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
-        scaled = step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
-        found = judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()])
-        assert found.status == status
+        scaled = step(grads={"w": [factor**2, factor, 0.0, 0.0, 0.0]}, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
+        assert judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()]).status == status
 
 
 def test_a_partial_number_that_is_read() -> None:
@@ -88,64 +65,62 @@ def test_a_partial_number_that_is_read() -> None:
     assert (found.status, found.location) == ("fail", LINE)
     assert "`.item()`" in found.evidence and "_NormP(2)" in found.evidence
     assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
-    plain = model(parameter(sharded=False))
-    assert judge("grad-norm-item-partial", [plain, *BASE]).status == "not_applicable"
+    assert judge("grad-norm-item-partial", [model(parameter(sharded=False)), *BASE]).status == "not_applicable"
 
 
 LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+STEP_2 = [micro(2), step(2), stepped(2)]
 
 
-class TestSurvivors:
-    def test_what_is_left_and_stepped_on_fails(self) -> None:
-        found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT, micro(2), step(2), stepped(2)])
-        assert (found.status, "w" in found.evidence) == ("fail", True)
-
-    def test_what_is_left_at_the_end_or_discarded_passes(self) -> None:
-        assert judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT]).status == "pass"
-        reset = {"kind": "discarded"}
-        found = judge("unsynced-grads-survive-zero-grad", [model(), LEFT, reset, *BASE])
-        assert found.status == "pass"
-
-    def test_what_a_step_had_not_reduced_is_another_fault(self) -> None:
-        unsynced = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, micro(2), step(2), stepped(2)]
-        assert judge("unsynced-grads-survive-zero-grad", unsynced).status == "pass"
-        assert judge("accum-never-resynced", unsynced).status == "fail"
-
-    @pytest.mark.parametrize("rule", ["unsynced-grads-survive-zero-grad", "accum-never-resynced"])
-    def test_a_script_that_always_reduces_has_none(self, rule: str) -> None:
-        assert judge(rule, [model(), *BASE]).status == "not_applicable"
-        assert judge(rule, [model(), {"kind": "sync"}, *BASE]).status == "pass"
+def test_what_is_left_and_stepped_on_fails() -> None:
+    found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT, *STEP_2])
+    assert (found.status, "w" in found.evidence) == ("fail", True)
 
 
-class TestSetEpoch:
-    @staticmethod
-    def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
-        base = {"kind": "sampler", "cls": "S", "dataset": 0, "epoch": epoch, "shuffle": True, "seed": 0, "samples": 8}
-        return {**base, **more}
+def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
+    base = {"kind": "sampler", "cls": "S", "dataset": 0, "epoch": epoch, "shuffle": True, "seed": 0, "samples": 8}
+    return {**base, **more}
 
-    def rank(self, *between: dict[str, Any]) -> list[dict[str, Any]]:
-        return [model(), self.begin(), micro(1), step(1), stepped(1), micro(2), *between, micro(3)]
 
-    def test_the_same_order_twice_fails(self) -> None:
-        assert judge("set-epoch-missing", self.rank(self.begin())).status == "fail"
+def between(*records: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a rank records whose sampler begins, and `records` after its second batch."""
+    return [model(), begin(), *BASE, micro(2), *records, micro(3)]
 
-    def test_another_epoch_passes(self) -> None:
-        assert judge("set-epoch-missing", self.rank(self.begin(1))).status == "pass"
-        assert judge("set-epoch-missing", self.rank(self.begin(dataset=1))).status == "pass"
 
-    def test_a_look_at_the_first_batch_passes(self) -> None:
-        found = judge("set-epoch-missing", [model(), self.begin(), self.begin(), *BASE, micro(2), micro(3)])
-        assert found.status == "pass"
+LOSSY, FP16, LEFT_RULE = "cast-forward-inputs-lossy", "fp16-without-scaler", "unsynced-grads-survive-zero-grad"
+SCALER = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
+UNSYNCED = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, *STEP_2]
+NO_EPOCH = {"hits": {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}}
 
-    def test_an_evaluation_over_the_training_data_passes(self) -> None:
-        found = judge("set-epoch-missing", self.rank(self.begin(0), self.begin(1)))
-        assert found.status == "pass"
-        assert judge("set-epoch-missing", self.rank(self.begin(shuffle=False))).status == "inconclusive"
 
-    def test_one_epoch_is_left_to_the_sources(self) -> None:
-        assert judge("set-epoch-missing", self.rank()).status == "inconclusive"
-        hits = {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}
-        assert judge("set-epoch-missing", self.rank(), hits=hits).status == "fail"
+@cases(
+    "rule, rank, status",
+    (LOSSY, [shard(), model(), *BASE], "pass"),
+    (LOSSY, [shard(None), model(), *BASE], "not_applicable"),
+    (LOSSY, [shard(None), *BASE], "inconclusive"),
+    (FP16, [shard("float16"), model(), *BASE], "fail"),
+    (FP16, [shard("float16"), model(), SCALER, *BASE], "pass"),
+    (FP16, [shard("bfloat16"), model(), *BASE], "not_applicable"),
+    (LEFT_RULE, [model(), *BASE, LEFT], "pass"),  # left at the end
+    (LEFT_RULE, [model(), LEFT, {"kind": "discarded"}, *BASE], "pass"),
+    (LEFT_RULE, UNSYNCED, "pass"),  # what a step had not reduced is another fault
+    ("accum-never-resynced", UNSYNCED, "fail"),
+    *((rule, [model(), *BASE], "not_applicable") for rule in (LEFT_RULE, "accum-never-resynced")),
+    *((rule, [model(), {"kind": "sync"}, *BASE], "pass") for rule in (LEFT_RULE, "accum-never-resynced")),
+    ("set-epoch-missing", between(begin()), "fail"),  # the same order twice
+    ("set-epoch-missing", between(begin(1)), "pass"),
+    ("set-epoch-missing", between(begin(dataset=1)), "pass"),
+    ("set-epoch-missing", [model(), begin(), begin(), *BASE, micro(2), micro(3)], "pass"),  # a look at the first batch
+    ("set-epoch-missing", between(begin(0), begin(1)), "pass"),  # an evaluation over the training data
+    ("set-epoch-missing", between(begin(shuffle=False)), "inconclusive"),
+    ("set-epoch-missing", between(), "inconclusive"),  # one epoch
+)
+def test_the_status(rule: str, rank: list[dict[str, Any]], status: str) -> None:
+    assert judge(rule, rank).status == status
+
+
+def test_one_epoch_is_left_to_the_sources() -> None:
+    assert judge("set-epoch-missing", between(), **NO_EPOCH).status == "fail"
 
 
 def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
@@ -181,16 +156,13 @@ class TestMasterWeights:
         rank = [shard(), model(parameter(dtype=dtype)), micro(), step(**more), stepped()]
         return judge("bf16-master-weights", rank).status
 
-    def test_low_ones_fail_with_an_optimizer_of_torch(self) -> None:
+    def test_low_ones_fail_unless_the_optimizer_may_keep_its_own(self) -> None:
         assert (self.judge("float32"), self.judge("bfloat16")) == ("pass", "fail")
-
-    def test_an_optimizer_that_may_keep_its_own_is_inconclusive(self) -> None:
         assert self.judge("bfloat16", cls="torchao.optim.AdamW8bit") == "inconclusive"
 
     def test_an_optimizer_of_no_parameter_that_was_seen_is_inconclusive(self) -> None:
         for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
-            rank = [shard(), model(), micro(), step(held=[]), stepped()]
-            assert judge(rule, rank).status == "inconclusive"
+            assert judge(rule, [shard(), model(), micro(), step(held=[]), stepped()]).status == "inconclusive"
 
 
 class TestErrorsOfTorch:
@@ -200,14 +172,12 @@ class TestErrorsOfTorch:
         rank = [*(records or [shard(None)]), model(), *BASE]
         return judge(rule, *[rank] * ranks, sources=sources(text), **more).status
 
-    @pytest.mark.parametrize(
-        ("rule", "there"),
-        [
-            ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
-            ("buffers-and-odd-inputs-not-cast", [shard()]),
-            ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
-            ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
-        ],
+    @cases(
+        "rule, there",
+        ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
+        ("buffers-and-odd-inputs-not-cast", [shard()]),
+        ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
+        ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
     )
     def test_what_the_run_shows(self, rule: str, there: list[dict[str, Any]]) -> None:
         whole = {**shard(None), "parameters": [{"name": "w"}]}
@@ -284,25 +254,22 @@ class TestMatrixOptimizer:
             return [optimizer, whole, micro(rows=rows), step(grads=size), *asked, stepped(weights=after)]
 
         mine = run(rank(0, (1,), grads, update), rank(1, (2,), grads, update))
-        single = run(rank(0, (1, 2)))
-        return judge_one(
-            RULES["matrix-optimizer-on-local-shard"], Evidence(train=mine, full_precision=mine, single=single)
-        )
+        return judge("matrix-optimizer-on-local-shard", mine, single=run(rank(0, (1, 2))))
 
     def test_another_update_from_equal_gradients_fails(self) -> None:
         found = self.judge(update=0.05, cls="__main__.Muon")
         assert (found.status, found.location, found.measured) == ("fail", LINE, pytest.approx(0.5))
         assert "Muon" in found.evidence
 
-    def test_the_same_update_passes(self) -> None:
-        assert self.judge().status == "pass"
-
-    def test_other_gradients_are_another_fault(self) -> None:
-        assert self.judge(update=0.05, grads=2.0).status == "inconclusive"
-
-    def test_torch_s_own_or_one_without_shards(self) -> None:
-        assert self.judge(update=0.05, cls="torch.optim.adamw.AdamW").status == "not_applicable"
-        assert self.judge(update=0.05, shards=False).status == "pass"
+    @cases(
+        "more, status",
+        ({}, "pass"),
+        ({"update": 0.05, "grads": 2.0}, "inconclusive"),  # other gradients are another fault
+        ({"update": 0.05, "cls": "torch.optim.adamw.AdamW"}, "not_applicable"),
+        ({"update": 0.05, "shards": False}, "pass"),
+    )
+    def test_its_status(self, more: dict[str, Any], status: str) -> None:
+        assert self.judge(**more).status == status
 
 
 def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
@@ -323,12 +290,5 @@ def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float
     resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
     whole = run([*first, *then])
     again = run([*first, *then], role="perturbed")
-    evidence = Evidence(
-        train=whole,
-        full_precision=whole,
-        resume_full_precision=whole,
-        reshards=(resharded,),
-        reference=whole,
-        perturbed=again,
-    )
-    assert judge_one(RULES["reshard-keeps-trajectory"], evidence).status == status
+    more = {"resume_full_precision": whole, "reshards": (resharded,), "reference": whole, "perturbed": again}
+    assert judge("reshard-keeps-trajectory", whole, **more).status == status

@@ -146,8 +146,7 @@ def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: P
     loaded = spec.load(TESTS.parent / "examples" / "two-nodes.yaml", ["train.global_batch=64", "train.micro_batch=1"])
     scaffold.write(scaffold.render(loaded), tmp_path / "project")
     target = resolve(tmp_path / "project", {"nproc": 64})
-    chosen = select((), (), "simulate")
-    verdict = verify_with(launcher, target, tmp_path / "work", chosen, tier="simulate")
+    verdict = verify_with(launcher, target, tmp_path / "work", select((), (), "simulate"), tier="simulate")
     assert verdict.verdict == "pass", [
         (f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")
     ]
@@ -167,8 +166,7 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
         'store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64, False)\n'
         'store.set("key", "7")\nprint("it is", store.get("key"))\n'
     )
-    target = resolve(script, {"nproc": 64, "timeout": 20})
-    run = simulated(target, launcher, tmp_path)
+    run = simulated(resolve(script, {"nproc": 64, "timeout": 20}), launcher, tmp_path)
     assert run is not None and run.completed
 
 
@@ -183,8 +181,7 @@ def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_pa
 
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
-    target = resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8})
-    run = simulated(target, launcher, tmp_path)
+    run = simulated(resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8}), launcher, tmp_path)
     assert run is not None
     assert [trace.rank for trace in run.traces] == [0]
     assert run.world_size == 8

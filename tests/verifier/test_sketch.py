@@ -95,8 +95,7 @@ def test_no_elements() -> None:
 def test_rows_hash_alike_in_any_batch(dtype) -> None:
     rows = torch.randint(0, 50, (8, 6), generator=torch.Generator().manual_seed(3)).to(dtype)
     whole = row_hashes([rows])
-    parts = [h for part in rows.split(3) for h in row_hashes([part])]
-    assert whole == parts
+    assert whole == [h for part in rows.split(3) for h in row_hashes([part])]
     if dtype != torch.bool:
         assert len(set(whole)) == 8
 
@@ -106,3 +105,13 @@ def test_rows_take_in_every_tensor_of_the_batch() -> None:
     assert row_hashes([inputs, labels]) != row_hashes([inputs, labels + 1])
     assert row_hashes([inputs, torch.zeros(())]) == row_hashes([inputs])
     assert row_hashes([]) == []
+
+
+def test_a_model_may_take_many_tensors() -> None:
+    ids = torch.arange(12).reshape(3, 4)
+    mask = ids > 4
+    batch = [ids, ids + 1, mask, ids.float(), ids * 2, mask]
+    hashes = row_hashes(batch)
+    assert len(set(hashes)) == 3
+    assert row_hashes([part[1:] for part in batch]) == hashes[1:]
+    assert row_hashes([*batch[:2], ~mask, *batch[3:]]) != hashes

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from corpus import TESTS
+from records import cases
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
@@ -60,8 +61,7 @@ def blank(value: Any, schema: dict[str, Any]) -> Any:
 
 def report(launcher: Launcher, script: Path, work: Path, **flags: Any) -> Any:
     """The whole JSON report of a verification, valid."""
-    verdict = verify_with(launcher, resolve(script, flags), work, select((), ()))
-    value = json.loads(json_report.render(verdict))
+    value = json.loads(json_report.render(verify_with(launcher, resolve(script, flags), work, select((), ()))))
     jsonschema.validate(value, SCHEMA)
     assert str(work) not in json.dumps(value)
     return value
@@ -131,20 +131,15 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
         assert "<object object at 0x...> is not in {checkpoint}, ask localhost:..." in told
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
-        ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
-        ("'/w/12-resume_full_precision-2/scratch'", "'{checkpoint}'"),
-        (
-            "/w/checkpoint.saved/a, /w/04-train-2/x, /wide/checkpoint",
-            "{work}/checkpoint.saved/a, {work}/04-train-2/x, ",
-        ),
-        ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
-        ("[127.0.0.1]:4242: reset, localhost:29500", "[127.0.0.1]:...: reset, localhost:..."),
-        ("\ud800", "?"),
-    ],
+@cases(
+    "text, expected",
+    ("/w/checkpoint/step_3 is not there", "{checkpoint}/step_3 is not there"),
+    ("'/w/03-single-1/scratch'", "'{checkpoint}'"),
+    ("'/w/12-resume_full_precision-2/scratch'", "'{checkpoint}'"),
+    ("/w/checkpoint.saved/a, /w/04-train-2/x, /wide/checkpoint", "{work}/checkpoint.saved/a, {work}/04-train-2/x, "),
+    ("<M object at 0x7f12ab34cd56>, 0xff", "<M object at 0x...>, 0xff"),
+    ("[127.0.0.1]:4242: reset, localhost:29500", "[127.0.0.1]:...: reset, localhost:..."),
+    ("\ud800", "?"),
 )
 def test_words_that_are_the_same_each_time(text: str, expected: str) -> None:
     assert stable(text, Path("/w")).startswith(expected)

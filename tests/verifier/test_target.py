@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.source.lines import find_local_norm
@@ -26,10 +27,8 @@ def project(tmp_path: Path) -> Path:
 def test_a_folder_is_read_through_its_verify_yaml_and_flags_win(project: Path) -> None:
     target = resolve(project, {"nproc": "3", "steps": None})
     assert (target.script, target.nproc, target.cwd) == (project / "train.py", 3, project)
-    assert target.args == ("--out", "{checkpoint}")
-    assert target.resume_args == ("--resume", "a b")
-    assert target.reshard_to == (1, 6)
-    assert target.command == ("fsdp2", "verify", str(project), "--nproc", "3")
+    assert (target.args, target.resume_args) == (("--out", "{checkpoint}"), ("--resume", "a b"))
+    assert (target.reshard_to, target.command) == ((1, 6), ("fsdp2", "verify", str(project), "--nproc", "3"))
 
 
 def test_a_script_needs_no_file(project: Path) -> None:
@@ -38,15 +37,13 @@ def test_a_script_needs_no_file(project: Path) -> None:
     assert target.command[3:] == ("--reshard-to", "1,2", "--", "--lr", "1 2")
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"nproc": "two"}, "nproc: expected a whole number, found 'two'"),
-        ({"nproc": "0"}, "nproc: must be at least 1"),
-        ({"timeout": "-1"}, "timeout: must be a positive number"),
-        ({"save_args": "--x 'y"}, "save_args: No closing quotation"),
-        ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, found 'tpu'"),
-    ],
+@cases(
+    "flags, message",
+    ({"nproc": "two"}, "nproc: expected a whole number, found 'two'"),
+    ({"nproc": "0"}, "nproc: must be at least 1"),
+    ({"timeout": "-1"}, "timeout: must be a positive number"),
+    ({"save_args": "--x 'y"}, "save_args: No closing quotation"),
+    ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, found 'tpu'"),
 )
 def test_wrong_flags(project: Path, flags: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -70,13 +67,11 @@ def test_no_such_target(tmp_path: Path) -> None:
         resolve(tmp_path / "nothing.py", {})
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"steps: 3\nx = = 1\n", "train.py:2:5: this is not Python: invalid syntax"),
-        (b"x = '\xff\xfe'\n", "this is not Python"),
-        (b"x = 1\0\n", "source code string cannot contain null bytes"),
-    ],
+@cases(
+    "content, message",
+    (b"steps: 3\nx = = 1\n", "train.py:2:5: this is not Python: invalid syntax"),
+    (b"x = '\xff\xfe'\n", "this is not Python"),
+    (b"x = 1\0\n", "source code string cannot contain null bytes"),
 )
 def test_a_file_that_is_not_python(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "train.py").write_bytes(content)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
+from records import cases
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.json_report import as_dict
@@ -28,14 +27,12 @@ def verdict(answer: Any, *roles: str, refused: str = "", linted: int = 0, **sour
     return Verdict(answer, target, ENVIRONMENT, [run(role) for role in roles], [PASSED], facts, refused=refused)
 
 
-@pytest.mark.parametrize(
-    ("made", "tier"),
-    [
-        (verdict("pass", "train", "reference"), "ranks"),
-        (verdict("inconclusive"), "ranks"),
-        (verdict("pass", "simulate"), "simulate"),
-        (verdict("no_findings", rules=[]), "static"),
-    ],
+@cases(
+    "made, tier",
+    (verdict("pass", "train", "reference"), "ranks"),
+    (verdict("inconclusive"), "ranks"),
+    (verdict("pass", "simulate"), "simulate"),
+    (verdict("no_findings", rules=[]), "static"),
     ids=["runs", "none yet", "simulated", "sources"],
 )
 def test_tier(made: Verdict, tier: str) -> None:
@@ -52,16 +49,14 @@ def test_a_simulated_pass_names_its_limits() -> None:
     assert verdict_line(verdict("fail", "simulate")) == "verdict: fail"
 
 
-@pytest.mark.parametrize(
-    ("linted", "sources", "answer", "code"),
-    [
-        (1, {"without_training": 0}, "no_findings", 0),
-        (0, {"without_training": 0}, "no_findings", 4),
-        (1, {"without_training": 1}, "inconclusive", 4),
-        (0, {"without_training": 1}, "inconclusive", 4),
-        (2, {"files": 2, "without_training": 1}, "no_findings", 0),
-        (1, {"without_training": 1, "training_required": False}, "no_findings", 0),
-    ],
+@cases(
+    "linted, sources, answer, code",
+    (1, {"without_training": 0}, "no_findings", 0),
+    (0, {"without_training": 0}, "no_findings", 4),
+    (1, {"without_training": 1}, "inconclusive", 4),
+    (0, {"without_training": 1}, "inconclusive", 4),
+    (2, {"files": 2, "without_training": 1}, "no_findings", 0),
+    (1, {"without_training": 1, "training_required": False}, "no_findings", 0),
 )
 def test_sources_never_pass(linted: int, sources: dict[str, Any], answer: str, code: int) -> None:
     made = verdict("inconclusive", linted=linted, **sources)

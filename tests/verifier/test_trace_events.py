@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from records import cases
 from verified_fsdp2.verifier.trace import Foreign, events
 from verified_fsdp2.verifier.trace.reader import _read
 from verified_fsdp2.verifier.trace.seal import mark
@@ -35,8 +36,7 @@ def example(hint: Any) -> Any:
 @pytest.mark.parametrize("kind", sorted(events.KINDS))
 def test_an_event_comes_back_as_it_was_written(kind: str, tmp_path: Path) -> None:
     event = example(events.KINDS[kind])
-    writer = Writer(tmp_path / "rank0.jsonl", "secret")
-    writer.write(event)
+    Writer(tmp_path / "rank0.jsonl", "secret").write(event)
     (found,) = _read(tmp_path / "rank0.jsonl", "secret")
     assert type(found) is type(event)
     assert {**found.to_json(), "seq": 7, "at": 0.5} == event.to_json()
@@ -50,14 +50,12 @@ def test_kinds_are_the_names_of_the_classes() -> None:
     assert all(cls.__doc__ for cls in events.KINDS.values())
 
 
-@pytest.mark.parametrize(
+@cases(
     "record",
-    [
-        {"kind": "no_such_kind"},
-        {"kind": "divide", "factor": 1.0},
-        {"kind": "divide", "factor": 1.0, "at_line": None, "x": 1},
-        [],
-    ],
+    {"kind": "no_such_kind"},
+    {"kind": "divide", "factor": 1.0},
+    {"kind": "divide", "factor": 1.0, "at_line": None, "x": 1},
+    [],
     ids=["kind", "field missing", "field unknown", "no record"],
 )
 def test_what_is_no_event_is_foreign(record: Any, tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def test_late_parameters_are_looked_for_below_the_outermost_sharded_module() -> 
     watch.wrapped([base[0]], {})
     watch.wrapped([base], {"ignored_params": set(base.parameters())})
     base[1].adapter = nn.Linear(4, 2)
-    outer = nn.ModuleDict({"base": base, "head": nn.Linear(4, 2)})
-    watch.adopted(outer, "")
+    watch.adopted(nn.ModuleDict({"base": base, "head": nn.Linear(4, 2)}), "")
     (late,) = [event for event in written.events if isinstance(event, Late)]
     assert late.names == ["base.1.adapter.weight", "base.1.adapter.bias"]
 

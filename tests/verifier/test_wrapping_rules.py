@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from records import LINE, micro, model, parameter, run, step, stepped
-from verified_fsdp2.verifier.evidence import Evidence, Sources
+from records import LINE, cases, judge, micro, model, parameter, run, step, stepped, steps
+from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.measures import shard_digest
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
-
-
-def judge(rule: str, *ranks: Records) -> Finding:
-    return judge_one(RULES[rule], Evidence(train=run(*ranks)))
-
-
-def steps(*between: dict[str, Any]) -> Records:
-    return [model(), *between, micro(), step(), stepped()]
 
 
 def stopped(error: str, message: str, *ranks: Records) -> Run:
@@ -36,240 +26,175 @@ def stopped(error: str, message: str, *ranks: Records) -> Run:
     return replace(whole, traces=(replace(trace, records=(*trace.records[:-1], end)), *whole.traces[1:]))
 
 
-class TestTiedWeights:
-    def ties(self, parameters: int) -> dict[str, Any]:
-        return {
-            "kind": "ties",
-            "ties": [{"names": ["embed.weight", "head.weight"], "parameters": parameters, "line": LINE}],
-        }
-
-    @pytest.mark.parametrize(("parameters", "status"), [(1, "pass"), (2, "fail")])
-    def test_one_tensor_must_stay_one_parameter(self, parameters: int, status: str) -> None:
-        found = judge("tied-weights-split-groups", *[steps(self.ties(parameters))] * 2)
-        assert found.status == status
-        assert all(name in found.evidence for name in ("embed.weight", "head.weight"))
-
-    def test_without_a_tie_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
-        assert judge("tied-weights-split-groups", steps(), steps()).status == "not_applicable"
-        train = stopped("ValueError", "no such file", steps(), steps())
-        assert judge_one(RULES["tied-weights-split-groups"], Evidence(train=train)).status == "inconclusive"
-
-    def test_the_error_of_torch_alone_is_enough(self) -> None:
-        told = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
-        found = judge_one(
-            RULES["tied-weights-split-groups"], Evidence(train=stopped("ValueError", told, [model()], [model()]))
-        )
-        assert (found.status, found.location) == ("fail", LINE)
+NO_FILE = ("ValueError", "no such file")
+SHARED = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
+FREED = "setStorage: sizes [8, 8] are out of bounds for storage of size 0"
+A, B = [1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0]
+SHARD = {"kind": "shard", "parameters": []}
+VIEW = {"kind": "inplace_view", "module": "Linear", "step": 1}
+STALE = {"kind": "stale", "groups": [""], "after_step": 1, "evaluated": LINE}
+UNREAD = {"kind": "shard", "unread": ["offload_policy"], "parameters": []}
+BLOCK = {"parent": "blocks", "cls": "m.Block", "count": 2, "numel": 16}
 
 
-class TestLateParameters:
-    def ranks(self, *grads: list[float], late: bool = True) -> list[Records]:
-        plain = parameter("adapter", managed=False, sharded=False)
-        told = [{"kind": "late", "names": ["adapter"]}] if late else []
-        first = {"kind": "shard", "parameters": []}
-        return [
-            [first, model(parameter(), plain), *told, micro(), step(grads={"adapter": grad}), stepped()]
-            for grad in grads
-        ]
-
-    def test_gradients_that_differ_fail_and_only_here(self) -> None:
-        ranks = self.ranks([1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0])
-        assert judge("params-added-after-shard", *ranks).status == "fail"
-        assert judge("root-not-wrapped", *ranks).status == "pass"
-
-    def test_gradients_that_the_script_reduces_pass(self) -> None:
-        ranks = self.ranks([1.0, 1, 0, 0, 0], [1.0, 1, 0, 0, 0])
-        assert judge("params-added-after-shard", *ranks).status == "pass"
-
-    def test_a_plain_parameter_that_was_there_is_left_to_the_other_rule(self) -> None:
-        ranks = self.ranks([1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0], late=False)
-        assert judge("params-added-after-shard", *ranks).status == "pass"
-        assert judge("root-not-wrapped", *ranks).status == "fail"
+def ties(parameters: int) -> Records:
+    names = ["embed.weight", "head.weight"]
+    return steps({"kind": "ties", "ties": [{"names": names, "parameters": parameters, "line": LINE}]})
 
 
-class TestDivergentUse:
-    def reduce(self, *missing: str, filled: bool = False, **more: Any) -> dict[str, Any]:
-        base = {"kind": "reduce", "group": "layer", "step": 1, "micro": 0, "missing": list(missing), "parameters": 2}
-        return {**base, "filled": filled, "ranks": [0, 1], **more}
-
-    def test_other_parameters_on_another_rank_fail(self) -> None:
-        found = judge("rank-divergent-param-use", steps(self.reduce("a")), steps(self.reduce("b")))
-        assert found.status == "fail"
-        assert "rank 0" in found.evidence and "rank 1" in found.evidence
-
-    def test_a_rank_that_lacks_nothing_writes_nothing(self) -> None:
-        assert judge("rank-divergent-param-use", steps(self.reduce("a")), steps()).status == "fail"
-
-    @pytest.mark.parametrize("filled", [False, True])
-    def test_the_same_on_all_ranks_and_zeros_for_the_unused_pass(self, filled: bool) -> None:
-        other = "b" if filled else "a"
-        ranks = [steps(self.reduce("a", filled=filled)), steps(self.reduce(other, filled=filled))]
-        assert judge("rank-divergent-param-use", *ranks).status == "pass"
-
-    def test_a_second_reduction_of_one_backward_adds_to_the_first(self) -> None:
-        twice = steps(self.reduce("a"), self.reduce("a", "b"))
-        assert judge("rank-divergent-param-use", twice, steps(self.reduce("a"))).status == "pass"
-
-    def test_ranks_of_different_meshes_are_not_compared(self) -> None:
-        ranks = [steps(self.reduce("a", ranks=[0])), steps(self.reduce("b", ranks=[1]))]
-        assert judge("rank-divergent-param-use", *ranks).status == "pass"
-
-    def test_a_rank_that_raised_before_is_not_counted(self) -> None:
-        train = stopped("ValueError", "no such file", [model()], [model(), self.reduce("a")])
-        assert judge_one(RULES["rank-divergent-param-use"], Evidence(train=train)).status == "inconclusive"
+def late(*grads: list[float], late: bool = True) -> list[Records]:
+    plain = parameter("adapter", managed=False, sharded=False)
+    first = [SHARD, model(parameter(), plain), *[{"kind": "late", "names": ["adapter"]}] * late]
+    return [[*first, micro(), step(grads={"adapter": grad}), stepped()] for grad in grads]
 
 
-class TestViews:
-    changed: ClassVar[dict[str, Any]] = {"kind": "inplace_view", "module": "Linear", "step": 1}
-
-    def test_a_changed_view_alone_passes(self) -> None:
-        assert judge("inplace-op-on-output-view", steps(self.changed), steps(self.changed)).status == "pass"
-
-    def test_gradients_that_are_not_reduced_fail(self) -> None:
-        rank = [model(), self.changed, micro(), step(unsynced=["w"]), stepped()]
-        assert judge("inplace-op-on-output-view", rank, rank).status == "fail"
-
-    @pytest.mark.parametrize(("views", "status"), [(1, "fail"), (0, "inconclusive")])
-    def test_freed_weights_are_its_fault_only_with_a_changed_view(self, views: int, status: str) -> None:
-        rank = [model(), *[self.changed] * views]
-        train = stopped("RuntimeError", "setStorage: sizes [8, 8] are out of bounds for storage of size 0", rank, rank)
-        assert judge_one(RULES["inplace-op-on-output-view"], Evidence(train=train)).status == status
+def reduce(*missing: str, **more: Any) -> dict[str, Any]:
+    base = {"kind": "reduce", "group": "layer", "step": 1, "micro": 0, "missing": list(missing), "parameters": 2}
+    return {**base, "filled": False, "ranks": [0, 1], **more}
 
 
-class TestStale:
-    def test_a_group_left_gathered_fails(self) -> None:
-        left = {"kind": "stale", "groups": [""], "after_step": 1, "evaluated": LINE}
-        found = judge("stale-unsharded-after-step", [*steps(), left], steps())
-        assert (found.status, found.location) == ("fail", LINE)
-        assert "'root'" in found.evidence
-
-    def test_none_passes(self) -> None:
-        assert judge("stale-unsharded-after-step", steps(), steps()).status == "pass"
+def digests(copy: int = 0, **of: str | None) -> Records:
+    entries = [parameter(name, copy) for name in of]
+    return [model(*entries), {"kind": "shards", "digests": of}, micro(), step(), stepped()]
 
 
-class TestIdenticalShards:
-    def rank(self, **digests: str | None) -> Records:
-        entries = [parameter(name) for name in digests]
-        return [model(*entries), {"kind": "shards", "digests": digests}, micro(), step(), stepped()]
-
-    def test_equal_shards_fail(self) -> None:
-        assert (
-            judge("dtensor-rng-identical-shards-cpu", self.rank(w="a", v="b"), self.rank(w="a", v="b")).status == "fail"
-        )
-
-    def test_a_few_among_many_pass(self) -> None:
-        first, second = self.rank(w="a", v="b", u="c"), self.rank(w="a", v="d", u="e")
-        assert judge("dtensor-rng-identical-shards-cpu", first, second).status == "pass"
-
-    def test_shards_without_digests_are_inconclusive(self) -> None:
-        assert judge("dtensor-rng-identical-shards-cpu", self.rank(w=None), self.rank(w=None)).status == "inconclusive"
-        assert judge("dtensor-rng-identical-shards-cpu", self.rank(w="a")).status == "not_applicable"
-
-    def test_replicas_are_no_other_shards(self) -> None:
-        ranks = [
-            [model(parameter("w", copy)), {"kind": "shards", "digests": {"w": "a"}}, micro(), step(), stepped()]
-            for copy in (0, 1)
-        ]
-        assert judge("dtensor-rng-identical-shards-cpu", *ranks).status == "not_applicable"
-
-    def test_what_a_digest_distinguishes(self) -> None:
-        torch.manual_seed(0)
-        weight = torch.randn(4, 4)
-        assert shard_digest(weight) == shard_digest(weight.clone()) != shard_digest(weight + 1)
-        for silent in (
-            torch.ones(16, 4),
-            torch.arange(4.0).repeat(8, 1),
-            torch.randn(4),
-            torch.randn(1, 64),
-            torch.ones(()),
-        ):
-            assert shard_digest(silent) is None
-        large = torch.randn(1000, 100)
-        assert shard_digest(large) is not None
+def given(keys: int, broadcast: bool = False) -> dict[str, Any]:
+    base = {"kind": "set_state", "op": "set_model_state_dict", "given": keys, "full": True, "strict": True}
+    return {**base, "broadcast": broadcast}
 
 
-class TestRankZeroStateDict:
-    def call(self, keys: int, broadcast: bool = False) -> dict[str, Any]:
-        base = {"kind": "set_state", "op": "set_model_state_dict", "given": keys, "full": True, "strict": True}
-        return {**base, "broadcast": broadcast}
-
-    @pytest.mark.parametrize(
-        ("keys", "broadcast", "status"),
-        [((9, 0), False, "fail"), ((9, 0), True, "pass"), ((9, 9), False, "pass"), ((9, 4), False, "pass")],
-    )
-    def test_who_holds_keys(self, keys: tuple[int, int], broadcast: bool, status: str) -> None:
-        ranks = [steps(self.call(n, broadcast)) for n in keys]
-        assert judge("rank0-sd-without-broadcast", *ranks).status == status
-
-    def test_it_is_named_before_the_first_forward(self) -> None:
-        train = stopped("RuntimeError", "Connection closed by peer", [self.call(9)], [self.call(0)])
-        assert judge_one(RULES["rank0-sd-without-broadcast"], Evidence(train=train)).status == "fail"
-
-    def test_a_script_that_sets_none(self) -> None:
-        found = [Evidence(train=run(steps(), steps()), saving=saving) for saving in (None, LINE)]
-        statuses = [judge_one(RULES["rank0-sd-without-broadcast"], evidence).status for evidence in found]
-        assert statuses == ["not_applicable", "inconclusive"]
+def local(*shape: int, line: Any = LINE) -> Records:
+    return steps({"kind": "from_local", "shape": list(shape), "local": [2, 4], "ranks": [0, 1], "at_line": line})
 
 
-class TestLocalShards:
-    def made(self, shape: tuple[int, ...], local: tuple[int, ...] = (2, 4), line: Any = LINE) -> dict[str, Any]:
-        return {"kind": "from_local", "shape": list(shape), "local": list(local), "ranks": [0, 1], "at_line": line}
-
-    @pytest.mark.parametrize(("other", "status"), [((6, 4), "pass"), ((4, 4), "fail")])
-    def test_one_size_on_all_ranks(self, other: tuple[int, ...], status: str) -> None:
-        ranks = [steps(self.made((6, 4))), steps(self.made(other))]
-        assert judge("local-shard-assumptions", *ranks).status == status
-
-    def test_other_lines_are_other_tensors(self) -> None:
-        ranks = [steps(self.made((6, 4))), steps(self.made((4, 4), line=replace(LINE, line=2)))]
-        assert judge("local-shard-assumptions", *ranks).status == "pass"
-
-    def test_another_number_of_calls_is_inconclusive(self) -> None:
-        assert judge("local-shard-assumptions", steps(self.made((6, 4))), steps()).status == "inconclusive"
-
-    def test_without_a_call_it_does_not_apply_unless_the_run_stopped_before(self) -> None:
-        assert judge("local-shard-assumptions", steps(), steps()).status == "not_applicable"
-        train = stopped("ValueError", "no such file", steps(), steps())
-        assert judge_one(RULES["local-shard-assumptions"], Evidence(train=train)).status == "inconclusive"
+def blocks(blocks: int, groups: int) -> Records:
+    root = model(blocks=[BLOCK] * blocks, groups=[{"module": str(k)} for k in range(groups)])
+    return [root, micro(), step(), stepped()]
 
 
-class TestGatheredEveryStep:
-    def traffic(self, gathered: int) -> dict[str, Any]:
-        return {"kind": "traffic", "step": 2, "script": {"all_gather": [1, gathered]}}
+# rule, {what the ranks record: (their records or their run, the status)}
+JUDGED: dict[str, dict[str, tuple[Any, str]]] = {
+    "tied-weights-split-groups": {
+        "no tie": ([steps(), steps()], "not_applicable"),
+        "no tie before an error": ([stopped(*NO_FILE, steps(), steps())], "inconclusive"),
+    },
+    "params-added-after-shard": {
+        "gradients that differ": (late(A, B), "fail"),
+        "gradients that the script reduces": (late(A, A), "pass"),
+        "a plain parameter that was there": (late(A, B, late=False), "pass"),
+    },
+    "root-not-wrapped": {
+        "a late parameter is the other rule's": (late(A, B), "pass"),
+        "a plain parameter that was there": (late(A, B, late=False), "fail"),
+    },
+    "rank-divergent-param-use": {
+        "a rank that lacks nothing writes nothing": ([steps(reduce("a")), steps()], "fail"),
+        "the same on all ranks": ([steps(reduce("a")), steps(reduce("a"))], "pass"),
+        "zeros": ([steps(reduce("a", filled=True)), steps(reduce("b", filled=True))], "pass"),
+        "a second reduction of one backward": ([steps(reduce("a"), reduce("a", "b")), steps(reduce("a"))], "pass"),
+        "different meshes": ([steps(reduce("a", ranks=[0])), steps(reduce("b", ranks=[1]))], "pass"),
+        "a rank that raised before": ([stopped(*NO_FILE, [model()], [model(), reduce("a")])], "inconclusive"),
+    },
+    "inplace-op-on-output-view": {
+        "a changed view alone": ([steps(VIEW), steps(VIEW)], "pass"),
+        "gradients that are not reduced": ([[model(), VIEW, micro(), step(unsynced=["w"]), stepped()]] * 2, "fail"),
+        "freed weights": ([stopped("RuntimeError", FREED, *[[model(), VIEW]] * 2)], "fail"),
+        "freed weights without a view": ([stopped("RuntimeError", FREED, [model()], [model()])], "inconclusive"),
+    },
+    "stale-unsharded-after-step": {"no stale group": ([steps(), steps()], "pass")},
+    "dtensor-rng-identical-shards-cpu": {
+        "equal shards": ([digests(w="a", v="b"), digests(w="a", v="b")], "fail"),
+        "a few among many": ([digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")], "pass"),
+        "no digests": ([digests(w=None), digests(w=None)], "inconclusive"),
+        "one rank": ([digests(w="a")], "not_applicable"),
+        "replicas": ([digests(0, w="a"), digests(1, w="a")], "not_applicable"),
+    },
+    "rank0-sd-without-broadcast": {
+        "keys on rank 0": ([steps(given(9)), steps(given(0))], "fail"),
+        "a broadcast": ([steps(given(9, True)), steps(given(0, True))], "pass"),
+        "keys on both ranks": ([steps(given(9)), steps(given(9))], "pass"),
+        "some keys on the other rank": ([steps(given(9)), steps(given(4))], "pass"),
+        "before the first forward": ([stopped("RuntimeError", "Connection closed", [given(9)], [given(0)])], "fail"),
+        "no call": ([steps(), steps()], "not_applicable"),
+    },
+    "local-shard-assumptions": {
+        "the whole shape": ([local(6, 4), local(6, 4)], "pass"),
+        "a shape of its own": ([local(6, 4), local(4, 4)], "fail"),
+        "other lines are other tensors": ([local(6, 4), local(4, 4, line=replace(LINE, line=2))], "pass"),
+        "another number of calls": ([local(6, 4), steps()], "inconclusive"),
+        "no call": ([steps(), steps()], "not_applicable"),
+        "no call before an error": ([stopped(*NO_FILE, steps(), steps())], "inconclusive"),
+    },
+    "root-only-wrap": {
+        "blocks and one group": ([blocks(1, 1)] * 2, "fail"),
+        "blocks and two groups": ([blocks(1, 2)] * 2, "pass"),
+        "no blocks": ([blocks(0, 1)] * 2, "not_applicable"),
+        "blocks and no group": ([blocks(1, 0)] * 2, "inconclusive"),
+        "nothing": ([blocks(0, 0)] * 2, "inconclusive"),
+    },
+    "shards-are-even": {"one rank": ([steps()], "not_applicable"), "two ranks": ([steps(), steps()], "pass")},
+    "shard-option-unread": {
+        "an unread option": ([[UNREAD, *steps()], [SHARD, *steps()]], "fail"),
+        "none": ([[SHARD, *steps()], [SHARD, *steps()]], "pass"),
+    },
+}
+ROWS = [(rule, what) for rule, rows in JUDGED.items() for what in rows]
 
-    @pytest.mark.parametrize(("gathered", "status"), [(16 * 4, "fail"), (16 * 4 - 1, "pass")])
-    def test_bytes_of_the_whole_model_fail(self, gathered: int, status: str) -> None:
-        ranks = [[*steps(), micro(2), step(2), stepped(2), self.traffic(gathered)]] * 2
-        found = judge("model-gathered-every-step", *ranks)
-        assert (found.status, found.limit) == (status, 64.0)
+
+@cases("rule, what", *ROWS)
+def test_the_status(rule: str, what: str) -> None:
+    ranks, status = JUDGED[rule][what]
+    assert judge(rule, *ranks).status == status
 
 
-class TestRootOnly:
-    block: ClassVar[dict[str, Any]] = {"parent": "blocks", "cls": "m.Block", "count": 2, "numel": 16}
-
-    @pytest.mark.parametrize(
-        ("blocks", "groups", "status"),
-        [(1, 1, "fail"), (1, 2, "pass"), (0, 1, "not_applicable"), (1, 0, "inconclusive"), (0, 0, "inconclusive")],
-    )
-    def test_blocks_want_groups(self, blocks: int, groups: int, status: str) -> None:
-        root = model(blocks=[self.block] * blocks, groups=[{"module": str(k)} for k in range(groups)])
-        rank = [root, micro(), step(), stepped()]
-        assert judge("root-only-wrap", rank, rank).status == status
+@cases("parameters, status", (1, "pass"), (2, "fail"))
+def test_one_tensor_must_stay_one_parameter(parameters: int, status: str) -> None:
+    found = judge("tied-weights-split-groups", *[ties(parameters)] * 2)
+    assert found.status == status
+    assert all(name in found.evidence for name in ("embed.weight", "head.weight"))
 
 
-class TestEven:
-    def test_one_rank_has_nothing_to_share(self) -> None:
-        assert judge("shards-are-even", steps()).status == "not_applicable"
-        assert judge("shards-are-even", steps(), steps()).status == "pass"
+def test_the_error_of_torch_alone_is_enough() -> None:
+    found = judge("tied-weights-split-groups", stopped("ValueError", SHARED, [model()], [model()]))
+    assert (found.status, found.location) == ("fail", LINE)
 
 
-class TestUnread:
-    def rank(self, *unread: str) -> Records:
-        return [{"kind": "shard", "unread": list(unread), "parameters": []}, *steps()]
+def test_other_parameters_on_another_rank_fail() -> None:
+    found = judge("rank-divergent-param-use", steps(reduce("a")), steps(reduce("b")))
+    assert found.status == "fail"
+    assert "rank 0" in found.evidence and "rank 1" in found.evidence
 
-    def test_an_unread_option_fails(self) -> None:
-        assert judge("shard-option-unread", self.rank("offload_policy"), self.rank()).status == "fail"
-        assert judge("shard-option-unread", self.rank(), self.rank()).status == "pass"
+
+def test_a_group_left_gathered_fails() -> None:
+    found = judge("stale-unsharded-after-step", [*steps(), STALE], steps())
+    assert (found.status, found.location) == ("fail", LINE)
+    assert "'root'" in found.evidence
+
+
+def test_a_script_that_may_set_a_state_dict() -> None:
+    assert judge("rank0-sd-without-broadcast", steps(), steps(), saving=LINE).status == "inconclusive"
+
+
+@cases("gathered, status", (16 * 4, "fail"), (16 * 4 - 1, "pass"))
+def test_bytes_of_the_whole_model_fail(gathered: int, status: str) -> None:
+    traffic = {"kind": "traffic", "step": 2, "script": {"all_gather": [1, gathered]}}
+    found = judge("model-gathered-every-step", *[[*steps(), micro(2), step(2), stepped(2), traffic]] * 2)
+    assert (found.status, found.limit) == (status, 64.0)
+
+
+def test_what_a_digest_distinguishes() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 4)
+    assert shard_digest(weight) == shard_digest(weight.clone()) != shard_digest(weight + 1)
+    for silent in (
+        torch.ones(16, 4),
+        torch.arange(4.0).repeat(8, 1),
+        torch.randn(4),
+        torch.randn(1, 64),
+        torch.ones(()),
+    ):
+        assert shard_digest(silent) is None
+    assert shard_digest(torch.randn(1000, 100)) is not None
 
 
 UNSHARDED = [
@@ -286,14 +211,13 @@ class TestPresence:
 
     def named(self, rule: str, source: str, **more: Any) -> Finding:
         sources = Sources({"train.py": source}, ("train.py",))
-        return judge_one(RULES[rule], Evidence(train=run(steps(), steps()), sources=sources, **more))
+        return judge(rule, steps(), steps(), sources=sources, **more)
 
     @pytest.mark.parametrize("rule", UNSHARDED)
     def test_a_model_that_is_not_sharded(self, rule: str) -> None:
         plain = [model(parameter(sharded=False, managed=False)), micro(), step(), stepped()]
         assert judge(rule, plain, plain).status == "not_applicable"
-        train = stopped("ValueError", "no such file", plain, plain)
-        assert judge_one(RULES[rule], Evidence(train=train)).status != "not_applicable"
+        assert judge(rule, stopped(*NO_FILE, plain, plain)).status != "not_applicable"
 
     @pytest.mark.parametrize("rule", ["root-not-wrapped", "root-only-wrap"])
     def test_a_script_without_any_fully_shard_is_inconclusive(self, rule: str) -> None:
@@ -311,16 +235,14 @@ class TestPresence:
         rank = [model(parameter(), parameter("v", mesh=mesh)), micro(), step(), stepped()]
         assert judge("tensors-on-two-meshes", rank, rank).status == status
 
-    @pytest.mark.parametrize(
-        ("rule", "source"),
-        [
-            ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
-            ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
-            ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
-            ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
-            ("mesh-refused", "fully_shard(model, mesh=world)"),
-            ("shard-option-unread", "options = {'ignored_params': ()}"),
-        ],
+    @cases(
+        "rule, source",
+        ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
+        ("deepcopy-of-fsdp-model", "from copy import deepcopy"),
+        ("deepcopy-of-fsdp-model", "getattr(copy, 'deepcopy')"),
+        ("inference-mode-before-training", "with torch.inference_mode():\n    pass"),
+        ("mesh-refused", "fully_shard(model, mesh=world)"),
+        ("shard-option-unread", "options = {'ignored_params': ()}"),
     )
     def test_what_the_sources_name(self, rule: str, source: str) -> None:
         assert self.named(rule, source).status != "not_applicable"
@@ -329,24 +251,21 @@ class TestPresence:
 
     def test_an_error_counts_whatever_the_sources_name(self) -> None:
         train = stopped("AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps())
-        evidence = Evidence(train=train, sources=Sources({"train.py": "pass"}, ("train.py",)))
-        assert judge_one(RULES["deepcopy-of-fsdp-model"], evidence).status == "fail"
+        sources = Sources({"train.py": "pass"}, ("train.py",))
+        assert judge("deepcopy-of-fsdp-model", train, sources=sources).status == "fail"
 
-    @pytest.mark.parametrize(
-        ("rule", "source"),
-        [
-            ("ac-compile-order", "block = checkpoint_wrapper(block)"),
-            ("cpu-offload-nccl-only", "policy = CPUOffloadPolicy()"),
-            ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
-        ],
+    @cases(
+        "rule, source",
+        ("ac-compile-order", "block = checkpoint_wrapper(block)"),
+        ("cpu-offload-nccl-only", "policy = CPUOffloadPolicy()"),
+        ("set-device-missing", "init_process_group('cpu:gloo,cuda:nccl')"),
     )
     def test_what_only_sources_show(self, rule: str, source: str) -> None:
         assert self.named(rule, source, followed=True).status == "pass"
         assert self.named(rule, source).status == "inconclusive"
         absent = self.named(rule, "pass")
         assert (absent.status, absent.tier) == ("not_applicable", "static")
-        hit = Hit(rule, "seen", LINE)
-        assert self.named(rule, "pass", hits={rule: (hit,)}).status == "fail"
+        assert self.named(rule, "pass", hits={rule: (Hit(rule, "seen", LINE),)}).status == "fail"
 
     def test_no_comment_ignores_a_rule(self) -> None:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))

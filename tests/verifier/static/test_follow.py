@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pairs import HEAD, PRELUDE
+from records import cases
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.source.follow import trace_script
 from verified_fsdp2.verifier.source.lint import look
@@ -237,29 +238,27 @@ class TestLimits:
         assert trace_script(write(tmp_path, train=source))[0].partial
         assert time.process_time() - started < 20
 
-    @pytest.mark.parametrize(
+    @cases(
         "source",
-        [
-            "x = " + "(" * 80 + "1" + ")" * 80,
-            "x = " + "-" * 150 + "1",
-            "x = " + " + ".join(["y"] * 900),
-            "x = " + "f(" * 80 + "1" + ")" * 80,
-            "\n".join("    " * n + "if x:" for n in range(90)) + "\n" + "    " * 90 + "pass",
-            "x = a" + ".b" * 300,
-            "def f():\n    return f()\nf()",
-            "def f():\n    return g()\ndef g():\n    return f()\nf()",
-            "class A(A):\n    pass\nA()",
-            "class A:\n    def __init__(self):\n        self.a = self\n        self.a.a.a = A()\nA().a.a",
-            "import train\nfrom train import *\nimport train.train",
-            "x = [x for x in x for x in x]\nx += x\nx[x] = x\ndel x",
-            "match x:\n    case [1, *rest] if rest:\n        y = rest\n    case {'a': b}:\n        y = b\n    case _:\n        y = 0",
-            "try:\n    x = 1\nexcept* ValueError as e:\n    x = e\nfinally:\n    x = 2",
-            "async def f():\n    async with a as b, c:\n        async for d in b:\n            yield d\n    await f()",
-            "def f(a, /, b=1, *c, d, e=2, **g):\n    return a, b, c, d, e, g\nf(1, *x, d=3, **y)",
-            "global x\nnonlocal_ = 1\nx: int\nx: int = 1\n(y := 2)\nlambda *a, **k: (yield)",
-            "f'{x!r:>{width}} {x=}'\nx @= y\nx[1:2, ::3]\nprint(*x, sep='')",
-            "'a' * 10 ** 9\n10 ** 10 ** 9\n1 << 10 ** 9\n1 / 0\n1 % 0\n'%s' % 1",
-        ],
+        "x = " + "(" * 80 + "1" + ")" * 80,
+        "x = " + "-" * 150 + "1",
+        "x = " + " + ".join(["y"] * 900),
+        "x = " + "f(" * 80 + "1" + ")" * 80,
+        "\n".join("    " * n + "if x:" for n in range(90)) + "\n" + "    " * 90 + "pass",
+        "x = a" + ".b" * 300,
+        "def f():\n    return f()\nf()",
+        "def f():\n    return g()\ndef g():\n    return f()\nf()",
+        "class A(A):\n    pass\nA()",
+        "class A:\n    def __init__(self):\n        self.a = self\n        self.a.a.a = A()\nA().a.a",
+        "import train\nfrom train import *\nimport train.train",
+        "x = [x for x in x for x in x]\nx += x\nx[x] = x\ndel x",
+        "match x:\n    case [1, *rest] if rest:\n        y = rest\n    case {'a': b}:\n        y = b\n    case _:\n        y = 0",
+        "try:\n    x = 1\nexcept* ValueError as e:\n    x = e\nfinally:\n    x = 2",
+        "async def f():\n    async with a as b, c:\n        async for d in b:\n            yield d\n    await f()",
+        "def f(a, /, b=1, *c, d, e=2, **g):\n    return a, b, c, d, e, g\nf(1, *x, d=3, **y)",
+        "global x\nnonlocal_ = 1\nx: int\nx: int = 1\n(y := 2)\nlambda *a, **k: (yield)",
+        "f'{x!r:>{width}} {x=}'\nx @= y\nx[1:2, ::3]\nprint(*x, sep='')",
+        "'a' * 10 ** 9\n10 ** 10 ** 9\n1 << 10 ** 9\n1 / 0\n1 % 0\n'%s' % 1",
     )
     def test_odd_code_is_followed(self, tmp_path: Path, source: str) -> None:
         assert found(write(tmp_path, train=source + "\n")) == []

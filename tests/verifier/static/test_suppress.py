@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from pairs import HEAD, PRELUDE
+from records import cases
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_suppressions, judge
@@ -30,14 +29,12 @@ def test_without_any(tmp_path: Path) -> None:
     assert [rule for rule, _ in verdict(tmp_path)] == ["root-only-wrap"]
 
 
-@pytest.mark.parametrize(
-    ("above", "after"),
-    [
-        ("", "  # fsdp2: ignore[root-only-wrap] one layer only"),
-        ("# fsdp2: ignore[root-only-wrap] one layer only\n", ""),
-        ("# fsdp2: ignore[root-only-wrap] one layer only\n# and another comment\n\n", ""),
-        ("", "  #fsdp2:ignore[ root-only-wrap , root-only-wrap ] - one layer"),
-    ],
+@cases(
+    "above, after",
+    ("", "  # fsdp2: ignore[root-only-wrap] one layer only"),
+    ("# fsdp2: ignore[root-only-wrap] one layer only\n", ""),
+    ("# fsdp2: ignore[root-only-wrap] one layer only\n# and another comment\n\n", ""),
+    ("", "  #fsdp2:ignore[ root-only-wrap , root-only-wrap ] - one layer"),
 )
 def test_on_the_line_or_above(tmp_path: Path, above: str, after: str) -> None:
     assert verdict(tmp_path, above, after) == []
@@ -51,16 +48,14 @@ def test_anywhere_on_a_statement_of_several_lines(tmp_path: Path) -> None:
     assert verdict(tmp_path, source=source) == []
 
 
-@pytest.mark.parametrize(
-    ("comment", "told"),
-    [
-        ("# fsdp2: ignore[root-only-wrap]", "no reason"),
-        ("# fsdp2: ignore[root-only-wrap]  -  ", "no reason"),
-        ("# fsdp2: ignore[root-only-rap] small", "'root-only-rap'"),
-        ("# fsdp2: ignore small", "names no rule"),
-        ("# fsdp2: ignore[] small", "names no rule"),
-        ("# fsdp2: ignore[optim-before-shard] small", "ignores optim-before-shard"),
-    ],
+@cases(
+    "comment, told",
+    ("# fsdp2: ignore[root-only-wrap]", "no reason"),
+    ("# fsdp2: ignore[root-only-wrap]  -  ", "no reason"),
+    ("# fsdp2: ignore[root-only-rap] small", "'root-only-rap'"),
+    ("# fsdp2: ignore small", "names no rule"),
+    ("# fsdp2: ignore[] small", "names no rule"),
+    ("# fsdp2: ignore[optim-before-shard] small", "ignores optim-before-shard"),
 )
 def test_one_that_does_nothing_is_told(tmp_path: Path, comment: str, told: str) -> None:
     findings = dict(verdict(tmp_path, after=f"  {comment}"))
