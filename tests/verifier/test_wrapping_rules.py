@@ -114,7 +114,10 @@ JUDGED: dict[str, dict[str, tuple[Any, str]]] = {
         "a broadcast": ([steps(given(9, True)), steps(given(0, True))], "pass"),
         "keys on both ranks": ([steps(given(9)), steps(given(9))], "pass"),
         "some keys on the other rank": ([steps(given(9)), steps(given(4))], "pass"),
-        "before the first forward": ([stopped("RuntimeError", "Connection closed", [given(9)], [given(0)])], "fail"),
+        "before the first forward": (
+            [stopped("RuntimeError", "Connection closed by peer", [given(9)], [given(0)])],
+            "fail",
+        ),
         "no call": ([steps(), steps()], "not_applicable"),
     },
     "local-shard-assumptions": {

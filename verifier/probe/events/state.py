@@ -7,7 +7,7 @@ the variables of the project's frames and modules; nothing is called and nothing
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class Walk:
             if len(value) <= _ITEMS and not (len(value) > _HISTORY and isinstance(value[0], int | float)):
                 for number, item in enumerate(value):
                     yield from self._walk(item, f"{path}[{number}]", holder, depth + 1)
-        elif self._is_own(value) and not hasattr(type(value), "__next__") and not hasattr(type(value), "__iter__"):
+        elif self._is_own(value) and not isinstance(value, Iterable):  # positions of data are judged by the samples
             yield from self._object(value, path, "object", depth)
 
     def _module(self, module: nn.Module, path: str, depth: int) -> Iterator[Leaf]:
