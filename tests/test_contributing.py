@@ -26,7 +26,9 @@ def test_the_diffs_are_of_the_code_as_it_is() -> None:
 
 
 def test_every_target_is_in_the_help_and_runs_what_hooks_run() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:")).split()[1:]
     assert [line.split()[0] for line in shown.splitlines()] == phony
