@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -58,6 +59,7 @@ class Course:
     checkpoint: str = ""  # the folder of `{checkpoint}`
     left: tuple[str, ...] = ()  # what the train run left there, relative to it
     created: tuple[str, ...] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
+    sizes_chosen: bool = False  # whether somebody asked for the other numbers of ranks
     stale: str = ""  # which checkpoint it loaded that was there before
 
 
@@ -71,6 +73,7 @@ class Evidence:
     `resume_full_precision` is what resharded runs are compared with: the train run itself, or a resume made in full precision.
     """
 
+    survey: Run | None = None  # the whole script, as far as its time allowed: only its lines, steps and saves
     train: Run | None = None
     provoked: Run | None = None  # a short run with huge gradients, and NaN in memory that `to_empty` allocates
     full_precision: Run | None = None
@@ -116,16 +119,33 @@ class Evidence:
     def saved_after(self, command: str = "") -> int | None:
         """The step of the checkpoint that the resume starts from: the one that its command names, else the last usable one.
 
-        Usable is what the train run saved before its last step. In a script that saves through torch.distributed.checkpoint, a
-        `torch.save` is an export and no checkpoint. `command`: that of the resume, as long as it has not been run.
+        Usable is what the train run saved before its last step, if there is any RESUMED_STEPS before it. In a script that saves
+        through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint. `command`: that of the resume, as
+        long as it has not been run.
         """
         if self.train is None:
             return None
         usable = [(r.op, r.after_step) for r in _saves(self.train) if 0 < r.after_step < self.train.steps()]
         whole = [step for op, step in usable if op != "torch.save"]
         found = whole or [step for _, step in usable]
+        if (loaded := self._loaded()) is not None:
+            return loaded
+        early = [step for step in found if step <= self.train.steps() - RESUMED_STEPS]
+        early = [step for step in early if step >= all_kinds_by(self.train)] or early
         named = named_checkpoint(self.train, command or (self.resume.command if self.resume is not None else ""))
-        return named[1] if named is not None and named[1] in found else max(found, default=None)
+        return named[1] if named is not None and named[1] in found else max(early or found, default=None)
+
+    def _loaded(self) -> int | None:
+        """The step of the checkpoint that the resumed run has loaded, if one path says it."""
+        if self.train is None or self.resume is None:
+            return None
+        paths = {r.to for r in self.resume.places(Checkpoint) if r.op in ("load", "torch.load") and r.to}
+        made = self.course.repeat or self.train
+        steps = {}
+        for r in _saves(made):
+            if 0 < r.after_step < self.train.steps() and (path := made.path_at_end(r.to, r.at)) in paths:
+                steps[path] = r.after_step
+        return steps.popitem()[1] if len(steps) == 1 else None
 
     @property
     def trained(self) -> Run:
@@ -142,6 +162,7 @@ class Evidence:
 
 
 FOLDER = "{checkpoint}"
+RESUMED_STEPS = 3  # in which a resumed run is compared, where a save allows it
 SAVES = ("save", "async_save", "torch.save")
 LOADS = ("load", "torch.load", "set_model_state_dict", "set_state_dict")
 
@@ -159,6 +180,19 @@ def named_checkpoint(train: Run, command: str) -> tuple[str, int] | None:
         if len(below) == 1 and (exact or len({step for _, step in saves}) > 1):
             return path, below.pop()
     return None
+
+
+def all_kinds_by(run: Run, most: int | None = None) -> int:
+    """The step by which every kind of checkpoint was saved ("best" beside "last"), of those first saved by step `most`; 0 for none.
+
+    Two paths are of one kind if they differ in their numbers only.
+    """
+    first: dict[str, int] = {}
+    for record in _saves(run):
+        if record.after_step > 0:
+            first.setdefault(re.sub(r"\d+", "#", record.to), record.after_step)
+    usable = [step for step in first.values() if step <= (most or max(run.steps() - RESUMED_STEPS, 0))]
+    return max(usable, default=0)
 
 
 def _saves(run: Run) -> list[Checkpoint]:

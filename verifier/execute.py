@@ -192,7 +192,7 @@ def _command(planned: PlannedRun) -> str:
 def added(evidence: Evidence, made: Sequence[Made], files: Workspace) -> Evidence:
     """The evidence with these runs."""
     course = evidence.course
-    if any(one.planned.role not in ("simulate", "train", "repeat") for one in made):
+    if any(one.planned.role not in ("survey", "simulate", "train", "inspect", "repeat") for one in made):
         evidence = replace(evidence, course=replace(course, asked=True))
     for one in made:
         evidence = _with_run(evidence, one, files) if one.run is not None else _without_run(evidence, one)
@@ -227,7 +227,8 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
     if run.role == "crash":
         killed = any(trace.first(Killed) is not None for trace in run.traces)
-        course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=run if killed else None)
+        kept = replace(run, left=files.listing()) if killed else None
+        course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=kept)
         return replace(evidence, course=course)
     if run.role == "recovered" and course.crashed is not None:
         pairs = (*evidence.crashes, (course.crashed, run))

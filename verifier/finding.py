@@ -26,7 +26,12 @@ class Finding:
     consequence: bool = False
     seconds: float = 0.0
     tier: str = "ranks"
-    required: bool = True  # whether it may not be inconclusive
+    required: bool = True  # whether it decides: a failure that does not is a warning
+
+    @property
+    def warns(self) -> bool:
+        """Whether something is wrong that does not make the trained model wrong, such as a resume that a crash makes stop."""
+        return self.status == "fail" and not self.required
 
     @property
     def margin(self) -> float | None:

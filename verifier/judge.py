@@ -122,7 +122,7 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:
-    failed = [f for f in findings if f.status == "fail"]
+    failed = [f for f in findings if f.status == "fail" and not f.warns]
     effects = [f for f in failed if not RULES[f.rule].names_a_cause]
     causes = len(effects) < len(failed)
     return [replace(f, consequence=True) if causes and f in effects else f for f in findings]
@@ -136,6 +136,7 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     required = policy.required
     allowed = [f for f in verdict.findings if f.status == "inconclusive" and not is_named(f.rule, required)]
     findings = [replace(f, required=False) if required and f in allowed else f for f in verdict.findings]
+    findings = [replace(f, required=True) if f.warns and is_named(f.rule, required) else f for f in findings]
     late = [_late(skip) for skip in policy.skips if skip.over]
     if late:  # a failure replaces the pass of the same rule
         findings = [f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")] + late

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import plan
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
-from .evidence import Evidence
+from .evidence import Course, Evidence
 from .execute import Executor, Progress, added, backend_for
 from .judge import apply_policy, judge
 from .launch.average import average_of_one_and_two
@@ -118,7 +118,9 @@ def verify_with(
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
     known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     environment = environment_of(launcher.versions, tier, backend, target.nproc, target.launcher, known)
-    verdict = assemble(target.describe(), work, evidence, evidence.runs, findings, environment)
+    made = evidence.train.steps() if evidence.train is not None else 0
+    described = replace(target, steps=target.steps or made).describe()
+    verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
     return replace(verdict, folder=str(work), seconds=time.monotonic() - started, refused=refused).decided()
 
 
@@ -130,10 +132,15 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
 def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     target = settings.target
-    evidence = with_sources(Evidence(tolerances=target.policy.tolerances), target.script, target.module)
+    evidence = with_sources(
+        Evidence(tolerances=target.policy.tolerances, course=Course(sizes_chosen=target.sizes_chosen)),
+        target.script,
+        target.module,
+    )
     for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
             evidence = added(evidence, executor.make(due), executor.files)
+        settings = settings.with_steps(evidence)
         if stage is plan.first:
             report_early(settings, evidence, executor.progress)
     return evidence if settings.tier == "simulate" else replace(evidence, missing=plan.missing(settings, evidence))

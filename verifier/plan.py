@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after_the_last_step, unwritten
+from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
+from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import LOW, low_precision
 from .analysis.reasons import never_written, no_damage, no_resume
 from .analysis.root_cause import root_cause
@@ -29,6 +30,7 @@ from .trace.events import Inexact, Shard, ToEmpty
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
+SURVEY_SECONDS = 30.0  # a script that takes longer is ended, and what it would have reached is not known
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 RESUMED = ("resume", "reshard", "crash", "damaged")
@@ -78,6 +80,7 @@ class Settings:
     chosen: Collection[str]
     tier: str = "ranks"
     original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
+    from_sharding_on: bool = False  # whether the script trains other models before it shards one
 
     @property
     def needs(self) -> frozenset[str]:
@@ -91,8 +94,8 @@ class Settings:
         """How many steps are compared: as many as were asked for, or a few more where the checkpoint to resume from needs them."""
         target = self.target
         wanted = [n for path in named_paths(target.resume_args) if (n := number_in(path)) is not None]
-        last = max(wanted, default=0)
-        return last + 1 if target.steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else target.steps
+        last, steps = max(wanted, default=0), target.steps or LEAST
+        return last + 1 if steps <= last <= FURTHER_STEPS and self.needs & {*RESUMED} else steps
 
     def resumes_after(self, evidence: Evidence) -> int | None:
         """The step of the checkpoint from which the script is to resume."""
@@ -103,10 +106,33 @@ class Settings:
         target = self.target
         same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
         same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
+        if self.from_sharding_on:
+            same["probe"] = {"from_sharding_on": True} | fields.pop("probe", {})
         return PlannedRun(role, world, project=root(target.script, target.module), **{**same, **fields})
+
+    def with_steps(self, evidence: Evidence) -> Settings:
+        """These settings with the number of steps that the survey run suggests, where none was asked for."""
+        if self.target.steps or evidence.survey is None:
+            return self
+        resumes = bool(self.target.resume_args and self.needs & {*RESUMED})
+        steps = steps_to_compare(evidence.survey, evidence.sources, resumes)
+        waits = trains_before_sharding(evidence.survey)
+        return replace(self, target=replace(self.target, steps=steps), from_sharding_on=waits)
 
 
 Stage = Callable[[Settings, Evidence], list[PlannedRun]]
+
+
+def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The whole script, as far as its time allows: it says how many steps are worth comparing, and what no run reaches."""
+    target = settings.target
+    if target.steps or evidence.survey is not None or evidence.train is not None:
+        return []
+    limit = min(SURVEY_SECONDS, target.timeout)
+    fields = {"mode": "survey", "starting_point": False, "timeout": limit, "optional": True}
+    given = "--save-args" if target.save_args else "the arguments after `--`"
+    expected = f"it is ended after {limit:.0f} s"
+    return [settings.run("survey", target.nproc, *target.save_args, given=given, expected=expected, **fields)]
 
 
 def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -127,8 +153,10 @@ def repeats(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     train, after, target = evidence.train, settings.resumes_after(evidence), settings.target
     if not _trained(evidence) or evidence.course.repeat is not None or train is None or after is None:
         return []
-    if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after_the_last_step(train):
+    if not target.resume_args or not settings.needs & {*RESUMED} or not saves_after(train, after):
         return []
+    if first := inspection(settings, evidence):
+        return first  # the files of the train run, before they are those of another
     fields = {"steps": after, "files": "empty", "keeps": True, "starting_point": False}
     return [settings.run("repeat", target.nproc, *target.save_args, **fields)]
 
@@ -172,7 +200,7 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """A process of its own opens whatever the train run has saved."""
     paths = saved_paths(evidence.train) if evidence.train is not None else []
-    if "inspect" not in settings.needs or not paths:
+    if "inspect" not in settings.needs or not paths or evidence.inspect is not None:
         return []
     return [settings.run("inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False)]
 
@@ -269,7 +297,7 @@ def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
 def stages(tier: str) -> tuple[Stage, ...]:
     """The stages of a tier, in order."""
-    return (first,) if tier == "simulate" else (first, repeats, oracles, fallbacks, perturbed, crashes, damages)
+    return (first,) if tier == "simulate" else (survey, first, repeats, oracles, fallbacks, perturbed, crashes, damages)
 
 
 def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:

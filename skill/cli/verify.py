@@ -51,7 +51,7 @@ nothing: only runs give a pass; of several targets, the worst.
 
 OPTIONS = (
     ("--nproc", "N", "ranks (default 2)"),
-    ("--steps", "K", "optimizer steps to compare (default 5)"),
+    ("--steps", "K", "optimizer steps to compare (default auto: 5 to 20, as a first run of the whole script suggests)"),
     ("--reshard-to", "N,M", "other world sizes to resume on (default 1 and twice --nproc)"),
     ("--save-args", "ARGS", "arguments that make the script save, after step 1 to K-1"),
     ("--resume-args", "ARGS", "arguments that make the script resume"),

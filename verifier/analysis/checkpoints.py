@@ -13,11 +13,11 @@ from .saves import all_saves, final_path
 PLACE = "{checkpoint}"
 
 
-def saves_after_the_last_step(run: Run) -> bool:
-    """Whether a resume would start after the last compared step, where there is nothing to compare with."""
+def saves_after(run: Run, step: int) -> bool:
+    """Whether a resume would start from a later checkpoint than that of step `step`."""
     saves = [r for r in run.places(Checkpoint) if r.op in SAVES]
     sharded = [r.after_step for r in saves if r.op != "torch.save"]
-    return max(sharded or [r.after_step for r in saves], default=0) >= run.steps()
+    return max(sharded or [r.after_step for r in saves], default=0) > step
 
 
 def same_weights_after(first: Run, second: Run, step: int) -> bool:

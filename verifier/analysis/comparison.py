@@ -15,6 +15,7 @@ from ..evidence import Evidence
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stepped
 from .root_cause import root_cause
+from .scaling import reduced_by_the_script
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
@@ -73,9 +74,9 @@ class Limits:
         return any(not value <= self.gross[name] for name, value in measures.items())
 
 
-def compare(run: Run, oracle: Run) -> Comparison:
-    """Compare the steps that both runs made, on the same weights and samples."""
-    steps = range(1, min(run.steps(), oracle.steps()) + 1)
+def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
+    """Compare the steps that both runs made, up to step `until`, on the same weights and samples."""
+    steps = range(1, min(run.steps(), oracle.steps(), until or run.steps()) + 1)
     loss, _ = _worst({str(s): loss_apart(run, oracle, s) for s in steps})
     norm, _ = _worst({str(s): norm_apart(run, oracle, s) for s in steps})
     gradient, worst = _worst(gradients_apart(run, oracle))
@@ -97,10 +98,18 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
         return "no optimizer step was seen"
     if any(model.starting_point != "loaded" for model in oracle.models):
         return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
-    for step in range(1, steps + 1):
-        if run.global_batch(step) != oracle.global_batch(step):
-            return f"the {role} run trained on other samples at step {step}: the order of the data is not reproducible"
+    if parted(run, oracle) == 1:
+        return f"the {role} run trained on other samples at step 1: the order of the data is not reproducible"
     return None
+
+
+def parted(run: Run, oracle: Run) -> int | None:
+    """The first step in which two runs were given other samples; None if there is none.
+
+    Samples that a model has made (the fakes of a GAN) differ in their rounding: where all numbers agree, they are the same.
+    """
+    steps = range(1, min(run.steps(), oracle.steps()) + 1)
+    return next((step for step in steps if run.global_batch(step) != oracle.global_batch(step)), None)
 
 
 def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
@@ -110,7 +119,7 @@ def loss_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
 
 def norm_apart(run: Run, oracle: Run, step: int, after: int = 0) -> float:
     """Difference of the norm of the whole gradient after backward, on the scale of the largest of them."""
-    late = _reduced_by_the_script(run)
+    late = reduced_by_the_script(run)
     mine, theirs = _norm(_gradients(run, step, late)), _norm(_gradients(oracle, after + step, late))
     return _apart(mine, theirs, max(abs(theirs or 0.0), oracle.gradient_scale["grads"]))
 
@@ -144,7 +153,7 @@ def first_gradients(run: Run, oracle: Run, at_step: bool = False) -> tuple[Gradi
     """The gradients of step 1 of both runs, as `gradients_apart` compares them."""
     if at_step:
         return run.whole(Step, "grads_at_step", 1), oracle.whole(Step, "grads_at_step", 1)
-    late = _reduced_by_the_script(run)
+    late = reduced_by_the_script(run)
     return _gradients(run, 1, late), _gradients(oracle, 1, late)
 
 
@@ -206,12 +215,6 @@ def _apart(a: float | None, b: float | None, scale: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
     return abs(a - b) / max(scale, 1e-12)
-
-
-def _reduced_by_the_script(run: Run) -> set[str]:
-    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
-    plain = {name for name, entries in run.parameters.items() if not entries[0].sharded}
-    return plain if len(plain) < len(run.parameters) else set()
 
 
 def _gradients(run: Run, step: int, late: set[str]) -> Gradients:

@@ -65,7 +65,7 @@ def weight(micro: Micro) -> tuple[float, int] | None:
 
 def total_weight(run: Run) -> float | None:
     """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
-    all_ranks = run.micros(1)
+    all_ranks = run.consumed(1)
     per_rank = [[weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
     if not per_rank or any(not w or None in w for w in per_rank):
         return None

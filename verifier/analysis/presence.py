@@ -57,9 +57,9 @@ def trainings(evidence: Evidence) -> Iterator[Run]:
 
 
 def went_through(evidence: Evidence) -> bool:
-    """Whether the train run made steps and all these runs completed: what they have not shown, the script does not do."""
-    train = evidence.train
-    return train is not None and train.steps() > 0 and all(run.completed for run in trainings(evidence))
+    """Whether the train run made steps and it and the resume completed: what they have not shown, the script does not do."""
+    runs = [run for run in (evidence.train, evidence.resume) if run is not None]
+    return evidence.train is not None and evidence.train.steps() > 0 and all(run.completed for run in runs)
 
 
 def never_sharded(evidence: Evidence) -> str:

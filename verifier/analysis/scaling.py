@@ -13,15 +13,23 @@ _STRAIGHT = 1e-4  # of the norm: a change that is off a multiple of the gradient
 def scales(run: Run) -> dict[str, list[float]]:
     """{parameter: its factor on each rank}, of the first step where they differ between ranks, else of the smallest factors."""
     found: dict[str, list[float]] = {}
+    by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):
         now: dict[str, list[float]] = {}
         for name, factor in (pair for record in run.at_step(Step, step) for pair in _factors(record)):
-            now.setdefault(name, []).append(factor)
+            if name not in by_script:
+                now.setdefault(name, []).append(factor)
         for name, factors in now.items():
             old = found.get(name)
             if old is None or (not uneven(old) and (uneven(factors) or max(factors) < max(old))):
                 found[name] = factors
     return found
+
+
+def reduced_by_the_script(run: Run) -> set[str]:
+    """Plain parameters beside sharded ones: if their gradients are reduced at all, then after backward and by the script."""
+    plain = {name for name, entries in run.parameters.items() if not entries[0].sharded}
+    return plain if len(plain) < len(run.parameters) else set()
 
 
 def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
@@ -42,10 +50,12 @@ def uneven(factors: list[float]) -> bool:
 def clip_was_reached(run: Run) -> bool:
     """Whether a gradient was scaled by a factor that depends on the step, unlike a loss scale or a fixed division."""
     seen: dict[tuple[int, str], list[float]] = {}
+    by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):
         for rank, record in enumerate(run.at_step(Step, step)):
             for name, factor in _factors(record):
-                seen.setdefault((rank, name), []).append(factor)
+                if name not in by_script:
+                    seen.setdefault((rank, name), []).append(factor)
     return any(uneven(factors) for factors in seen.values())
 
 

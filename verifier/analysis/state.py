@@ -11,6 +11,7 @@ from ..trace.events import Held, State
 from ..trace.sketches import add
 
 Values = dict[str, Held]
+_WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
 KEPT = ("module", "optimizer", "scheduler", "scaler")  # holders whose every number is state
 _QUIET = re.compile(
     r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
@@ -159,8 +160,10 @@ def _acts(node: ast.If | ast.While) -> bool:
     return False
 
 
-def evaluated(run: Run) -> set[str]:
-    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over steps with forwards without gradients."""
+def evaluated(run: Run, sources: Sources) -> set[str]:
+    """The paths of numbers that rank 0 computes in evaluations: they change, or appear, only over steps with forwards without
+    gradients, and the sources compute them there. A training loss in a script with such forwards in each step is none of them.
+    """
     if not run.traces:
         return set()
     records = run.traces[0].of(State)
@@ -175,4 +178,60 @@ def evaluated(run: Run) -> set[str]:
             elif path not in now or apart(now[path], held) != 0.0:
                 found[path] = found.get(path, True) and not quiet
         now = now | record.values
-    return {path for path, only in found.items() if only}
+    named = {one for file in sources.project for one in _from_evaluations(sources.tree(file), _evaluations(sources))}
+    return {path for path, only in found.items() if only and _spelled(path) & named}
+
+
+def _evaluations(sources: Sources) -> set[str]:
+    """The names of functions that switch gradients off and run no backward."""
+    found = set()
+    for function in (n for f in sources.project for n in ast.walk(sources.tree(f)) if isinstance(n, ast.FunctionDef)):
+        if _switches(function) and not any(
+            isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(function)
+        ):
+            found.add(function.name)
+    return found
+
+
+def _switches(node: ast.AST) -> bool:
+    """Whether gradients are switched off in the decorators of a function, or in a statement."""
+    return any(getattr(n, "attr", getattr(n, "id", "")) in _WITHOUT_GRADIENTS for n in ast.walk(node))
+
+
+def _from_evaluations(tree: ast.Module, functions: set[str]) -> Iterator[tuple[str, str]]:
+    """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
+    for scope in [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]:
+        body = (
+            [n for n in scope.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+            if scope is tree
+            else scope.body
+        )
+        inside = [n for stmt in body for n in ast.walk(stmt)]
+        blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
+        without = {id(n) for block in blocks for n in ast.walk(block)}
+        whole = not isinstance(scope, ast.Module) and scope.name in functions
+        known: set[str] = set()
+        for _ in range(2):  # the second time finds what is assigned from what a later line of the loop assigns
+            for node in (n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value):
+                calls = {
+                    getattr(n.func, "attr", getattr(n.func, "id", ""))
+                    for n in ast.walk(node)
+                    if isinstance(n, ast.Call)
+                }
+                if whole or id(node) in without or calls & functions or _made_of(node.value, known):
+                    known |= {text for target in _targets(node) for text in _read(target)}
+        for expression in known:
+            yield ("" if scope is tree or expression.startswith("self.") else scope.name), expression
+
+
+def _made_of(node: ast.expr | None, known: set[str]) -> bool:
+    """Whether an expression reads nothing but such values, beside modules and functions."""
+    called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)} if node is not None else set()
+    names = (
+        {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in called} if node is not None else set()
+    )
+    return bool(names & known) and names <= known | {"torch", "math", "dist", "float"}
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -30,7 +30,7 @@ class Target:
     module: str = ""  # as in `python -m`; `script` is its file
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
-    steps: int = 5
+    steps: int = 0  # to compare; 0: as many as the survey run suggests
     timeout: float = 300.0
     device: str = "auto"
     launcher: str = "fork"
@@ -222,7 +222,7 @@ def _truth(key: str, value: Any) -> bool:
 # How the value of a key is read.
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "nproc": lambda key, value: _whole(key, value, 1),
-    "steps": lambda key, value: _whole(key, value, 2),
+    "steps": lambda key, value: 0 if value == "auto" else _whole(key, value, 2),
     "timeout": _positive,
     **dict.fromkeys(("device", "launcher"), _choice),
     **dict.fromkeys(("oversubscribe", "thorough"), _truth),

@@ -188,6 +188,8 @@ class RuleItem(pytest.Item):
             self.add_report_section("call", "fsdp2", sanitize(finding.evidence))
         elif finding.status == "inconclusive":
             self._not_checked(sanitize(finding.evidence), finding.required)
+        elif finding.warns:
+            self.add_report_section("call", "fsdp2", sanitize("\n".join(failure(finding, "WARNING"))))
         else:
             word = "a consequence of the failure of another rule:" if finding.consequence else "FAIL"
             raise Failed(sanitize("\n".join(failure(finding, word))))

@@ -29,8 +29,12 @@ class Request:
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
+    # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     steps: int = 1
+    from_sharding_on: bool = (
+        False  # nothing is recorded before the first `fully_shard`: the script trains other models first
+    )
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     full_precision: bool = False  # no mixed precision, autocast or dropout

@@ -21,6 +21,7 @@ from . import outputs
 from .frames import Frames
 from .guard import Guard
 from .imports import after_import
+from .lines import Lines
 from .stop import StopRun
 
 LONGEST = 100_000  # characters of an error's message
@@ -63,6 +64,7 @@ class _Probe:
         self.publish: Callable[[str], None] = lambda notice: None  # before torch is imported
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
+        self.lines = Lines(self.frames) if request["mode"] == "survey" else None
 
     def start(self) -> None:
         """Record from now on. An error of the probe ends this rank here: during `import torch` it would look like the script's."""
@@ -73,7 +75,7 @@ class _Probe:
             from .session import Session
 
             self.writer.write(Start(torch=torch.__version__))
-            session = Session(self._request, self._rank, self.writer, self.frames)
+            session = Session(self._request, self._rank, self.writer, self.frames, self.lines)
             install(session)
             self.publish = session.publish
         except Exception as error:
@@ -85,6 +87,8 @@ class _Probe:
 
 
 def _run_script(request: dict[str, Any], probe: _Probe) -> int:
+    if probe.lines is not None:
+        probe.lines.start()
     try:
         if request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -112,6 +116,7 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.writer.write(End(how="return"))
         return 0
     finally:
+        probe.publish("ended")
         probe.writer.sync()
 
 

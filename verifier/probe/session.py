@@ -16,6 +16,7 @@ A *root* is a module that the script calls itself (not from within another modul
 | stepped | optimizer | an optimizer has stepped |
 | stop | | the run is about to be stopped |
 | failed | | the script has raised an error |
+| ended | | the script has ended, in whichever way |
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ from .compat.groups import Slot, slots
 from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
 from .guard import Guard
+from .lines import Lines
 from .stop import StopRun
 
 _One = TypeVar("_One")
+TRAINING = ("call", "before backward", "backward", "stepping", "closed", "stepped")  # notices of a step
 
 
 class Session:
     """State of one rank in one run. `request` holds the fields of a `launch.request.Request`."""
 
-    def __init__(self, request: dict[str, Any], rank: int, writer: Writer, frames: Frames) -> None:
+    def __init__(
+        self, request: dict[str, Any], rank: int, writer: Writer, frames: Frames, lines: Lines | None = None
+    ) -> None:
         self.request = request
         self.rank = rank
         self.writer = writer
         self.frames = frames
+        self.lines = lines  # those that are watched, in the survey run
         self.report = Guard(writer).report
         self.dispatcher = Dispatcher(self.report)
         self.around = self.dispatcher.around
@@ -67,6 +73,7 @@ class Session:
         self.optimizers: dict[int, tuple[int, int]] = {}  # id -> (number, steps begun)
         self.living: list[weakref.ref[torch.optim.Optimizer]] = []
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
+        self.waiting: bool = request["from_sharding_on"]
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
         self._stopped = False
         self._shared: dict[Any, Any] = {}
@@ -98,6 +105,10 @@ class Session:
 
     def publish(self, notice: str, *arguments: Any) -> None:
         """Call the subscribers of a notice. An error of one is recorded and stops neither the others nor the script."""
+        if notice == "shard":
+            self.waiting = False
+        if self.waiting and notice in TRAINING:
+            return
         for subscriber in self._subscribers.get(notice, ()):
             try:
                 subscriber(*arguments)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.comparison import incomparable, limits, loss_apart, norm_apart, nudged
+from ..analysis.horizon import steps_of, unreached
 from ..analysis.inspected import differing, opened
 from ..analysis.saves import given, kept
 from ..analysis.traffic import expected, traffic
@@ -56,6 +57,21 @@ def facts(evidence: Evidence, work: Path) -> Facts:
         "comparisons": _comparisons(evidence),
         "checkpoints": _checkpoints(evidence, work),
         "returns": _returns(evidence, work),
+        **_horizon(evidence),
+    }
+
+
+def _horizon(evidence: Evidence) -> Facts:
+    """What of the user's code no run reached, or only the survey run, after the compared steps; {} where there was no survey."""
+    survey = evidence.survey
+    if survey is None:
+        return {}
+    found = [
+        {"file": one.file, "first": one.block.first, "last": one.block.last, "code": one.code, "after_step": one.step}
+        for one in unreached(evidence)
+    ]
+    return {
+        "horizon": {"steps": steps_of(survey), "ended": survey.completed, "seconds": survey.timeout, "lines": found}
     }
 
 

@@ -54,7 +54,7 @@ def commands(verdict: Verdict) -> list[str]:
 def _level(finding: Finding, verdict: Verdict) -> str:
     if verdict.stands(finding):
         return "notice"
-    return "warning" if finding.consequence else "error"
+    return "warning" if finding.consequence or finding.warns else "error"
 
 
 def _message(finding: Finding, verdict: Verdict) -> str:

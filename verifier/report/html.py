@@ -71,7 +71,8 @@ def sentence(report: Report) -> str:
 
     unsure, passed, unaffected = rules("inconclusive", "error"), rules("pass"), rules("not_applicable")
     if report["verdict"] == "fail":
-        failed = [f["rule"] for f in findings if f["status"] == "fail" and not f["consequence"]] or rules("fail")
+        decides = [f for f in findings if f["status"] == "fail" and f["required"]]
+        failed = [f["rule"] for f in decides if not f["consequence"]] or [f["rule"] for f in decides]
         places = f" in {len(failed)} places" if len(failed) > len(set(failed)) else ""
         return f"{_count(set(failed), 'rule')} failed{places}: {_some(failed)}."
     if report["verdict"] in ("inconclusive", "error"):
@@ -79,6 +80,8 @@ def sentence(report: Report) -> str:
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
     left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
+    warnings = [f["rule"] for f in findings if f["status"] == "fail" and not f["required"]]
+    left += f"; {_count(warnings, 'warning')}: {_some(warnings)}" if warnings else ""
     left += f"; {_count(report['skipped'], 'rule')} skipped" if report["skipped"] else ""
     left += f"; {_count(unaffected, 'rule')} not applicable" if unaffected else ""
     if not passed and unaffected:

@@ -76,6 +76,8 @@ def _result(case: ET.Element, finding: Finding, verdict: Verdict) -> None:
         tag, prefix = ("error", "not checked: ") if finding.required else ("skipped", "not checked, and not required: ")
     elif finding.status == "not_applicable":
         tag, prefix = "skipped", "not applicable: "
+    elif finding.warns:
+        tag, prefix = "skipped", "warning: "
     elif finding.status == "fail":
         tag = "failure"
     kind = "consequence" if finding.consequence else finding.status

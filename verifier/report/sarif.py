@@ -89,7 +89,7 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
     if finding.status == "inconclusive":
         kind, level, message = "open", "none", f"not checked: {message}"
     else:
-        kind, level = "fail", "warning" if finding.consequence else "error"
+        kind, level = "fail", "warning" if finding.consequence or finding.warns else "error"
     if finding.fix:
         message += f"\n\nFix: {finding.fix}"
     key = "\n".join(identity(finding, base_of(verdict.target)))

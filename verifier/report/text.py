@@ -14,7 +14,7 @@ from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .sanitize import sanitize, shown
-from .tiers import counted, not_followed, number, verdict_line
+from .tiers import MOST, counted, not_followed, number, verdict_line
 from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
@@ -26,7 +26,8 @@ _CELL = 12
 
 def render(verdict: Verdict, verbose: bool = False) -> str:
     """The report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [*_named(verdict), *failures(verdict), *_inconclusive(verdict), *not_followed(verdict, verbose)]
+    lines = [*_named(verdict), *_horizon(verdict, verbose), *failures(verdict), *_inconclusive(verdict)]
+    lines += not_followed(verdict, verbose)
     if verbose:
         lines += [*_passes(verdict), *_judged(verdict), *_skipped(verdict), *_losses(verdict), *_facts(verdict)]
     for note in verdict.environment.get("notes", ()):
@@ -72,13 +73,43 @@ def _named(verdict: Verdict) -> Iterator[str]:
             yield from (*_text(text), "")
 
 
+def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """What of the user's training code was not judged: reached by no run, or only after the compared steps. MOST of each."""
+    horizon = verdict.facts.get("horizon")
+    if horizon is None:
+        return
+    end = (
+        ""
+        if horizon["ended"]
+        else f" (the script was stopped after {number(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
+    )
+    never = [one for one in horizon["lines"] if one["after_step"] is None]
+    later = [one for one in horizon["lines"] if one["after_step"] is not None]
+    for word, found in ((f"NOT RUN{end}", never), ("RUN ONCE, NOT COMPARED", later)):
+        kept = found if verbose else found[:MOST]
+        parts = [_lines(one) + (f" after step {one['after_step']}" if one["after_step"] else "") for one in kept]
+        if more := len(found) - len(kept):
+            parts.append(f"{more} more (-v)")
+        if parts:
+            yield from _text("; ".join(parts), f"{word}: ", INDENT)
+    if horizon["lines"]:
+        yield ""
+
+
+def _lines(one: Mapping[str, Any]) -> str:
+    """`train.py:88-95 (if step % 500 == 0:)`."""
+    file = min(one["file"], os.path.relpath(one["file"]), key=len)
+    last = f"-{one['last']}" if one["last"] > one["first"] else ""
+    return f"{file}:{one['first']}{last} ({one['code'][:60]})"
+
+
 def failures(verdict: Verdict) -> Iterator[str]:
     """Each failure or error with its line, fix and docs, then their consequences; failures that the baseline has come last."""
-    failed = sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands)
+    found = (f for f in verdict.findings if f.status in ("fail", "error"))
+    failed = sorted(found, key=lambda f: (f.warns, verdict.stands(f)))
     for finding in (f for f in failed if not f.consequence):
-        yield from failure(
-            finding, "KNOWN" if verdict.stands(finding) else "ERROR" if finding.status == "error" else "FAIL"
-        )
+        word = "ERROR" if finding.status == "error" else "WARNING" if finding.warns else "FAIL"
+        yield from failure(finding, "KNOWN" if verdict.stands(finding) else word)
         yield ""
     if followers := [f for f in failed if f.consequence]:
         yield from _text(f"as a consequence: {', '.join(f.rule for f in followers)}", INDENT)
@@ -224,7 +255,14 @@ def counts(verdict: Verdict) -> str:
     words: dict[Status, str] = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
     words["not_applicable"] = "not applicable"
     found = {status: count for status in words if (count := verdict.counts.get(status, 0))}
-    parts = [f"{count} {words[status]}" if words[status] else number(count, "error") for status, count in found.items()]
+    if warnings := sum(finding.warns for finding in verdict.findings):
+        found["fail"] -= warnings
+    parts = [
+        f"{count} {words[status]}" if words[status] else number(count, "error")
+        for status, count in found.items()
+        if count
+    ]
+    parts += [number(warnings, "warning")] if warnings else []
     parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
     runs = f"{number(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s" if verdict.runs else "nothing was run"
     return ", ".join([*(parts or ["no findings"]), runs])

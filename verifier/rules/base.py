@@ -152,7 +152,7 @@ class RaisedRule(Rule):
     pattern: ClassVar[str]
 
     def applies(self, evidence: Evidence) -> str:
-        if not went_through(evidence):
+        if not went_through(evidence) or self._raised(evidence) is not None:
             return ""
         return super().applies(evidence) or self.absent(evidence.trained) or unnamed(evidence.sources, *self.named_by)
 
@@ -164,15 +164,17 @@ class RaisedRule(Rule):
         return ""
 
     def judge(self, evidence: Evidence) -> Finding:
-        for run in trainings(evidence):
-            if run.completed:
-                continue
-            cause = root_cause(run)
-            if re.search(self.pattern, cause.error) and self.fits(run, cause):
-                return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause))
+        if (found := self._raised(evidence)) is not None:
+            run, cause = found
+            return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause))
         if evidence.train is None or evidence.train.steps() == 0:
             return self.unknown("the train run made no optimizer step, and this error is not the reason")
         return self.passed("no run was stopped by this error")
+
+    def _raised(self, evidence: Evidence) -> tuple[Run, RootCause] | None:
+        """The run that was stopped by this error, and the error."""
+        causes = ((run, root_cause(run)) for run in trainings(evidence) if not run.completed)
+        return next(((r, c) for r, c in causes if re.search(self.pattern, c.error) and self.fits(r, c)), None)
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""

@@ -39,12 +39,13 @@ def scan(script: Path, module: str = "") -> Scan:
     seen = look([script])
     files = project_files(script, root(script, module) if module else None)
     parsed = list(_parsed(files))
+    exports = not any(_loads(module_) for module_ in parsed)
     return Scan(
         files,
         seen.by_rule(),
         seen.suppressions,
         followed=not seen.coverage.without_training,
-        saving=next((place for module_ in parsed for place in _saving(module_)), None),
+        saving=next((place for module_ in parsed for place in _saving(module_, exports)), None),
         gradients=any(_touches_gradients(module_) for module_ in parsed),
     )
 
@@ -74,12 +75,22 @@ def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
             continue
 
 
-def _saving(module: Module) -> Iterator[Place]:
-    """The lines of a file that save state."""
+def _loads(module: Module) -> bool:
+    """Whether a file loads state: without that in any file, what `torch.save` writes is an export and no checkpoint."""
+    words = {
+        getattr(n.func, "attr", getattr(n.func, "id", "")) for n in ast.walk(module.tree) if isinstance(n, ast.Call)
+    }
+    return any("load" in word.lower() and "loader" not in word.lower() for word in words)
+
+
+def _saving(module: Module, exports: bool) -> Iterator[Place]:
+    """The lines of a file that save state; without those of `torch.save` where that `exports`."""
     names = _imported(module.tree)
     functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _saves(node, names):
+            if exports and canonical(_dotted(node.func, names)) == "torch.save":
+                continue
             inside = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
             yield hit_at("", "", module, node.lineno, inside[-1] if inside else "<module>").location
 

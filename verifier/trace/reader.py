@@ -1,10 +1,11 @@
 """Reads what the ranks of a run have written; one line that the probe has not written invalidates all of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .events import Cleared, Event, Micro, ProgressEvent, event_from_json
+from .events import Cleared, Event, Micro, ProgressEvent, Step, event_from_json
 from .run import Ended, Run, Trace
 from .seal import mark
 
@@ -36,7 +37,7 @@ def read_run(
     return Run(
         role,
         world_size,
-        tuple(Trace(rank, () if foreign else tuple(_without_dry_runs(found[rank]))) for rank in ranks),
+        tuple(Trace(rank, () if foreign else tuple(_in_iterations(_without_dry_runs(found[rank])))) for rank in ranks),
         tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"]),
         answer["timed_out"],
         answer["seconds"],
@@ -75,6 +76,21 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
         return records
     last = max((r.seq for r in cleared), default=-1)
     return [r for r in records if not isinstance(r, Micro) or r.seq > last]
+
+
+def _in_iterations(records: list[Event]) -> list[Event]:
+    """Give the micro-batches of a second optimizer, between the first one's step and its own, to the step of the first (a GAN).
+
+    While they run nobody knows yet whose they are: the rank that writes them counts them to the next step.
+    """
+    steps = [r for r in records if isinstance(r, Step)]
+    first = [r for r in steps if r.optimizer == steps[0].optimizer]
+    ends = [r.seq for r in first[1:]] + [records[-1].seq + 1 if records else 0]
+    owner: dict[int, int] = {}
+    for mine, end in zip(first, ends, strict=False):
+        last = max((r.seq for r in steps if mine.seq < r.seq < end), default=0)
+        owner |= {r.seq: mine.step for r in records if isinstance(r, Micro) and mine.seq < r.seq < last}
+    return [replace(r, step=owner[r.seq]) if isinstance(r, Micro) and r.seq in owner else r for r in records]
 
 
 def _progress(path: Path) -> list[ProgressEvent]:

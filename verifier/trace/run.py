@@ -9,7 +9,22 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ..errors import PROBE_FAILED
-from .events import Divide, End, Event, Micro, Model, Parameter, ProbeError, ProgressEvent, Renamed, Step, Stepped, Wrap
+from .events import (
+    Cleared,
+    Divide,
+    EditedGradients,
+    End,
+    Event,
+    Micro,
+    Model,
+    Parameter,
+    ProbeError,
+    ProgressEvent,
+    Renamed,
+    Step,
+    Stepped,
+    Wrap,
+)
 from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
@@ -72,13 +87,17 @@ def _beside(record: Step, others: list[Step]) -> Step:
     for other in others:
         first.setdefault(other.optimizer, other)
     for other in first.values():
-        own = {name: value for name, value in other.grads_at_step.items() if name in other.held}
+        own, before = (
+            {name: value for name, value in values.items() if name in other.held}
+            for values in (other.grads_at_step, other.grads)
+        )
         record = replace(
             record,
             held=[*record.held, *(name for name in other.held if name not in record.held)],
             strangers=[*record.strangers, *(shape for shape in other.strangers if shape not in record.strangers)],
             lr=[*record.lr, *other.lr],
             state={**other.state, **record.state},
+            grads={**record.grads, **before},
             grads_at_step={**record.grads_at_step, **own},
         )
     return record
@@ -124,6 +143,7 @@ class Run:
     foreign: str = ""  # what in the verifier's own files the probe has not written: then no record is used
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
+    left: tuple[str, ...] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
 
     @property
     def completed(self) -> bool:
@@ -191,6 +211,15 @@ class Run:
     def micros(self, step: int) -> list[list[Micro]]:
         """For each rank the micro-batches of a step."""
         return [[r for r in t.of(Micro) if r.step == step] for t in self.traces]
+
+    def consumed(self, step: int) -> list[list[Micro]]:
+        """For each rank the micro-batches of a step whose gradients were not cleared before it (as those of SAM's first pass are)."""
+        found = []
+        for trace, micros in zip(self.traces, self.micros(step), strict=True):
+            edits = [r.seq for r in trace.of(EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
+            last = max([*edits, *(r.seq for r in trace.of(Cleared) if r.step == step)], default=-1)
+            found.append([micro for micro in micros if micro.seq > last])
+        return found
 
     def objective(self, step: int) -> float | None:
         """The loss whose gradient the step used: the sum over micro-batches and ranks, by what FSDP divides gradients by."""

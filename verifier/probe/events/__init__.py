@@ -25,10 +25,13 @@ FIRST = (
 LAST = ("stress", "memory")
 
 
-def topics() -> Iterator[Callable[[Any], None]]:
-    """The `install` of each topic, in order."""
-    there = {found.name for found in pkgutil.iter_modules(__path__)}
-    for name in (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST):
+SURVEY = ("checkpoints", "survey")
+
+
+def topics(mode: str = "fsdp") -> Iterator[Callable[[Any], None]]:
+    """The `install` of each topic, in order. The survey run has its own."""
+    there = {found.name for found in pkgutil.iter_modules(__path__)} - {"survey"}
+    for name in SURVEY if mode == "survey" else (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST):
         install = getattr(import_module(f".{name}", __name__), "install", None)
         if install is not None:
             yield install

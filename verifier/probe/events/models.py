@@ -87,6 +87,6 @@ def trained(root: nn.Module) -> bool:
 
 
 def gradient_sketches(held: list[Slot]) -> dict[str, list[float] | None]:
-    """The sketch of each gradient; None where there is none."""
-    found: dict[str, torch.Tensor | None] = {slot.name: slot.param.grad for slot in held}
+    """The sketch of each gradient; None where there is none, or a stale one of a frozen parameter (an optimizer may still hold it)."""
+    found: dict[str, torch.Tensor | None] = {s.name: s.param.grad if s.param.requires_grad else None for s in held}
     return {name: None if grad is None else sketch(grad) for name, grad in found.items()}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...trace.events import EditedGradients, Held, KeptGradients, State
+from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import layout, local, own_buffers, own_parameters
@@ -162,7 +162,9 @@ class Watch:
         self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
         self.evaluations = 0
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
-        self.consumed: set[str] = set()
+        self.consumed: dict[
+            str, Place | None
+        ] = {}  # by an optimizer and not cleared; where a later backward found them
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
@@ -172,12 +174,14 @@ class Watch:
     def before_backward(self) -> None:
         """A backward begins: of the first of a step the state is recorded, of the others what was done to their gradients."""
         session = self.session
-        if session.step_number() > session.steps or not session.roots:
+        if not session.roots:
             return
         with torch.no_grad():
             slots = session.all_slots()
+            self._found(slots)
+            if session.step_number() > session.steps:
+                return
             if session.micro == 0:
-                self._kept(slots)
                 self._record()
             else:
                 self._edited(slots)
@@ -187,20 +191,27 @@ class Watch:
         self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has consumed the gradients of its parameters."""
+        """An optimizer has consumed the gradients of its parameters, of which some were consumed before."""
+        session = self.session
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self.consumed |= {s.name for s in self.session.all_slots() if id(s.param) in held and s.param.grad is not None}
+        own = [s.name for s in session.all_slots() if id(s.param) in held and s.param.grad is not None]
+        twice = [name for name in own if self.consumed.get(name) is not None]
+        if twice and session.optimizers[id(optimizer)][1] <= session.steps:
+            step, line = session.optimizers[id(optimizer)][1], self.consumed[twice[0]]
+            session.write(KeptGradients(step=step, names=twice[:_NAMES], at_line=line))
+        self.consumed |= dict.fromkeys(own)
 
-    def _kept(self, slots: list[Slot]) -> None:
-        names = [
-            s.name
-            for s in slots
-            if s.name in self.consumed and s.param.grad is not None and bool(local(s.param.grad).count_nonzero())
-        ]
-        self.consumed = set()
-        if names:
-            session = self.session
-            session.write(KeptGradients(step=session.step_number(), names=names[:_NAMES], at_line=session.here()))
+    def _found(self, slots: list[Slot]) -> None:
+        """A backward begins: which consumed gradients are still there. It adds to them, unless they are cleared afterwards."""
+        if not self.consumed:
+            return
+        line = self.session.here()
+        for slot in slots:
+            if slot.name in self.consumed:
+                if slot.param.grad is None or not bool(local(slot.param.grad).count_nonzero()):
+                    del self.consumed[slot.name]
+                elif self.consumed[slot.name] is None:
+                    self.consumed[slot.name] = line
 
     def _edited(self, slots: list[Slot]) -> None:
         factors: dict[str, float | None] = {}
@@ -248,14 +259,24 @@ class Watch:
                 values=values,
                 gone=gone,
                 evaluations=self.evaluations,
-                in_eval=[name + n for name, root in trained for n, m in root.named_modules() if not m.training][
-                    :_NAMES
-                ],
+                in_eval=[
+                    name + n
+                    for name, root in trained
+                    for n, m in root.named_modules()
+                    if not m.training and _has_modes(m)
+                ][:_NAMES],
                 frozen=[s.name for s in session.all_slots() if not s.param.requires_grad][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
             )
         )
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Whether train and eval mode can differ: not for a container whose own forward does not ask for its mode."""
+    forward = getattr(type(module).forward, "__code__", None)
+    names = forward.co_names if forward is not None else ()
+    return "training" in names or next(module.children(), None) is None
 
 
 def _held(value: Any, holder: str, rank: int) -> Held:

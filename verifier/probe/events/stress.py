@@ -19,13 +19,25 @@ def install(session: Session) -> None:
     def gradients(slots: list[Slot]) -> dict[str, torch.Tensor]:
         return {slot.name: local(slot.param.grad) for slot in slots if slot.param.grad is not None}
 
+    def beyond() -> set[int]:
+        """The parameters of the optimizers that have made all their steps."""
+        past = [o for o in session.optimizers_alive() if session.optimizers[id(o)][1] >= session.steps]
+        return {id(param) for optimizer in past for group in optimizer.param_groups for param in group["params"]}
+
+    def begins() -> None:
+        """A backward begins: gradients that were cleared since the last one are no longer amplified."""
+        for name, grad in gradients(session.all_slots()).items():
+            if name in amplified and not bool(grad.count_nonzero()):
+                del amplified[name]
+        for name in amplified.keys() - gradients(session.all_slots()).keys():
+            del amplified[name]
+
     def amplify(slots: list[Slot]) -> None:
-        grads = gradients(slots)
-        if not amplified:
-            for grad in grads.values():
+        past = beyond()
+        for name, grad in gradients([slot for slot in slots if id(slot.param) in past]).items():
+            if name not in amplified:
                 grad.mul_(FACTOR)
-        amplified.clear()
-        amplified.update({name: grad.clone() for name, grad in grads.items()})
+            amplified[name] = grad.clone()
         if not session.first("amplified", _PATIENCE):
             session.stop()
 
@@ -37,6 +49,7 @@ def install(session: Session) -> None:
             session.write(Stress(products=ratios))
 
     if session.request["stress"]:
+        session.subscribe("before backward", begins)
         session.subscribe("beyond", amplify)
         session.subscribe("stop", record)
         session.subscribe("failed", record)  # such as a guard on the norm, which comes after the clip

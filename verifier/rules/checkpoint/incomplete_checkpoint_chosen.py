@@ -1,5 +1,7 @@
+import os
+
 from ...analysis.root_cause import root_cause
-from ...analysis.saves import Save, all_saves
+from ...analysis.saves import Save, all_saves, final_path
 from ...evidence import Evidence, named_checkpoint
 from ...finding import Finding
 from ...source.events import Flow
@@ -14,7 +16,8 @@ class IncompleteCheckpointChosen(Rule):
     """After a crash during a save the script resumes from the last complete checkpoint.
 
     Why: "the newest folder" may be one that a crash left half written: every restart stops with `.metadata` or `failed
-    finding central directory`; so if `latest` is moved, or older checkpoints deleted, before the new one is complete.
+    finding central directory` until somebody removes it. That is a warning: no wrong model is trained. It is a failure
+    if the resume starts from the beginning, or if the complete checkpoint was deleted before the new one was there.
     Wrong:
         newest = max(Path(path).glob("step_*"), default=None)
     Right:
@@ -47,12 +50,16 @@ class IncompleteCheckpointChosen(Rule):
             outcome = outcome_of(crash, resumed)
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
-                how, line = "starts from the beginning", load_line(evidence)
-                if refused:
-                    cause = root_cause(resumed)
-                    how, line = f"fails: {cause.text}", cause.location or line
-                what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume {how}"
-                return self.failed(what, line)
+                what, line = (
+                    f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume",
+                    load_line(evidence),
+                )
+                if not refused:
+                    return self.failed(f"{what} starts from the beginning", line)
+                cause = root_cause(resumed)
+                kept = _is_kept(apart[-1], crash, evidence)
+                lost = "" if kept else ", and that save was removed before this one was complete"
+                return self.failed(f"{what} stops{lost}: {cause.text}", cause.location or line, required=not kept)
             lost = "; the interrupted save overwrote the only checkpoint" if refused and earlier else ""
             notes.append(f"{crash.note}: {'it resumes' if outcome.mixed else outcome}{lost}")
         return self.passed("; ".join(notes))
@@ -62,6 +69,12 @@ class IncompleteCheckpointChosen(Rule):
         for event in flow.ops("dcp.async_save"):
             if event.discarded:
                 yield "the future of async_save is discarded: nothing checks whether the save completed", event
+
+
+def _is_kept(save: Save, crash: Run, evidence: Evidence) -> bool:
+    """Whether a save is still there after the crash; one that is not below the folder of `{checkpoint}` is not looked for."""
+    path, folder = final_path(crash, save), evidence.course.checkpoint
+    return not path.startswith(folder + os.sep) or os.path.relpath(path, folder) in crash.left
 
 
 def _torn(crash: Run) -> Save | None:

@@ -85,8 +85,8 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
     """(parameter, elements here, elements in all) if this plain tensor is a rank's part of a sharded parameter."""
     name = parameter_of(run, key) or ""
     mine = next((e for e in run.parameters.get(name, []) if e.rank == rank), None)
-    if mine is None or not mine.sharded or mine.local_numel == mine.numel:
-        return None
+    if mine is None or not mine.sharded or mine.local_numel in (0, mine.numel):
+        return None  # all of it is on one rank
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
     return (name, mine.local_numel, mine.numel) if same else None
 

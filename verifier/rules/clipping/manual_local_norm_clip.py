@@ -2,7 +2,7 @@ import ast
 from collections.abc import Iterator
 
 from ...analysis.first_run import changes_gradients, clip_is_open
-from ...analysis.scaling import SAME, scales, stressed_scales, uneven
+from ...analysis.scaling import SAME, reduced_by_the_script, scales, stressed_scales, uneven
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
@@ -80,7 +80,8 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
     records = [record for record in found if record is not None]
     if run is None or not records or len(records) < len(found):
         return scales(evidence.trained), False
-    return stressed_scales(records), run.completed
+    by_script = reduced_by_the_script(evidence.trained)
+    return {name: s for name, s in stressed_scales(records).items() if name not in by_script}, run.completed
 
 
 def _clipped(scales: dict[str, list[float]]) -> list[str]:

@@ -33,7 +33,7 @@ class EvaluationSameInOneProcess(Rule):
         seen = any(record.evaluations for record in evidence.trained.places(State))
         return (
             ""
-            if seen and evaluated(evidence.trained)
+            if seen and evaluated(evidence.trained, evidence.sources)
             else "no number was computed in an evaluation within the steps that were run"
         )
 
@@ -51,7 +51,7 @@ class EvaluationSameInOneProcess(Rule):
         for step in range(1, min(run.steps(), single.steps()) + 1):
             mine, theirs = whole(run, step), whole(single, step)
             again = whole(evidence.reference, step) if evidence.reference is not None else {}
-            for path in sorted(evaluated(run) & mine.keys() & theirs.keys()):
+            for path in sorted(evaluated(run, evidence.sources) & mine.keys() & theirs.keys()):
                 compared += 1
                 limit = evidence.times(self.name) * (MULTIPLE * noise.get(path, 0.0) + FLOOR)
                 value = apart(mine[path], theirs[path])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...analysis.comparison import Limits, compare, incomparable, limits, undecided
+from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided
 from ...analysis.localise import meaning, part
 from ...analysis.scaling import clip_was_reached
 from ...analysis.wording import count, some
@@ -38,7 +38,10 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
     if reason := incomparable(run, oracle, role, label):
         return rule.unknown(reason)
-    found, limit = compare(run, oracle), limits(evidence, rule.name)
+    found, limit, step = compare(run, oracle), limits(evidence, rule.name), parted(run, oracle)
+    until = min(run.steps(), oracle.steps())
+    if step is not None and not (found.finite and limit.agree(found.measures)):
+        found, until = compare(run, oracle, step - 1), step - 1
     losses = [loss for loss in oracle.losses if loss is not None]
     if found.update_size == 0.0:
         return rule.unknown("no weight changed in any step: nothing to compare")
@@ -55,7 +58,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     name = max(over or measures, key=lambda n: measures[n] / allowed[n])
     if not over:
         text = (
-            f"agrees with {label} for {count(min(run.steps(), oracle.steps()), 'step')}: loss within {found.loss:.1e}, "
+            f"agrees with {label} for {count(until, 'step')}{_others(until, step)}: loss within {found.loss:.1e}, "
             f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}; {substance(evidence, run)}"
         )
         return rule.passed(text, measured=measures[name], limit=allowed[name])
@@ -68,6 +71,11 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"
     line = evidence.line_of(run, Micro if parting.stage in ("gradient", "loss") else Step)
     return rule.failed(f"differs from {label}: {text}", line, measured=over[name], limit=allowed[name])
+
+
+def _others(until: int, step: int | None) -> str:
+    """Why fewer steps than were made are compared."""
+    return f" (from step {step} on the two were given other samples)" if step == until + 1 else ""
 
 
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:

@@ -38,7 +38,7 @@ class State(Located):
 
 
 class KeptGradients(Located):
-    """The first backward of a step finds gradients that the step before has already consumed (events/state.py)."""
+    """An optimizer consumes gradients that its step before has consumed, and that `at_line` a backward has added to (events/state.py)."""
 
     step: int
     names: list[str]

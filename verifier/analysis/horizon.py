@@ -1,0 +1,110 @@
+"""How far a script has to be run, and what no run reached: from the survey run, which went as far as its time allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by
+from ..source.reach import Block, blocks
+from ..trace import Run, Trace
+from ..trace.events import Reached
+
+LEAST, MOST = 5, 20  # steps that are compared
+AFTER_A_BLOCK = 2
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """Statements of the user's code that no run has reached, or that only the survey run has: after step `step`, not compared."""
+
+    file: str
+    block: Block
+    code: str
+    step: int | None = None
+
+
+def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
+    """At least LEAST steps, RESUMED_STEPS after the first save that can be resumed from, and past each first time within MOST steps:
+    of a branch or a loop in the training loop, and of another number of backwards in a step.
+    """
+    wanted = [LEAST]
+    made = steps_of(survey)
+    if resumes:
+        wanted += [all_kinds_by(survey, MOST) + RESUMED_STEPS]
+    wanted += [step + AFTER_A_BLOCK for _, _, step in _first_times(survey, sources) if step is not None]
+    wanted += [step + 1 for step in _changes(survey)]
+    return max(LEAST, min(max(step for step in wanted if step <= MOST + RESUMED_STEPS), MOST, made or LEAST))
+
+
+def steps_of(survey: Run) -> int:
+    """The optimizer steps that every rank of the survey run has made."""
+    return min((_last(trace) for trace in survey.traces), default=0)
+
+
+def _last(trace: Trace) -> int:
+    """The steps of one rank, from the last first step on."""
+    events = trace.of(Reached)
+    begins = [number for number, event in enumerate(events) if event.stack]
+    return max((event.steps for event in events[begins[-1] :]), default=0) if begins else 0
+
+
+def unreached(evidence: Evidence) -> list[Unreached]:
+    """What no run has reached, then what only the survey run has, after the last compared step; [] where there was no survey."""
+    survey = evidence.survey
+    if survey is None or evidence.train is None:
+        return []
+    compared = evidence.train.steps()
+    found = []
+    for file, block, step in _first_times(survey, evidence.sources):
+        if step is None or step > compared:
+            found.append(Unreached(file, block, evidence.sources.line(file, block.under or block.first), step))
+    return sorted(found, key=lambda one: (one.step is not None, one.file, one.block.first))
+
+
+def _first_times(survey: Run, sources: Sources) -> Iterator[tuple[str, Block, int | None]]:
+    """(file, block, after how many steps a rank has first reached it; None: never) of the blocks that belong to the training."""
+    reached, entered, active = _lines(survey)
+    for file in sources.project:
+        lines = reached.get(file, {})
+        for block, there in blocks(sources.tree(file), lines, entered.get(file, ()), active.get(file, ())):
+            inside = [step for line, step in lines.items() if block.first <= line <= block.last]
+            yield file, block, min(inside) if there and inside else None
+
+
+def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]], dict[str, set[int]]]:
+    """By file: {line: steps made before it was first reached}, the lines since the first step, the lines on the stack of that step."""
+    reached: dict[str, dict[int, int]] = {}
+    entered: dict[str, set[int]] = {}
+    active: dict[str, set[int]] = {}
+    for trace in survey.traces:
+        begun, made = False, 0
+        for event in trace.of(Reached):
+            if event.stack and begun:  # the first was the step of another model
+                begun, made = False, 0
+                entered.clear()
+                active.clear()
+            for place in event.stack:
+                active.setdefault(place.file, set()).add(place.line)
+            for file, lines in event.lines.items():
+                known = reached.setdefault(file, {})
+                known |= {line: min(known.get(line, made), made) for line in lines}
+                if begun:
+                    entered.setdefault(file, set()).update(lines)
+            begun, made = begun or bool(event.stack), event.steps
+    return reached, entered, active
+
+
+def trains_before_sharding(survey: Run) -> bool:
+    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it."""
+    begins = [event.sharded for trace in survey.traces for event in trace.of(Reached) if event.stack]
+    return False in begins and True in begins
+
+
+def _changes(survey: Run) -> list[int]:
+    """The steps that have another number of backwards than the step before."""
+    if not survey.traces:
+        return []
+    counts = [(r.steps, r.backwards) for r in survey.traces[0].of(Reached) if r.steps and not r.ended]
+    return [step for (_, before), (step, now) in pairwise(counts) if before != now]

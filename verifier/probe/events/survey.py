@@ -1,0 +1,59 @@
+"""The survey run: how far the script comes, by its lines, steps, saves and backwards. Beside its saves nothing else is recorded."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...trace.events import Reached
+from ..dispatcher import Call, Leave
+from ..session import Session
+from .backward import BACKWARD
+
+STEPS = 40  # of which each is reported; later ones only if they reach new lines
+
+
+def install(session: Session) -> None:
+    """Report after each step, and at the end, what is new. The lines are those that rank.py has watched from the beginning."""
+    lines = session.lines
+    if lines is None:
+        return
+    backwards, first, sharded = 0, 0, False
+
+    def report(ended: bool = False) -> None:
+        nonlocal backwards
+        steps, new = session.step_number() - 1, lines.new()
+        if new or steps <= STEPS or ended:
+            session.write(Reached(steps=steps, lines=new, backwards=backwards, ended=ended))
+        backwards = 0
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal first
+        if not session.optimizers:
+            first = id(optimizer)
+            stack = session.frames.stack()
+            session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
+            lines.again()
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        number, count = session.optimizers.get(id(optimizer), (len(session.optimizers), 0))
+        session.optimizers[id(optimizer)] = (number, count + 1)
+        if id(optimizer) == first:
+            report()
+
+    def sharding(call: Call) -> None:
+        nonlocal sharded
+        if not sharded:  # what was trained until now is another model
+            sharded = True
+            session.optimizers.clear()
+
+    def calls(call: Call) -> Leave | None:
+        nonlocal backwards
+        backwards += 1
+        return None
+
+    session.subscribe("ended", lambda: report(ended=True))
+    session.around("torch.distributed.fsdp:fully_shard", before=sharding)
+    session.around(BACKWARD, before=calls)
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)

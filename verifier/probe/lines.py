@@ -1,0 +1,96 @@
+"""Which lines of the project a rank reaches. Imports no torch: it watches the script from its first line.
+
+From Python 3.12 on `sys.monitoring` reports each line once and costs nothing afterwards; before, a trace function follows the
+frames of the project's own files, each code object until all its lines are known. A trace function prolongs the life of local
+variables a little, so it is used in the survey run alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+from .frames import Frames
+
+QUIET = 20_000  # line events without a new line after which a frame is left alone: it computes, in a loop of its own
+
+
+class Lines:
+    """The lines of the project's files: what is new since it was last asked."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._missing: dict[
+            CodeType, set[int] | None
+        ] = {}  # lines of a code object yet to come; None: not the project's
+        self._new: dict[str, set[int]] = {}
+        self._kept: set[CodeType] = set()  # whose frames are never left alone
+
+    def start(self) -> None:
+        """Watch from now on, in all threads."""
+        if sys.version_info >= (3, 12):
+            self._monitor()
+        else:
+            threading.settrace(self._called)
+            sys.settrace(self._called)
+
+    def again(self) -> None:
+        """Report lines again that were reached before: the training begins, and its frames are followed to the end."""
+        self._missing.clear()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            self._kept.add(frame.f_code)
+            frame = frame.f_back
+        if sys.version_info >= (3, 12):
+            sys.monitoring.restart_events()
+
+    def new(self) -> dict[str, list[int]]:
+        """{file: lines} reached since the last call."""
+        found, self._new = self._new, {}
+        return {file: sorted(lines) for file, lines in found.items()}
+
+    def _lines_of(self, code: CodeType) -> set[int] | None:
+        if code not in self._missing:
+            own = self._frames.owns(code.co_filename)
+            self._missing[code] = {line for _, _, line in code.co_lines() if line} if own else None
+        return self._missing[code]
+
+    def _add(self, code: CodeType, line: int) -> bool:
+        """Whether this line is a new one."""
+        missing = self._lines_of(code)
+        if missing is None or line not in missing:
+            return False
+        missing.discard(line)
+        self._new.setdefault(code.co_filename, set()).add(line)
+        return True
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not self._lines_of(frame.f_code):
+            return None
+        quiet = 0
+
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal quiet
+            if event == "line":
+                quiet = 0 if self._add(frame.f_code, frame.f_lineno) else quiet + 1
+                if quiet > QUIET and frame.f_code not in self._kept:
+                    frame.f_trace_lines = False
+            return line
+
+        return line
+
+    def _monitor(self) -> None:
+        monitoring = sys.monitoring
+        tool = next((number for number in range(6) if monitoring.get_tool(number) is None), None)
+        if tool is None:
+            return
+        monitoring.use_tool_id(tool, "verified-fsdp2")
+
+        def line(code: CodeType, number: int) -> Any:
+            self._add(code, number)
+            return monitoring.DISABLE
+
+        monitoring.register_callback(tool, monitoring.events.LINE, line)
+        monitoring.set_events(tool, monitoring.events.LINE)
