@@ -1,11 +1,11 @@
 """How the verifier does on scripts whose authors knew none of its rules.
 
-    python benchmarks/exam.py benchmarks/exam/round1 --out benchmarks/results/exam_round1.json
+    python benchmarks/exam.py tests/exam/round1 --out benchmarks/results/exam_round1.json
 
 A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
 and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
-verified with the defaults and these arguments. A fault is found if its verdict is `fail`; a right script that fails is a false alarm.
-A round counts once, at first sight: what is published is measured before anything is changed for it.
+verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail; a right script whose
+verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is published is measured before anything is changed for it.
 """
 
 from __future__ import annotations
@@ -73,16 +73,23 @@ def share(part: int, whole: int) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]], versions: dict[str, Any]) -> dict[str, Any]:
+def new_failures(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """The rules that a wrong script fails and its right twin does not."""
+    twin = next((r for r in rows if r["kind"] == "twin" and r["case"] == row["case"]), {"failed": []})
+    return [rule for rule in row["failed"] if rule not in twin["failed"]]
+
+
+def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[str]) -> dict[str, Any]:
     """The published figures of a round."""
     faults = [row for row in rows if row["kind"] == "fault"]
     good = [row for row in rows if row["kind"] != "fault"]
     return {
         "environment": {**versions, "platform": platform.platform(), "cores": os.cpu_count()},
-        "found": share(sum(row["verdict"] == "fail" for row in faults), len(faults)),
+        "found": share(sum(bool(new_failures(row, rows)) for row in faults), len(faults)),
+        "named": share(sum(row["case"] in named for row in faults), len(faults)),
         "false_alarms": share(sum(row["verdict"] == "fail" for row in good), len(good)),
         "right_inconclusive": share(sum(row["verdict"] in ("inconclusive", "error") for row in good), len(good)),
-        "rows": rows,
+        "rows": [{**row, "new": new_failures(row, rows)} if row["kind"] == "fault" else row for row in rows],
     }
 
 
@@ -91,6 +98,7 @@ def main() -> int:
     parser.add_argument("round", type=Path, help="the folder of a round")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--named", default="", help="cases whose first finding names what to change, by comma")
     options = parser.parse_args()
     rows = []
     with Launcher() as launcher:
@@ -101,7 +109,7 @@ def main() -> int:
                     f"{kind:<6}{rows[-1]['verdict']:<13}{case:<40}{rows[-1]['first']}: {rows[-1]['evidence']}",
                     flush=True,
                 )
-        results = summary(rows, launcher.versions)
+        results = summary(rows, launcher.versions, options.named.split(","))
     print(json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1))
     if options.out:
         write(options.out, results)
