@@ -5,7 +5,8 @@
 A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
 and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
 verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail; a right script whose
-verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at first sight: what is published is measured before anything is changed for it.
+verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at
+first sight: what is published is measured before anything is changed for it.
 """
 
 from __future__ import annotations
