@@ -5,10 +5,11 @@ import math
 import re
 from collections.abc import Iterator
 
-from ..evidence import Sources
+from ..evidence import Evidence, Sources
 from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
+from .comparison import nudged
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -89,10 +90,10 @@ def decisive(sources: Sources, paths: set[str]) -> set[str]:
     It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
     """
     carried = {one for file in sources.project for one in _carried(sources.tree(file))}
-    return {path for path in paths if _spelled(path) & carried}
+    return {path for path in paths if spelled(path) & carried}
 
 
-def _spelled(path: str) -> set[tuple[str, str]]:
+def spelled(path: str) -> set[tuple[str, str]]:
     """(function, expression) by which the sources may name a path; an attribute of an object is `self.name` in any method."""
     scope, dot, rest = path.partition(".")
     found = {("", path), (scope, rest)} if dot else {("", path)}
@@ -142,7 +143,7 @@ def _assigned(node: ast.If | ast.While) -> set[str]:
     found = set()
     for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
         if isinstance(inner, ast.Assign):
-            found |= {ast.unparse(target) for target in inner.targets}
+            found |= {ast.unparse(one) for target in inner.targets for one in getattr(target, "elts", [target])}
         elif isinstance(inner, ast.AugAssign):
             found.add(ast.unparse(inner.target))
     return found
@@ -179,7 +180,7 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
                 found[path] = found.get(path, True) and not quiet
         now = now | record.values
     named = {one for file in sources.project for one in _from_evaluations(sources.tree(file), _evaluations(sources))}
-    return {path for path, only in found.items() if only and _spelled(path) & named}
+    return {path for path, only in found.items() if only and spelled(path) & named}
 
 
 def _evaluations(sources: Sources) -> set[str]:
@@ -235,3 +236,43 @@ def _made_of(node: ast.expr | None, known: set[str]) -> bool:
 
 def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def kept_under_a_comparison(tree: ast.Module) -> set[tuple[str, str]]:
+    """(function, expression) of what is assigned under a comparison by size, as a best value is, and read outside of that branch."""
+    found: set[tuple[str, str]] = set()
+    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    read = [
+        (n.lineno, n.id if isinstance(n, ast.Name) else f"self.{n.attr}") for n in loads
+    ]  # `self` stands for any object
+    for scope in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Module)]:
+        for branch in (n for n in ast.walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
+            end = branch.end_lineno or branch.lineno
+            for expression in _assigned(branch):
+                if any(text == expression and not branch.lineno <= line <= end for line, text in read):
+                    found.add(
+                        (
+                            "" if expression.startswith("self.") or isinstance(scope, ast.Module) else scope.name,
+                            expression,
+                        )
+                    )
+    return found
+
+
+def _by_size(test: ast.expr) -> bool:
+    return any(
+        isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in ast.walk(test)
+    )
+
+
+def noise(evidence: Evidence) -> dict[str, float]:
+    """{path: how far weights one unit in the last place apart move it}."""
+    a, b = evidence.perturbed, nudged(evidence)
+    found: dict[str, float] = {}
+    if a is None or b is None:
+        return found
+    for step in range(1, min(a.steps(), b.steps()) + 1):
+        mine, theirs = whole(a, step), whole(b, step)
+        for path in mine.keys() & theirs.keys():
+            found[path] = max(found.get(path, 0.0), apart(mine[path], theirs[path]))
+    return found

@@ -19,6 +19,7 @@ from .sources import project_files, read_sources
 
 _SAVES = ("torch.save", "dcp.save", "dcp.async_save", "dcp.save_state_dict", "dcp.async_save_state_dict")
 _SAVING_METHODS = ("async_save", "save_checkpoint", "save_model", "save_pretrained", "save_state", "save_state_dict")
+_LOADS = ("load", "load_file", "safe_open", "from_pretrained", "load_checkpoint", "load_sharded_checkpoint", "resume")
 _GRADIENT_WORDS = ("clip", "grad_norm", "total_norm")
 
 
@@ -80,7 +81,7 @@ def _loads(module: Module) -> bool:
     words = {
         getattr(n.func, "attr", getattr(n.func, "id", "")) for n in ast.walk(module.tree) if isinstance(n, ast.Call)
     }
-    return any("load" in word.lower() and "loader" not in word.lower() for word in words)
+    return not words.isdisjoint(_LOADS)
 
 
 def _saving(module: Module, exports: bool) -> Iterator[Place]:

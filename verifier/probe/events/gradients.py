@@ -30,7 +30,8 @@ def install(session: Session) -> None:
         given = call.given(0, "parameters")
         if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
             return
-        if not isinstance(given, list | tuple):  # a generator, which only one iteration is possible over
+        once = not isinstance(given, list | tuple)
+        if once:  # a generator, which only one iteration is possible over
             given = list(given)
             call.args = (given, *call.args[1:])
             call.kwargs = {k: v for k, v in call.kwargs.items() if k != "parameters"}
@@ -38,7 +39,9 @@ def install(session: Session) -> None:
             key = (place.file, place.line)
             if given:
                 filled.add(key)
-            elif key in filled:  # a generator that is exhausted
+            elif key in filled or (
+                once and any(slot.param.grad is not None for slot in session.all_slots())
+            ):  # exhausted
                 session.write(ClipOfNothing(step=session.step_number(), at_line=place))
 
     def read(call: Call, name: str) -> None:

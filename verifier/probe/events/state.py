@@ -8,6 +8,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Walk:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
+        self.memory = {place for slot in session.all_slots() if (place := _memory(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
         self.function = ""
 
@@ -248,7 +250,14 @@ class Watch:
             if self.known.get(path) == (token := _token(value)):
                 continue
             self.known[path] = token
-            values[path] = _held(value, holder, session.rank)
+            values[path] = held = _held(value, holder, session.rank)
+            live = (
+                holder in ("local", "object")
+                and isinstance(value, torch.Tensor)
+                and not isinstance(value, nn.Parameter)
+            )
+            if live and _memory(value) in walk.memory:
+                values[path] = replace(held, live=True)
         gone = [path for path in self.known if path not in paths]
         for path in gone:
             del self.known[path]
@@ -270,6 +279,12 @@ class Watch:
                 at_line=session.here(),
             )
         )
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of the memory of this rank's part; 0 if it has none."""
+    part = local(tensor)
+    return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
 
 
 def _has_modes(module: nn.Module) -> bool:

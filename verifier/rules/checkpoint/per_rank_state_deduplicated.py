@@ -48,6 +48,8 @@ class PerRankStateDeduplicated(ResumeRule):
             "samples": (train.rows(step), resume.rows(1)),
         }
         for what, (theirs, mine) in kinds.items():
+            if what == "random state" and not _draws(train):
+                continue
             for rank, value in enumerate(mine):
                 owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
                 if value != theirs[rank] and owner is not None:
@@ -78,6 +80,12 @@ def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
             if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line
     return None
+
+
+def _draws(train: Run) -> bool:
+    """Whether training draws from the ranks' own generators: their state is another in a later step."""
+    states = [_random(train, step) for step in range(1, train.steps() + 1)]
+    return any(state != states[0] for state in states)
 
 
 def _random(run: Run, step: int) -> list[str | None]:

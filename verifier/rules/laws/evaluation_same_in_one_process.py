@@ -1,8 +1,7 @@
-from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, nudged
-from ...analysis.state import apart, evaluated, whole
+from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
+from ...analysis.state import apart, evaluated, noise, whole
 from ...evidence import Evidence
 from ...finding import Finding
-from ...trace import Run
 from ...trace.events import State
 from ..base import Rule
 
@@ -47,13 +46,13 @@ class EvaluationSameInOneProcess(Rule):
             return self.unknown(
                 "losses, gradients or weights differ from those of one process already: see matches-single-process"
             )
-        noise, compared, worst = _noise(evidence), 0, (0.0, 0.0, "", 0)
+        known, compared, worst = noise(evidence), 0, (0.0, 0.0, "", 0)
         for step in range(1, min(run.steps(), single.steps()) + 1):
             mine, theirs = whole(run, step), whole(single, step)
             again = whole(evidence.reference, step) if evidence.reference is not None else {}
             for path in sorted(evaluated(run, evidence.sources) & mine.keys() & theirs.keys()):
                 compared += 1
-                limit = evidence.times(self.name) * (MULTIPLE * noise.get(path, 0.0) + FLOOR)
+                limit = evidence.times(self.name) * (MULTIPLE * known.get(path, 0.0) + FLOOR)
                 value = apart(mine[path], theirs[path])
                 if path in again and apart(mine[path], again[path]) > limit:
                     continue  # not the same with DDP either, such as a time
@@ -69,19 +68,3 @@ class EvaluationSameInOneProcess(Rule):
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")
-
-
-def _noise(evidence: Evidence) -> dict[str, float]:
-    """{path: how far weights one unit in the last place apart move it}."""
-    a, b = evidence.perturbed, nudged(evidence)
-    found: dict[str, float] = {}
-    for step in range(1, min(_steps(a), _steps(b)) + 1):
-        if a is not None and b is not None:
-            mine, theirs = whole(a, step), whole(b, step)
-            for path in mine.keys() & theirs.keys():
-                found[path] = max(found.get(path, 0.0), apart(mine[path], theirs[path]))
-    return found
-
-
-def _steps(run: Run | None) -> int:
-    return 0 if run is None else run.steps()

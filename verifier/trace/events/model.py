@@ -101,6 +101,13 @@ class Ties(Located):
     ties: list[Tie]
 
 
+class Untied(Located):
+    """Parameters of a root that are several at its first forward and were one before `by` was called `at_line` (events/ties.py)."""
+
+    names: list[str]
+    by: str
+
+
 class Late(Located):
     """Parameters added to a module after it was sharded (events/wrapping.py)."""
 

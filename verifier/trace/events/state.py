@@ -17,6 +17,7 @@ class Held(Part):
     sketch: list[float] | None = None
     numel: int = 1
     sharded: bool = False
+    live: bool = False  # a plain tensor that shares its memory with a parameter of a model
     copy: int = 0  # which replica of a DTensor this rank holds
     dtype: str = ""
 

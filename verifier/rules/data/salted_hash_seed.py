@@ -1,0 +1,44 @@
+import ast
+
+from ...source.events import Flow
+from ...source.looks import text
+from ...source.values import reach
+from ..base import Hits, SourceRule
+
+_SEEDS = ("torch.manual_seed", "random.seed", "random.Random", "numpy.random.seed", "numpy.random.default_rng")
+
+
+class SaltedHashSeed(SourceRule):
+    """A seed that ranks share is not made by `hash` of a string.
+
+    Why: Python salts the hashes of strings anew in each process. Ranks that shuffle with `hash(name)` have different
+    orders: some samples are seen twice, others never. A resumed run has another order again.
+    Wrong:
+        generator = torch.Generator().manual_seed(hash("train-0") % 2**31)
+        order = torch.randperm(64, generator=generator)
+    Right:
+        generator = torch.Generator().manual_seed(zlib.crc32(b"train-0"))
+        order = torch.randperm(64, generator=generator)
+    Fix: Use a hash without salt (`zlib.crc32`, `hashlib.sha256`), or a number; PYTHONHASHSEED must be equal on all ranks.
+    Source: docs.python.org/3/reference/datamodel.html#object.__hash__; law L9. Forked ranks share one salt, torchrun's do
+    not: only the sources, or --launcher torchrun, show it.
+    """
+
+    named_by = ("hash",)
+
+    @staticmethod
+    def detect(flow: Flow) -> Hits:
+        for event in [*flow.ops(*_SEEDS), *flow.methods("manual_seed", "seed")]:
+            made = [part for value in event.args for part in reach(value) if part.name in ("hash", "builtins.hash")]
+            if any(_of_text(part.node) for part in made):
+                yield f"{text(event.node)}: `hash` of a string is another number in each process", event
+
+
+def _of_text(node: ast.AST | None) -> bool:
+    """Whether a call of `hash` is given text, alone or in a tuple; numbers have no salt."""
+    parts = list(ast.walk(node)) if node is not None else []
+    made = any(isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("str", "repr") for n in parts)
+    return made or any(
+        isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str | bytes))
+        for n in parts
+    )

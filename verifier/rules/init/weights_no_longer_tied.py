@@ -1,0 +1,41 @@
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace.events import Ties, Untied
+from ..base import Rule
+
+
+class WeightsNoLongerTied(Rule):
+    """Weights that are tied when the model is built are tied when it is trained.
+
+    Why: `to_empty`, and `load_state_dict(assign=True)`, give each place of a tied weight a tensor of its own. The head is
+    then trained apart from the embedding: another model, with more parameters, whose loss falls as usual on any number of
+    ranks.
+    Wrong:
+        with torch.device("meta"):
+            model = nn.ModuleDict({"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
+            model.head.weight = model.tokens.weight
+        model.to_empty(device="cpu")  # two weights from here on
+    Right:
+        with torch.device("meta"):
+            model = nn.ModuleDict({"tokens": nn.Embedding(32, 16), "head": nn.Linear(16, 32, bias=False)})
+        model.to_empty(device="cpu")
+        model.head.weight = model.tokens.weight
+    Fix: Tie the weights again after `to_empty` (or the load that assigns), before the optimizer is built.
+    Source: law L3: the places that hold one parameter before `fully_shard` or `to_empty` are compared with those at the
+    first forward. huggingface/transformers calls `tie_weights` after each load for this reason.
+    """
+
+    wants = "models"
+    simulated = True
+
+    def applies(self, evidence: Evidence) -> str:
+        tied = any(trace.first(Untied) or any(r.ties for r in trace.of(Ties)) for trace in evidence.trained.traces)
+        return "" if tied else "no two modules share a parameter"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        if (lost := next(evidence.trained.places(Untied), None)) is not None:
+            return self.failed(
+                f"{' and '.join(lost.names)} were one parameter before `{lost.by}` and are {len(lost.names)} in training",
+                lost.at_line,
+            )
+        return self.passed("weights that were tied before sharding are tied in training")

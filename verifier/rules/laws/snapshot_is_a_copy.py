@@ -1,0 +1,53 @@
+from ...analysis.state import kept_under_a_comparison, spelled, states
+from ...analysis.wording import some
+from ...evidence import Evidence
+from ...finding import Finding
+from ...trace.events import State
+from ..base import Rule
+
+
+class SnapshotIsACopy(Rule):
+    """A snapshot of the weights that the loop keeps, such as the best ones so far, is a copy.
+
+    Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters. The next optimizer step
+    changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
+    that of the best step.
+    Wrong:
+        if value < best_value:
+            best_value, best = value, model.state_dict()
+    Right:
+        if value < best_value:
+            best_value, best = value, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
+    Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
+    that the sources assign under a comparison and read elsewhere are snapshots.
+    """
+
+    def applies(self, evidence: Evidence) -> str:
+        named = {
+            one for file in evidence.sources.project for one in kept_under_a_comparison(evidence.sources.tree(file))
+        }
+        return "" if named else "the sources keep nothing under a comparison that they read elsewhere"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        named = {
+            one for file in evidence.sources.project for one in kept_under_a_comparison(evidence.sources.tree(file))
+        }
+        for trace in run.traces:
+            for step, values in states(trace).items():
+                found = sorted(p for p, held in values.items() if held.live and spelled(p.partition("[")[0]) & named)
+                if found:
+                    line = next((r.at_line for r in trace.of(State) if r.step == step), None)
+                    what = f"{found[0].partition('[')[0]} holds {len(found)} tensors in the memory of the parameters ({some(found)})"
+                    return self.failed(f"before step {step}: {what}: each optimizer step changes them", line)
+        held = {
+            p
+            for trace in run.traces
+            for values in states(trace).values()
+            for p in values
+            if spelled(p.partition("[")[0]) & named
+        }
+        if not any("[" in path for path in held):
+            return self.not_applicable("no snapshot of weights was kept in the steps that were run")
+        return self.passed(f"{len(held)} values that are kept under a comparison are no live weights")
