@@ -6,7 +6,8 @@ from verified_fsdp2.verifier.evidence import Evidence
 
 @records.cases(
     "saves, resumed",
-    ([("save", 2), ("save", 4), ("save", 5)], 4),  # the last one before the last step
+    ([("save", 2), ("save", 4), ("save", 5)], 2),  # the last one with three steps after it
+    ([("save", 3), ("save", 4), ("save", 5)], 4),  # none has: the last one before the last step
     ([("torch.save", 3)], 3),
     ([("save", 3), ("torch.save", 4)], 3),  # an export is no checkpoint beside dcp
     ([("save", 5)], None),

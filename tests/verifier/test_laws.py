@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from records import cases, entropy, micro, run, step, stepped
+from verified_fsdp2.verifier.analysis.state import evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
@@ -22,7 +23,26 @@ def main():
             best = value
         if seen % 2 == 0:
             print(seen)
+        if step % 2:
+            value = evaluate(model)
+            if value < 9.0:
+                kept = model.state_dict()
+    export(kept)
+
+
+@torch.no_grad()
+def evaluate(model):
+    return loss_of(model)
+
+
+def train_step(model):
+    with torch.no_grad():
+        target = teacher(batch)
+    loss = loss_of(model, target)
+    loss.backward()
+    return loss.item()
 """
+SOURCES = Sources({"train.py": LOOP}, ("train.py",))
 
 
 def held(value: float | None = None, holder: str = "local", **more: Any) -> dict[str, Any]:
@@ -48,7 +68,7 @@ def judge(name: str, evidence: Evidence) -> Finding:
 
 def of(*ranks: list[dict[str, Any]], **more: Any) -> Evidence:
     made = run(*ranks)
-    return Evidence(train=made, full_precision=made, sources=Sources({"train.py": LOOP}, ("train.py",)), **more)
+    return Evidence(train=made, full_precision=made, sources=SOURCES, **more)
 
 
 class TestGradients:
@@ -178,6 +198,42 @@ class TestModel:
         assert judge(self.rule, of(records, records)).status == "pass"
 
 
+class TestState:
+    rule = "state-same-in-one-process"
+
+    def judged(self, mine: float, theirs: float, other_rank: float | None = None) -> Finding:
+        def of_rank(value: float) -> list[dict[str, Any]]:
+            return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
+
+        one = of_rank(theirs)
+        rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in one]
+        train = run(of_rank(mine), of_rank(mine if other_rank is None else other_rank))
+        single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
+        return judge(self.rule, Evidence(train=train, full_precision=train, single=single, sources=SOURCES))
+
+    def test_a_tensor_beside_the_weights(self) -> None:
+        assert self.judged(1.5, 1.0).status == "fail"
+        assert self.judged(1.5, 1.5).status == "pass"
+
+    def test_what_differs_between_ranks_is_data_of_theirs(self) -> None:
+        assert self.judged(1.5, 1.0, other_rank=2.0).status == "not_applicable"
+
+
+class TestSnapshot:
+    rule = "snapshot-is-a-copy"
+
+    def judged(self, path: str, live: bool) -> Finding:
+        values = {path: tensor(1.0, live=live)}
+        return judge(self.rule, of([*steps(), {**state(2), "values": values}]))
+
+    def test_weights_that_are_kept_under_a_comparison(self) -> None:
+        assert self.judged("main.kept['w']", True).status == "fail"
+        assert self.judged("main.kept['w']", False).status == "pass"
+
+    def test_other_variables_may_be_live(self) -> None:
+        assert self.judged("main.shards[0]", True).status == "not_applicable"
+
+
 class TestEvaluation:
     rule = "evaluation-same-in-one-process"
 
@@ -186,7 +242,11 @@ class TestEvaluation:
         train, single = run(ranks[0], ranks[0]), run(ranks[1], role="single")
         rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in ranks[1]]
         single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
-        return judge(self.rule, Evidence(train=train, full_precision=train, single=single))
+        return judge(self.rule, Evidence(train=train, full_precision=train, single=single, sources=SOURCES))
+
+    def test_a_training_loss_is_no_evaluation(self) -> None:
+        records = [*steps(), state(1), state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0))]
+        assert evaluated(run(records), SOURCES) == set()
 
     def test_another_value_in_one_process(self) -> None:
         found = self.two(1.5, 1.0)

@@ -229,9 +229,9 @@ class TestNamedByHand:
         "command, step_",
         ("--resume {checkpoint}/step2", 2),
         ("--resume={checkpoint}/step4/", 4),
-        ("--resume {checkpoint}", 4),
-        ("--resume {checkpoint}/step6", 4),
-        ("--resume {checkpoint}/step", 4),
+        ("--resume {checkpoint}", 2),
+        ("--resume {checkpoint}/step6", 2),
+        ("--resume {checkpoint}/step", 2),
     )
     def test_what_the_resume_is_compared_with(self, command: str, step_: int) -> None:
         train = self.train((2, "/c/step2"), (4, "/c/step4"))

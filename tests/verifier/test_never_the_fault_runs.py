@@ -256,8 +256,9 @@ class TestCheckpointsThatAreNotThere:
 
     @cases(
         "line, saves",
-        ("torch.save(model, 'x')", True),
-        ("from torch import save as put\nput(1, 'x')", True),
+        ("torch.save(model, 'x')\ntorch.load('x')", True),
+        ("torch.save(model, 'x')", False),  # an export: nothing is ever loaded
+        ("from torch import save as put\nput(1, 'x')\ntorch.load('x')", True),
         ("import torch.distributed.checkpoint as c\nc.async_save({})", True),
         ("manager.save(step, model.state_dict())", True),
         ("trainer.save_model('x')", True),

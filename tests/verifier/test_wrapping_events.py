@@ -11,7 +11,7 @@ from verified_fsdp2.verifier.probe.events.wrapping import Wrapping, install
 from verified_fsdp2.verifier.probe.session import Session
 from verified_fsdp2.verifier.trace.events import Event, Late, Place, ProbeError
 
-REQUEST = {"steps": 1, "mode": "ddp"}
+REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False}
 
 
 class Written:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ..evidence import LOADS, SAVES, Evidence
+from ..evidence import SAVES, Evidence
 from ..trace import Run
 from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
@@ -64,7 +64,7 @@ def no_checkpoint(evidence: Evidence) -> str:
     train = evidence.train
     if train is None or train.steps() == 0 or evidence.saving is not None:
         return ""
-    used = any(r.op in (*SAVES, *LOADS) for trace in train.traces for r in trace.of(Checkpoint))
+    used = any(r.op in (*SAVES, "load", "torch.load") for trace in train.traces for r in trace.of(Checkpoint))
     used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
     return "" if used else "the script saves no checkpoint"
 

@@ -201,16 +201,13 @@ def _switches(node: ast.AST) -> bool:
 
 def _from_evaluations(tree: ast.Module, functions: set[str]) -> Iterator[tuple[str, str]]:
     """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
-    for scope in [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]:
-        body = (
-            [n for n in scope.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-            if scope is tree
-            else scope.body
-        )
+    top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    scopes = [("", top), *((n.name, n.body) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
+    for scope, body in scopes:
         inside = [n for stmt in body for n in ast.walk(stmt)]
         blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
         without = {id(n) for block in blocks for n in ast.walk(block)}
-        whole = not isinstance(scope, ast.Module) and scope.name in functions
+        whole = scope in functions
         known: set[str] = set()
         for _ in range(2):  # the second time finds what is assigned from what a later line of the loop assigns
             for node in (n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value):
@@ -222,7 +219,7 @@ def _from_evaluations(tree: ast.Module, functions: set[str]) -> Iterator[tuple[s
                 if whole or id(node) in without or calls & functions or _made_of(node.value, known):
                     known |= {text for target in _targets(node) for text in _read(target)}
         for expression in known:
-            yield ("" if scope is tree or expression.startswith("self.") else scope.name), expression
+            yield ("" if expression.startswith("self.") else scope), expression
 
 
 def _made_of(node: ast.expr | None, known: set[str]) -> bool:
@@ -245,17 +242,15 @@ def kept_under_a_comparison(tree: ast.Module) -> set[tuple[str, str]]:
     read = [
         (n.lineno, n.id if isinstance(n, ast.Name) else f"self.{n.attr}") for n in loads
     ]  # `self` stands for any object
-    for scope in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Module)]:
+    for scope in ast.walk(tree):
+        if not isinstance(scope, ast.FunctionDef | ast.Module):
+            continue
+        name = scope.name if isinstance(scope, ast.FunctionDef) else ""
         for branch in (n for n in ast.walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
             end = branch.end_lineno or branch.lineno
             for expression in _assigned(branch):
                 if any(text == expression and not branch.lineno <= line <= end for line, text in read):
-                    found.add(
-                        (
-                            "" if expression.startswith("self.") or isinstance(scope, ast.Module) else scope.name,
-                            expression,
-                        )
-                    )
+                    found.add(("" if expression.startswith("self.") else name, expression))
     return found
 
 

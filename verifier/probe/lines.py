@@ -30,7 +30,7 @@ class Lines:
 
     def start(self) -> None:
         """Watch from now on, in all threads."""
-        if sys.version_info >= (3, 12):
+        if hasattr(sys, "monitoring"):
             self._monitor()
         else:
             threading.settrace(self._called)
@@ -43,7 +43,7 @@ class Lines:
         while frame is not None:
             self._kept.add(frame.f_code)
             frame = frame.f_back
-        if sys.version_info >= (3, 12):
+        if hasattr(sys, "monitoring"):
             sys.monitoring.restart_events()
 
     def new(self) -> dict[str, list[int]]:
@@ -82,7 +82,7 @@ class Lines:
         return line
 
     def _monitor(self) -> None:
-        monitoring = sys.monitoring
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         tool = next((number for number in range(6) if monitoring.get_tool(number) is None), None)
         if tool is None:
             return

@@ -361,6 +361,13 @@ train(model, Muon(model.parameters()), batches())
         "        optimizer.step()",
     ),
     (
+        "salted-hash-seed",
+        HEAD
+        + "generator = torch.Generator().manual_seed(hash('train') % 2**31)\norder = torch.randperm(64, generator=generator)",
+        HEAD
+        + "generator = torch.Generator().manual_seed(hash((0, 1)) % 2**31)\norder = torch.randperm(64, generator=generator)",
+    ),
+    (
         "sampler-rank-ignores-mesh",
         HEAD + "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))\nmodel = Net()\n"
         "parallelize_module(model, mesh['tp'], {})\nshard(model, mesh=mesh['dp'])\ndata = TensorDataset(torch.zeros(64, 4))\n"
