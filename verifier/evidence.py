@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from .config.policy import Widening
+from .config.watch import Watched
 from .finding import Hit, Suppression
 from .trace import Run
 from .trace.events import Checkpoint, Located, Place
@@ -95,6 +96,7 @@ class Evidence:
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     followed: bool = False  # whether the static tier has come to the training by following the sources
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
+    watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened
@@ -140,10 +142,10 @@ class Evidence:
         if self.train is None or self.resume is None:
             return None
         paths = {r.to for r in self.resume.places(Checkpoint) if r.op in ("load", "torch.load") and r.to}
-        made = self.course.repeat or self.train
+        last = self.course.repeat.steps() if self.course.repeat is not None else self.train.steps() - 1
         steps = {}
-        for r in _saves(made):
-            if 0 < r.after_step < self.train.steps() and (path := made.path_at_end(r.to, r.at)) in paths:
+        for r in _saves(self.train):
+            if 0 < r.after_step <= last and (path := self.train.path_at_end(r.to, r.at)) in paths:
                 steps[path] = r.after_step
         return steps.popitem()[1] if len(steps) == 1 else None
 

@@ -132,11 +132,9 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
 def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     target = settings.target
-    evidence = with_sources(
-        Evidence(tolerances=target.policy.tolerances, course=Course(sizes_chosen=target.sizes_chosen)),
-        target.script,
-        target.module,
-    )
+    course = Course(sizes_chosen=target.sizes_chosen)
+    evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
+    evidence = with_sources(evidence, target.script, target.module)
     for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
             evidence = added(evidence, executor.make(due), executor.files)

@@ -106,8 +106,10 @@ class Settings:
         target = self.target
         same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
         same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
-        if self.from_sharding_on:
-            same["probe"] = {"from_sharding_on": True} | fields.pop("probe", {})
+        probe: dict[str, Any] = {"from_sharding_on": True} if self.from_sharding_on else {}
+        probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
+        if probe:
+            same["probe"] = probe | fields.pop("probe", {})
         return PlannedRun(role, world, project=root(target.script, target.module), **{**same, **fields})
 
     def with_steps(self, evidence: Evidence) -> Settings:

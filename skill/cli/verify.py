@@ -80,6 +80,9 @@ def add_parser(commands: Any) -> None:
     add("-m", "--module", metavar="MODULE", help=module)
     for name, metavar, text in OPTIONS:
         add(name, metavar=metavar, help=text)
+    watch = "a value in the frames of the training loop (`ema.shadow`, `best_loss`, `module:name`) that must agree between ranks, after a "
+    watch += "resume, on other numbers of ranks and in one process; `across=ranks,resume,world,single` or `rank-local` after it limits that"
+    add("--watch", metavar="'EXPR'", action="append", help=watch)
     for name, text in (
         ("--thorough", "kill at every moment of a save, not at one (slower)"),
         ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),

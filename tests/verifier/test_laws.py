@@ -8,6 +8,7 @@ import pytest
 
 from records import cases, entropy, micro, run, step, stepped
 from verified_fsdp2.verifier.analysis.state import evaluated
+from verified_fsdp2.verifier.config.watch import watched
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
@@ -232,6 +233,25 @@ class TestSnapshot:
 
     def test_other_variables_may_be_live(self) -> None:
         assert self.judged("main.shards[0]", True).status == "not_applicable"
+
+
+class TestWatched:
+    rule = "watched-values-agree"
+
+    def judged(self, mine: float, theirs: float, *texts: str) -> Finding:
+        ranks = [[*steps(), {**state(1), "values": {"watch best": held(v, "watch")}}] for v in (mine, theirs)]
+        return judge(self.rule, of(*ranks, watch=tuple(map(watched, texts))))
+
+    def test_ranks_hold_other_values(self) -> None:
+        assert self.judged(1.0, 2.0, "best").status == "fail"
+        assert self.judged(1.0, 1.0, "best").status == "pass"
+        assert self.judged(1.0, 2.0, "best rank-local").status == "pass"
+        assert self.judged(1.0, 2.0, "best across=resume").status == "pass"
+
+    def test_what_is_nowhere(self) -> None:
+        assert self.judged(1.0, 1.0, "other").status == "inconclusive"
+        assert self.judged(1.0, 1.0, "bes").status == "inconclusive"
+        assert self.judged(1.0, 1.0).status == "not_applicable"
 
 
 class TestEvaluation:

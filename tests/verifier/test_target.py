@@ -101,3 +101,25 @@ def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) ->
     old.write_text("print(\n")
     with pytest.raises(UserError, match=r"old\.py:1:.*not Python"):
         resolve(project, {"reference": str(old)})
+
+
+def test_what_is_watched(project: Path) -> None:
+    target = resolve(
+        project, {"watch": ["ema.shadow", "best across=ranks,resume", "sampler.position rank-local", "a.b:name"]}
+    )
+    assert [(one.expression, one.across) for one in target.watch] == [
+        ("ema.shadow", ("ranks", "resume", "world", "single")),
+        ("best", ("ranks", "resume")),
+        ("sampler.position", ("resume",)),
+        ("a.b:name", ("ranks", "resume", "world", "single")),
+    ]
+    assert "--watch" in target.command
+    for wrong in ("a b", "f(x)", "best across=nothing", "import x", ""):
+        with pytest.raises(UserError, match="watch"):
+            resolve(project, {"watch": [wrong]})
+
+
+def test_steps_are_a_number_or_auto(project: Path) -> None:
+    assert [resolve(project, {"steps": value}).steps for value in ("auto", "7")] == [0, 7]
+    with pytest.raises(UserError, match="steps"):
+        resolve(project, {"steps": "few"})

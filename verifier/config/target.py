@@ -14,6 +14,7 @@ from .policy import Policy
 from .reading.script import parse
 from .verify_file import NAME as CONFIG
 from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
+from .watch import Watched, watched
 
 DEVICES = ("auto", "cpu", "cuda")
 LAUNCHERS = ("fork", "torchrun")
@@ -41,6 +42,7 @@ class Target:
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
     reference: tuple[str, ...] = ()  # absolute path of the script that this one was converted from, and its arguments
+    watch: tuple[Watched, ...] = ()
     sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each
     cwd: Path = field(default_factory=Path.cwd)
@@ -158,7 +160,7 @@ def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, n
     words += ["--target", name] if name else []
     given = {key: value for key, value in flags.items() if value is not None}
     own = given.pop("args", [])
-    for key, value in given.items():
+    for key, value in [(k, one) for k, v in given.items() for one in (v if k == "watch" else [v])]:
         option = "-m" if key == "module" else "--" + key.replace("_", "-")
         words += [option, *([] if value is True else [str(value)])]
     return (*words, *(["--", *_words("args", own)] if own else []))
@@ -176,6 +178,8 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
     elif ready.get("resume_args"):
         ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
+    given = values.get("watch", ())
+    ready["watch"] = tuple(watched(text) for text in ([given] if isinstance(given, str) else given))
     return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)
 
 

@@ -9,6 +9,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...config.watch import parts_of
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
@@ -54,6 +56,15 @@ class Walk:
                 if not key.startswith("__"):
                     path = type(value).__name__ if key in ("self", "cls") else f"{name}{key}"
                     yield from self._walk(value, path, "local", 0)
+
+    def watched(self) -> Iterator[Leaf]:
+        """What the expressions of `--watch` give, in the innermost frame of the project where they can be evaluated."""
+        for expression in self._session.request["watch"]:
+            found = _evaluated(expression, self._session)
+            found = found.detach() if isinstance(found, torch.Tensor) else found
+            self._seen.discard(id(found))
+            for path, _, value in self._walk(found, f"watch {expression}", "watch", 0):
+                yield path, "watch", value
 
     def _scopes(self) -> list[tuple[str, list[tuple[str, Any]]]]:
         """(prefix, variables) of the frames of the project and of their modules, outermost first."""
@@ -243,7 +254,7 @@ class Watch:
         session, walk = self.session, Walk(self.session)
         values: dict[str, Held] = {}
         paths: set[str] = set()
-        for path, holder, value in walk.leaves():
+        for path, holder, value in chain(walk.watched(), walk.leaves()):
             if len(paths) >= LEAVES:
                 break
             paths.add(path)
@@ -285,6 +296,37 @@ def _memory(tensor: torch.Tensor) -> int:
     """The address of the memory of this rank's part; 0 if it has none."""
     part = local(tensor)
     return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
+
+
+def _evaluated(expression: str, session: Session) -> Any:
+    """What names, attributes and items lead to, from the innermost frame that has them; None where none has."""
+    module, _, path = expression.rpartition(":")
+    if module:
+        return _led(path, vars(sys.modules[module])) if module in sys.modules else None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if session.frames.owns(frame.f_code.co_filename):
+            inside = dict(_snapshot(frame)) if frame.f_locals is not frame.f_globals else {}
+            if (found := _led(path, {**frame.f_globals, **inside})) is not None:
+                return found
+        frame = frame.f_back
+    return None
+
+
+def _led(path: str, names: Mapping[str, Any]) -> Any:
+    value: Any = None
+    for kind, part in parts_of(path) or ():
+        try:
+            value = (
+                names[str(part)]
+                if kind == "name"
+                else getattr(value, str(part))
+                if kind == "attribute"
+                else value[part]
+            )
+        except (KeyError, AttributeError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _has_modes(module: nn.Module) -> bool:
