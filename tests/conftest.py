@@ -81,12 +81,18 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 Verify = Callable[..., Verdict]
 
 
+STEPS = {"steps": 5}
+
+
 @pytest.fixture
 def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
-    """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's verify.yaml, gives more."""
+    """verify_script(path, only=(), **flags) -> Verdict; a script's corpus header, or a folder's verify.yaml, gives more.
+
+    Five steps are compared, without a survey run, unless a test asks for others.
+    """
 
     def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Verdict:
-        target = resolve(script, {**load(script).settings, **flags})
+        target = resolve(script, {**STEPS, **load(script).settings, **flags})
         return verify_with(launcher, target, tmp_path / "work", select(only, ()))
 
     return run
@@ -97,7 +103,7 @@ def verify_case(launcher: Launcher, tmp_path: Path) -> Verify:
     """verify_case(case, only=()) -> Verdict of a case of the corpus."""
 
     def run(case: Case, only: tuple[str, ...] = ()) -> Verdict:
-        target = resolve(case.target(tmp_path), case.settings)
+        target = resolve(case.target(tmp_path), {**STEPS, **case.settings})
         chosen = select(only, (), case.tier)
         return verify_with(launcher, target, tmp_path / "work", chosen, tier=case.tier)
 

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.launch
 
 def test_a_silent_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = folder / "train.py"
-    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
+    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n    torch.load('model.pt')\n"
     script.write_text((TESTS / "faults" / "optim_before_shard.py").read_text() + never_called)
     only = ["--only", "optimizer", "--only", "matches-ddp", "--only", "load-without-set", "--only", "root-not-wrapped"]
-    words = ["verify", "train.py", *only]
+    words = ["verify", "train.py", "--steps", "5", *only]
     paths = [word for name in FORMATS for word in ("--report", f"{name}=out.{name}")]
     assert main([*words, *paths]) == 1
     told = {name: (folder / f"out.{name}").read_text(encoding="utf-8") for name in FORMATS}

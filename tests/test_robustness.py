@@ -166,7 +166,7 @@ def test_an_interrupted_verification_says_so_in_every_format(number: signal.Sign
     marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
     marks.mkdir()
     environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder), "MARKS": str(marks)}
-    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", "a.py", *EVERY_FORMAT]
+    command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", "a.py", "--steps", "5", *EVERY_FORMAT]
     running = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
     wait_for(marks / "again")
     running.send_signal(number)

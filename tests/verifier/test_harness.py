@@ -126,7 +126,9 @@ def test_wrong_modules(
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["fork", "torchrun"])
 def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp_path: Path, how: str) -> None:
-    target = resolve(package, {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None})
+    target = resolve(
+        package, {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None, "steps": 5}
+    )
     chosen = ("run-completes", *(("matches-ddp",) if how == "fork" else ()))  # with torchrun each run takes seconds
     verdict = verify_with(launcher, target, tmp_path / "work", select(chosen, ()))
     assert [(f.rule, f.evidence) for f in verdict.findings if f.status != "pass"] == []

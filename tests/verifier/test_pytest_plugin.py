@@ -107,7 +107,16 @@ def runs(project: pytest.Pytester) -> Path:
 
 @pytest.mark.launch
 def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
-    words = ("--fsdp2", "train.py", "-k", "optim-before-shard or root-not-wrapped", "--junitxml", "j.xml")
+    words = (
+        "--fsdp2",
+        "train.py",
+        "--fsdp2-steps",
+        "5",
+        "-k",
+        "optim-before-shard or root-not-wrapped",
+        "--junitxml",
+        "j.xml",
+    )
     outcomes = project.runpytest_inprocess(*PLUGIN, *words).parseoutcomes()
     assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
     assert "27 of 27 parameters" in (project.path / "j.xml").read_text(), "the finding of the runs, not of the sources"

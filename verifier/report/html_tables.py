@@ -13,6 +13,7 @@ WIDE, CELLS = 8, 8_000  # ranks with a column each; numbers in all these columns
 STEPS = 40  # columns of steps
 ROLES = {
     "train": "the script",
+    "survey": "the whole script, for how far to compare",
     "provoked": "with amplified gradients, and NaN in uninitialised memory",
     "repeat": "the script again, up to the save that is resumed from",
     "full_precision": "without mixed precision, autocast and dropout",

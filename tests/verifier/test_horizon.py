@@ -1,0 +1,160 @@
+"""How far a script is run, and what the report says was not judged."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from records import cases, run
+from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.source.reach import blocks
+
+LOOP = """import torch
+
+def helper(x):
+    if x > 3:
+        return x + 1
+    return x
+
+def main():
+    setup()
+    for step in range(40):
+        loss = helper(step)
+        if step == 7:
+            evaluate(loss)
+        if step % 100 == 99:
+            save(step)
+        if bad(loss):
+            raise ValueError(loss)
+        if step % 10 == 0:
+            print(step)
+        optimizer.step()
+    export(step)
+
+main()
+"""
+STEP, EVALUATE, SAVE, EXPORT = 20, 13, 15, 21
+FILE = "/p/train.py"
+SOURCES = Sources({FILE: LOOP}, (FILE,))
+
+
+def reached(steps: int, *lines: int, backwards: int = 1, **more: Any) -> dict[str, Any]:
+    return {"kind": "reached", "steps": steps, "lines": {FILE: list(lines)}, "backwards": backwards, **more}
+
+
+def survey(*events: dict[str, Any], total: int = 40) -> Any:
+    place = {"file": FILE, "line": STEP, "function": "main", "code": ""}
+    begin = reached(
+        0,
+        1,
+        3,
+        8,
+        24,
+        9,
+        10,
+        11,
+        4,
+        6,
+        12,
+        14,
+        16,
+        18,
+        stack=[place, {**place, "line": 24, "function": "<module>"}],
+        sharded=True,
+    )
+    steps = [reached(k, *((4, 6, 10, 11, 12, 14, 16, 18, 20) if k == 1 else ())) for k in range(1, total + 1)]
+    found = {event["steps"]: event for event in events}
+    return run([begin, *(found.get(event["steps"], event) for event in steps)], role="survey")
+
+
+def test_what_belongs_to_the_training() -> None:
+    lines = {1, 3, 8, 24, 9, 10, 11, 4, 6, 12, 14, 16, 18, 20}
+    found = {(block.first, there) for block, there in blocks(ast.parse(LOOP), lines, {4, 6, 10, 11, 12}, {STEP, 24})}
+    assert {(EVALUATE, False), (SAVE, False), (EXPORT, False)} <= found, "branches, and what comes behind the loop"
+    assert not {first for first, there in found if not there} & {5, 9, 17, 19}, (
+        "not what leaves, raises, prints or comes before"
+    )
+
+
+@cases(
+    "event, steps",
+    (None, 5),
+    (reached(9, EVALUATE), 10),  # first reached after step 8: two more
+    (reached(31, EVALUATE), 5),  # too late to be compared
+    (reached(8, backwards=2), 10),  # step 8 has another number of backwards, and step 9 again
+)
+def test_how_many_steps_are_compared(event: dict[str, Any] | None, steps: int) -> None:
+    assert steps_to_compare(survey(*([event] if event else [])), SOURCES, False) == steps
+
+
+def test_a_save_is_followed_by_three_steps() -> None:
+    made = survey()
+    saved = run(
+        [
+            *[r.to_json() | {"kind": r.kind} for r in made.traces[0].records if r.kind != "end"],
+            {"kind": "checkpoint", "op": "save", "after_step": 4, "to": "/c/4"},
+        ]
+    )
+    assert (steps_to_compare(saved, SOURCES, True), steps_to_compare(saved, SOURCES, False)) == (7, 5)
+
+
+def test_a_short_script() -> None:
+    assert steps_of(survey(total=6)) == 6
+    assert steps_to_compare(survey(reached(6, EVALUATE), total=6), SOURCES, False) == 6
+
+
+def test_what_was_not_judged() -> None:
+    train = run(
+        [
+            one
+            for k in range(1, 6)
+            for one in ({"kind": "stepped", "step": k, "optimizer": 0, "weights": {}, "moved": {}},)
+        ]
+    )
+    evidence = Evidence(train=train, survey=survey(reached(31, EVALUATE)), sources=SOURCES)
+    found = {(one.block.first, one.step) for one in unreached(evidence)}
+    assert {(SAVE, None), (EXPORT, None), (EVALUATE, 30)} <= found
+    assert unreached(Evidence(train=train, sources=SOURCES)) == []
+
+
+def test_another_model_that_is_trained_first() -> None:
+    place = {"file": FILE, "line": STEP, "function": "main", "code": ""}
+    teacher = [reached(0, 1, stack=[place]), *(reached(k) for k in range(1, 9))]
+    student = [reached(0, 2, stack=[place], sharded=True), *(reached(k) for k in range(1, 4))]
+    assert trains_before_sharding(run([*teacher, *student])) and not trains_before_sharding(run(student))
+    assert steps_of(run([*teacher, *student])) == 3
+
+
+TEACHER = """
+teacher = torch.nn.Linear(4, 4)
+first = torch.optim.SGD(teacher.parameters(), lr=0.1)
+for _ in range(9):
+    first.zero_grad()
+    teacher(torch.ones(2, 4)).square().mean().backward()
+    first.step()
+"""
+
+
+@pytest.mark.launch
+def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "zoo" / "best_weights.py").read_text(encoding="utf-8")
+    text = text.replace("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n")
+    text = text.replace("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7")
+    text = text.replace(
+        "    set_model_state_dict(model, best)\n    dist",
+        "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n    dist",
+    )
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    only = ("same-data-on-every-rank", "matches-ddp", "run-completes")
+    verdict = verify_script(script, only=only, steps="auto")
+    assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(only, "pass")
+    horizon = verdict.facts["horizon"]
+    assert (horizon["steps"], horizon["ended"], verdict.target["steps"]) == (16, True, 9), (
+        "two steps after the evaluation"
+    )
+    assert [one["code"] for one in horizon["lines"]] == ["if STEPS > 99:"]
