@@ -21,12 +21,12 @@ _QUIET = re.compile(
 
 
 def states(trace: Trace) -> dict[int, Values]:
-    """{step: all that one rank held when the first backward of that step began}."""
+    """{step: all that one rank held when the first forward of that step began}."""
     found: dict[int, Values] = {}
     now: Values = {}
     for record in trace.of(State):
         now = {path: held for path, held in now.items() if path not in set(record.gone)} | record.values
-        found[record.step] = now  # of the last first backward: gradients of an earlier one were thrown away
+        found[record.step] = now  # of the last one
     return found
 
 

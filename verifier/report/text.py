@@ -74,26 +74,27 @@ def _named(verdict: Verdict) -> Iterator[str]:
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """What of the user's training code was not judged: reached by no run, or only after the compared steps. MOST of each."""
-    horizon = verdict.facts.get("horizon")
-    if horizon is None:
-        return
-    end = (
-        ""
-        if horizon["ended"]
-        else f" (the script was stopped after {number(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
-    )
-    never = [one for one in horizon["lines"] if one["after_step"] is None]
-    later = [one for one in horizon["lines"] if one["after_step"] is not None]
-    for word, found in ((f"NOT RUN{end}", never), ("RUN ONCE, NOT COMPARED", later)):
-        kept = found if verbose else found[:MOST]
-        parts = [_lines(one) + (f" after step {one['after_step']}" if one["after_step"] else "") for one in kept]
-        if more := len(found) - len(kept):
-            parts.append(f"{more} more (-v)")
-        if parts:
-            yield from _text("; ".join(parts), f"{word}: ", INDENT)
-    if horizon["lines"]:
+    """What of the user's training code was not judged; MOST of each kind, all of them with `verbose`."""
+    found = not_judged(verdict.facts.get("horizon"))
+    for word, places in found:
+        kept = places if verbose else places[:MOST]
+        more = [f"{len(places) - len(kept)} more (-v)"] if len(places) > len(kept) else []
+        yield from _text("; ".join([*kept, *more]), f"{word}: ", INDENT)
+    if found:
         yield ""
+
+
+def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
+    """(heading, lines) of what no run reached, and of what only the survey run did, after the compared steps."""
+    if horizon is None:
+        return []
+    stopped = f" (the script was stopped after {number(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
+    never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
+    later = [
+        f"{_lines(one)} after step {one['after_step']}" for one in horizon["lines"] if one["after_step"] is not None
+    ]
+    parts = [("NOT RUN" + ("" if horizon["ended"] else stopped), never), ("RUN ONCE, NOT COMPARED", later)]
+    return [(word, lines) for word, lines in parts if lines]
 
 
 def _lines(one: Mapping[str, Any]) -> str:

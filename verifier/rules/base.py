@@ -166,7 +166,8 @@ class RaisedRule(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         if (found := self._raised(evidence)) is not None:
             run, cause = found
-            return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause))
+            decides = run.role != "reshard" or evidence.course.sizes_chosen  # nobody asked for that number of ranks
+            return self.failed(f"the {run.role} run stopped: {cause.text}", self.place(run, cause), required=decides)
         if evidence.train is None or evidence.train.steps() == 0:
             return self.unknown("the train run made no optimizer step, and this error is not the reason")
         return self.passed("no run was stopped by this error")

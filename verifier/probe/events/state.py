@@ -1,4 +1,4 @@
-"""State beside the weights: at the first backward of each step, every value that the frames of the training loop can reach.
+"""State beside the weights: at the first forward of each step, every value that the frames of the training loop can reach.
 
 The values are found by what they are (buffers, modules that no root holds, optimizers, schedulers, scalers, tensors, numbers), from
 the variables of the project's frames and modules; nothing is called and nothing is changed. Rules decide which of them matter.
@@ -174,6 +174,7 @@ class Watch:
         self.session = session
         self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
         self.evaluations = 0
+        self.due = True  # whether the state of this step is not recorded yet
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
         self.consumed: dict[
             str, Place | None
@@ -181,11 +182,14 @@ class Watch:
 
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
-        if not torch.is_grad_enabled() and any(module is root for _, root in self.session.roots):
-            self.evaluations += 1
+        if any(module is root for _, root in self.session.roots):
+            if torch.is_grad_enabled():
+                self._record()
+            else:
+                self.evaluations += 1
 
     def before_backward(self) -> None:
-        """A backward begins: of the first of a step the state is recorded, of the others what was done to their gradients."""
+        """A backward begins: the first of a step records the state, if no forward has, others what was done to their gradients."""
         session = self.session
         if not session.roots:
             return
@@ -195,7 +199,7 @@ class Watch:
             if session.step_number() > session.steps:
                 return
             if session.micro == 0:
-                self._record()
+                self._record()  # of a model that is called in other ways than by its forward
             else:
                 self._edited(slots)
 
@@ -206,6 +210,7 @@ class Watch:
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has consumed the gradients of its parameters, of which some were consumed before."""
         session = self.session
+        self.due = True
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         own = [s.name for s in session.all_slots() if id(s.param) in held and s.param.grad is not None]
         twice = [name for name in own if self.consumed.get(name) is not None]
@@ -251,7 +256,14 @@ class Watch:
             )
 
     def _record(self) -> None:
-        session, walk = self.session, Walk(self.session)
+        session = self.session
+        if not self.due or session.step_number() > session.steps:
+            return
+        self.due = False
+        with torch.no_grad():
+            self._write(session, Walk(session))
+
+    def _write(self, session: Session, walk: Walk) -> None:
         values: dict[str, Held] = {}
         paths: set[str] = set()
         for path, holder, value in chain(walk.watched(), walk.leaves()):

@@ -25,7 +25,7 @@ class StateRestored(Rule):
     Right:
         dcp.save({"model": model_state, "optimizer": optimizer_state, "ema": ema}, checkpoint_id=path)
     Fix: Save what is named here in the checkpoint and load it before training continues.
-    Source: law L6: at the first backward of each step the probe records buffers, modules, schedulers, scalers, tensors
+    Source: law L6: at the first forward of each step the probe records buffers, modules, schedulers, scalers, tensors
     and numbers that the frames of the training loop reach. Numbers count only if a condition that does more than log
     depends on them, and tensors of one element likewise.
     """

@@ -22,7 +22,7 @@ class StateSameOnRanks(Rule):
         scheduler.step(loss.item())
     Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
     one rank and broadcast it.
-    Source: law L5: at the first backward of each step the probe records on every rank the buffers of modules, the
+    Source: law L5: at the first forward of each step the probe records on every rank the buffers of modules, the
     settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
     """
 

@@ -23,7 +23,7 @@ class Held(Part):
 
 
 class State(Located):
-    """What has changed since the last one, when the first backward of a step begins (events/state.py).
+    """What has changed since the last one, when the first forward of a step begins (events/state.py).
 
     `values`: {path from a variable of the training loop: value}; `gone`: paths that are no more. `evaluations`: forwards without
     gradients so far. `in_eval` and `frozen`: modules in eval mode and parameters without gradient, of the models that are trained.
