@@ -122,3 +122,20 @@ def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
     assert all(row["sent"] >= 18 and row["survivors"] == 0 for row in results["signals"])
     assert {row["signal"] for row in results["signals"]} == {"SIGINT", "SIGTERM", "SIGKILL"}
     assert results["parallel"]["starts"] == 50
+
+
+def test_each_round_of_the_exam_is_published() -> None:
+    page = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    files = sorted((ROOT / "benchmarks" / "results").glob("exam_round*.json"))
+    for number, file in enumerate(files, 1):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| {number} | "))
+        cells = row.split(" | ")[1:]
+        for cell, name in zip(cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True):
+            assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (number, name)
+    found, failed = results["found"], results["false_alarms"]
+    assert (
+        f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts failed"
+        in readme
+    )

@@ -291,12 +291,7 @@ class Watch:
                 values=values,
                 gone=gone,
                 evaluations=self.evaluations,
-                in_eval=[
-                    name + n
-                    for name, root in trained
-                    for n, m in root.named_modules()
-                    if not m.training and _has_modes(m)
-                ][:_NAMES],
+                in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
                 frozen=[s.name for s in session.all_slots() if not s.param.requires_grad][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
@@ -339,6 +334,14 @@ def _led(path: str, names: Mapping[str, Any]) -> Any:
         except (KeyError, AttributeError, IndexError, TypeError):
             return None
     return value
+
+
+def _in_eval(name: str, root: nn.Module) -> list[str]:
+    """The modules in eval mode where that matters; the root first, if all of them are."""
+    modules = [(n, m) for n, m in root.named_modules() if n and _has_modes(m)]
+    found = [name + n for n, m in modules if not m.training]
+    whole = len(found) == len(modules) and not root.training
+    return [name, *found] if whole else found
 
 
 def _has_modes(module: nn.Module) -> bool:

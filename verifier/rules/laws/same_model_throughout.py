@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 
 from ...analysis.wording import count, some
 from ...evidence import Evidence
@@ -64,10 +65,18 @@ class SameModelThroughout(Rule):
                 f"changed: {some(alone)}",
                 line,
             )
-        twice = sorted(n for n, numbers in held.items() if len(numbers) > 1)
+        twice = sorted(n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps))
         if twice:
-            return self.failed(f"{count(len(twice), 'parameter')} held by two optimizers: {some(twice)}", line)
+            return self.failed(
+                f"two optimizers use the gradient of {count(len(twice), 'parameter')}: {some(twice)}", line
+            )
         return None
+
+
+def _same_gradient(name: str, steps: list[Step]) -> bool:
+    """Whether two optimizers use one gradient, one after the other. In meta-learning each has gradients of its own."""
+    using = [(r.optimizer, r.grads_at_step.get(name)) for r in steps if name in r.held]
+    return any(a[0] != b[0] and a[1] and a[1] == b[1] for a, b in pairwise(using))
 
 
 def _outermost(trace: Trace) -> list[Step]:
