@@ -62,6 +62,14 @@ def went_through(evidence: Evidence) -> bool:
     return evidence.train is not None and evidence.train.steps() > 0 and all(run.completed for run in runs)
 
 
+def begins_elsewhere(train: Run, resumed: Run) -> str:
+    """Why a resumed run has no steps to compare: its first step is that of another optimizer (peers that take turns). "" if it has."""
+    mine, theirs = ({trace.first_optimizer for trace in run.traces} for run in (resumed, train))
+    if not mine or None in mine or mine == theirs:
+        return ""
+    return "the optimizers take turns, and the resumed run begins with another one's step: save after a whole round (--save-args)"
+
+
 def never_sharded(evidence: Evidence) -> str:
     """UNSHARDED if the runs completed without a call of fully_shard, else ""."""
     sharded = not went_through(evidence) or any(trace.first(Shard) for trace in evidence.trained.traces)

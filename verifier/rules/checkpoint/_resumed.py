@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...analysis.presence import absent, unfinished
+from ...analysis.presence import absent, begins_elsewhere, unfinished
 from ...evidence import LOADS, SAVES, Evidence
 from ...finding import Finding
 from ...trace import Run
@@ -33,6 +33,8 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     resumed = evidence.resume.at_step(Step, 1)
     if not evidence.resume.completed and not resumed:
         return "the resumed run stopped before its first optimizer step (see run-completes)"
+    if reason := begins_elsewhere(evidence.trained, evidence.resume):
+        return reason
     after = evidence.saved_after()
     if after is None:
         return "the train run saved nothing before its last step, so a resume has no step to be compared with"

@@ -1,6 +1,7 @@
 import re
 from collections import Counter
 
+from ...analysis.presence import begins_elsewhere
 from ...analysis.state import KEPT, apart, decisive, evolving, restorable, whole
 from ...analysis.wording import some
 from ...evidence import Evidence
@@ -38,6 +39,8 @@ class StateRestored(Rule):
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
+        if reason := begins_elsewhere(train, resume):
+            return self.unknown(reason)
         lost, compared = differing(evidence, train, resume, after + 1)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
@@ -66,6 +69,15 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     ]
     weights = {path: (mine.get(path), theirs[path]) for path in chosen}
     lost = {path: (now, then) for path, (now, then) in weights.items() if now is not None and apart(now, then) > SAME}
+    later, without = whole(resume, 2), whole(train, step + 1)
+    for path, (_, then) in list(lost.items()):  # what the loop sets in each step, before the optimizer reads it
+        if (
+            then.holder == "optimizer"
+            and path in later
+            and path in without
+            and apart(later[path], without[path]) <= SAME
+        ):
+            del lost[path]
     return _named(lost), sum(now is not None for now, _ in weights.values())
 
 

@@ -1,6 +1,7 @@
 import math
 
 from ...analysis.comparison import limits, loss_apart, undecided
+from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
 from ...evidence import Evidence
@@ -44,6 +45,8 @@ class ReshardKeepsTrajectory(Rule):
             if not run.completed:
                 cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 0
                 return self.failed(f"{where}: the run failed: {cause.text}", cause.location, required=asked)
+            if reason := begins_elsewhere(base if offset == 0 else evidence.trained, run):
+                return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:
                 return self.failed(f"{where}: {wrong}{saved}", line)

@@ -1,3 +1,4 @@
+from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...analysis.wording import count
 from ...evidence import Evidence
@@ -35,6 +36,8 @@ class ResumeIsExact(Rule):
             return self.failed(f"the resume run failed: {cause.text}", cause.location)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
+        if reason := begins_elsewhere(train, resume):
+            return self.unknown(reason)
         steps = min(resume.steps(), train.steps() - after)
         if steps < 1:
             return self.unknown("the resume run made no step that the train run made too")
