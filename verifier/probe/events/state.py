@@ -175,6 +175,7 @@ class Watch:
         self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
+        self.ran = False  # whether a backward has ended since
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
         self.consumed: dict[
             str, Place | None
@@ -205,6 +206,7 @@ class Watch:
 
     def after_backward(self, tensors: object) -> None:
         """A backward has ended."""
+        self.ran = True
         self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -257,9 +259,10 @@ class Watch:
 
     def _record(self) -> None:
         session = self.session
-        if not self.due or session.step_number() > session.steps:
+        begun_again = self.ran and session.micro == 0  # gradients were thrown away: it was a dry run
+        if not (self.due or begun_again) or session.step_number() > session.steps:
             return
-        self.due = False
+        self.due = self.ran = False
         with torch.no_grad():
             self._write(session, Walk(session))
 
