@@ -8,11 +8,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...trace.events import Cleared
 from ..compat import tensors
+from ..compat.groups import groups, not_all_reduced
 from ..dispatcher import Call, Leave
 from ..measures import random_state
 from ..session import Session
 from ..sketch import row_hashes
 from .models import Models
+
+
+def _holds_gradients(session: Session) -> bool:
+    """Whether any parameter has a gradient, reduced, or not yet, or over one of two mesh dims (HSDP that accumulates)."""
+    if any(slot.unsynced or slot.param.grad is not None for slot in session.all_slots()):
+        return True
+    return any(not_all_reduced(group) for _, root in session.roots for _, group in groups(root))
 
 
 def install(session: Session) -> None:
@@ -36,7 +44,7 @@ def install(session: Session) -> None:
             models.adopt(module)
         if not (torch.is_grad_enabled() and module.training):
             return
-        if session.micro and not any(s.unsynced or s.param.grad is not None for s in session.all_slots()):
+        if session.micro and not _holds_gradients(session):
             session.micro = 0
             session.write(Cleared(step=session.step_number()))
         if session.random_state is None:
