@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import cases, run
+from records import cases, run, step, stepped
 from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
+from verified_fsdp2.verifier.errors import PROBE_FAILED
 from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.reach import blocks
+from verified_fsdp2.verifier.trace import Ended, Trace
 
 LOOP = """import torch
 
@@ -158,3 +163,19 @@ def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> 
         "two steps after the evaluation"
     )
     assert [one["code"] for one in horizon["lines"]] == ["if STEPS > 99:"]
+
+
+def test_an_error_of_the_probe_in_the_survey_is_not_the_scripts() -> None:
+    train = run([one for k in (1, 2) for one in (step(k), stepped(k))])
+    error = {"kind": "probe_error", "symbol": "survey", "text": "KeyError: x", "where": ""}
+    for code, status in ((1, "fail"), (PROBE_FAILED, "pass")):
+        events = [error] if code == PROBE_FAILED else []
+        made = replace(run(events, role="survey"), ended=(Ended(0, code, False),))
+        if code == PROBE_FAILED:
+            made = replace(
+                made, traces=tuple(Trace(t.rank, tuple(r for r in t.records if r.kind != "end")) for t in made.traces)
+            )
+        else:
+            for trace in made.traces:
+                object.__setattr__(trace.end, "how", "exception")
+        assert judge_one(RULES["run-completes"], Evidence(train=train, survey=made)).status == status

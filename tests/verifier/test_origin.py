@@ -43,7 +43,7 @@ def test_users_code(file: str) -> None:
     ("/usr/lib/python3/dist-packages/torch/optim/adamw.py", "torch"),
     (pytest.__file__, "library"),
     (f"{Path(torch.__file__).parent}_extras/train.py", "library"),
-    ("/srv/project/.venv/lib/python3.11/site-packages/peft/model.py", "library"),
+    ("/opt/other/lib/python3.12/site-packages/peft/model.py", "library"),
     (json.decoder.__file__, "python"),
     ("<frozen importlib._bootstrap>", "python"),
     ("<string>", "python"),

@@ -79,20 +79,18 @@ def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]],
     entered: dict[str, set[int]] = {}
     active: dict[str, set[int]] = {}
     for trace in survey.traces:
-        begun, made = False, 0
-        for event in trace.of(Reached):
-            if event.stack and begun:  # the first was the step of another model
-                begun, made = False, 0
-                entered.clear()
-                active.clear()
-            for place in event.stack:
-                active.setdefault(place.file, set()).add(place.line)
+        events = trace.of(Reached)
+        first = max((number for number, event in enumerate(events) if event.stack), default=len(events))
+        made = 0
+        for number, event in enumerate(events):  # those before the last first step belong to other models
             for file, lines in event.lines.items():
                 known = reached.setdefault(file, {})
                 known |= {line: min(known.get(line, made), made) for line in lines}
-                if begun:
+                if number > first:
                     entered.setdefault(file, set()).update(lines)
-            begun, made = begun or bool(event.stack), event.steps
+            made = event.steps if number > first else 0
+        for place in (place for event in events[first : first + 1] for place in event.stack):
+            active.setdefault(place.file, set()).add(place.line)
     return reached, entered, active
 
 

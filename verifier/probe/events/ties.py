@@ -32,7 +32,7 @@ def install(session: Session) -> None:
 
     def adopted(root: nn.Module, name: str) -> None:
         inside = {id(module) for module in root.modules()}
-        told: set[tuple[str, ...]] = set()
+        seen: set[tuple[str, ...]] = set()
         for places, by, line in ties:
             there = [
                 (module, own, full)
@@ -41,8 +41,8 @@ def install(session: Session) -> None:
             ]
             params = {id(own_parameters(module).get(own)) for module, own, _ in there}
             names = tuple(full for _, _, full in there)
-            if len(params) > 1 and names not in told:
-                told.add(names)
+            if len(params) > 1 and names not in seen:
+                seen.add(names)
                 session.write(Untied(names=[name + full for full in names], by=by, at_line=line))
 
     session.around("torch.distributed.fsdp:fully_shard", before=functools.partial(before, by="fully_shard"))

@@ -39,7 +39,7 @@ class RunCompletes(Rule):
         if run.steps() == 0:
             return self.unknown("the script ended without a step of a torch optimizer: there is no training to judge")
         survey = evidence.survey
-        if survey is not None and not survey.completed and not survey.timed_out:
+        if survey is not None and not (survey.completed or survey.timed_out or survey.probe_failed):
             cause = root_cause(survey)
             return self.failed(f"after the compared steps: {cause.text}", cause.location, fix=cause.fix)
         return self.passed(f"{count(run.world_size, 'rank')} made {count(run.steps(), 'step')}")
