@@ -235,8 +235,12 @@ def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def kept_under_a_comparison(tree: ast.Module) -> set[tuple[str, str]]:
+def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
     """(function, expression) of what is assigned under a comparison by size, as a best value is, and read outside of that branch."""
+    return {one for file in sources.project for one in _kept_in(sources.tree(file))}
+
+
+def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     loads = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)]
     read = [

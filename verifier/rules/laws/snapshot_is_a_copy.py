@@ -24,16 +24,15 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        named = {
-            one for file in evidence.sources.project for one in kept_under_a_comparison(evidence.sources.tree(file))
-        }
-        return "" if named else "the sources keep nothing under a comparison that they read elsewhere"
+        return (
+            ""
+            if kept_under_a_comparison(evidence.sources)
+            else "the sources keep nothing under a comparison that they read elsewhere"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        named = {
-            one for file in evidence.sources.project for one in kept_under_a_comparison(evidence.sources.tree(file))
-        }
+        named = kept_under_a_comparison(evidence.sources)
         for trace in run.traces:
             for step, values in states(trace).items():
                 found = sorted(p for p, held in values.items() if held.live and spelled(p.partition("[")[0]) & named)
