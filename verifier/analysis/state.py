@@ -13,7 +13,7 @@ from .comparison import nudged
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
-KEPT = ("module", "optimizer", "scheduler", "scaler")  # holders whose every number is state
+KEPT = ("module", "parameter", "optimizer", "scheduler", "scaler")  # holders whose every number is state
 _QUIET = re.compile(
     r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
     r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"

@@ -45,6 +45,10 @@ class Walk:
         self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
         self.memory = {place for slot in session.all_slots() if (place := _memory(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
+        held = (
+            p for optimizer in session.optimizers_alive() for group in optimizer.param_groups for p in group["params"]
+        )
+        self._outside = {id(p) for p in held} - self._seen  # parameters of an optimizer that are in no model
         self.function = ""
 
     def leaves(self) -> Iterator[Leaf]:
@@ -92,7 +96,7 @@ class Walk:
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
             if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
-                yield path, holder, value
+                yield path, "parameter" if id(value) in self._outside else holder, value
         elif isinstance(value, nn.Module):
             yield from self._module(value, path, depth)
         elif isinstance(value, Optimizer):

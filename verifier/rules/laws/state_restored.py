@@ -2,7 +2,7 @@ import re
 from collections import Counter
 
 from ...analysis.presence import begins_elsewhere
-from ...analysis.state import KEPT, apart, decisive, evolving, restorable, whole
+from ...analysis.state import KEPT, LEAST, apart, decisive, evolving, restorable, whole
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -11,6 +11,7 @@ from ...trace.events import Held
 from ..base import Rule
 from ..checkpoint._resumed import load_line, saved_at
 
+LATER = 3  # steps after the checkpoint
 MOST = 4  # holders that are named one by one
 SAME = 1e-6  # relative; a restored value has the same bits, a forward on it may round differently
 
@@ -42,6 +43,7 @@ class StateRestored(Rule):
         if reason := begins_elsewhere(train, resume):
             return self.unknown(reason)
         lost, compared = differing(evidence, train, resume, after + 1)
+        parted = [] if lost else parting(train, resume, after)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
         if not compared:
@@ -51,6 +53,12 @@ class StateRestored(Rule):
         if lost:
             return self.failed(
                 f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}{saved_at(evidence)}",
+                load_line(evidence),
+            )
+        if parted:
+            return self.failed(
+                f"what the resumed run makes of its state is not what the uninterrupted run makes of it: {some(parted, 4)}"
+                f"{saved_at(evidence)}",
                 load_line(evidence),
             )
         return self.passed(f"{compared} values that change from step to step are the same after the resume")
@@ -79,6 +87,49 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
         ):
             del lost[path]
     return _named(lost), sum(now is not None for now, _ in weights.values())
+
+
+def parting(train: Run, resume: Run, after: int) -> list[str]:
+    """The state, in words, that was restored and is another one steps later, while the weights are still the same ones."""
+    paths = {p for p, held in whole(resume, 1).items() if held.sketch is not None and held.numel >= LEAST} & evolving(
+        train
+    )
+    for step in range(1, LATER):
+        mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
+        if not (
+            mine and theirs and _same_step(train, resume, after, step) and _same_step(train, resume, after, step + 1)
+        ):
+            break
+        apart_now = {p: (mine[p], theirs[p]) for p in sorted(paths & mine.keys() & theirs.keys())}
+        apart_now = {p: pair for p, pair in apart_now.items() if not pair[1].live and apart(*pair) > SAME}
+        if apart_now:
+            around = {above for path in apart_now for above in _above(path)}
+            numbers = {p: (mine[p], theirs[p]) for p in mine.keys() & theirs.keys() if _holder(p) in around}
+            beside = {
+                p: (now, then)
+                for p, (now, then) in numbers.items()
+                if now.value is not None and now.value != then.value
+            }
+            return _named(apart_now | beside)
+    return []
+
+
+def _same_step(train: Run, resume: Run, after: int, step: int) -> bool:
+    """Whether a step of the resumed run has the samples of the uninterrupted run's and makes the same weights."""
+    pairs = [
+        (a.stepped[after + step - 1 :], b.stepped[step - 1 :]) for a, b in zip(train.traces, resume.traces, strict=True)
+    ]
+    return resume.global_batch(step) == train.global_batch(after + step) and all(
+        a and b and a[0].weights == b[0].weights for a, b in pairs
+    )
+
+
+def _above(path: str) -> list[str]:
+    """All that holds a value, from the inside: `main.ema['head.weight']` -> `main.ema`, `main`."""
+    found = [path]
+    while _holder(found[-1]) != found[-1]:
+        found.append(_holder(found[-1]))
+    return [one for one in found[1:] if "." in one]
 
 
 def _named(lost: dict[str, tuple[Held, Held]]) -> list[str]:

@@ -79,7 +79,7 @@ def _tensors(run: Run) -> set[str]:
     paths = {
         p
         for p in evolving(run) & last.keys()
-        if last[p].sketch is not None and last[p].holder in ("module", "object", "local")
+        if last[p].sketch is not None and last[p].holder in ("module", "parameter", "object", "local")
     }
     return {
         p

@@ -6,6 +6,7 @@ from ...trace.events import Held, State
 from ..base import Rule
 
 SAME = 1e-5  # relative
+UNREDUCED = ", a parameter of an optimizer outside every fully_shard module, whose gradient nothing reduces"
 
 
 class StateSameOnRanks(Rule):
@@ -21,7 +22,7 @@ class StateSameOnRanks(Rule):
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         scheduler.step(loss.item())
     Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
-    one rank and broadcast it.
+    one rank and broadcast it. Register a parameter that stands alone in the sharded module, or reduce its gradient.
     Source: law L5: at the first forward of each step the probe records on every rank the buffers of modules, the
     settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
     """
@@ -46,10 +47,12 @@ class StateSameOnRanks(Rule):
         ]
         for path in sorted(path for path in paths if path in changing):
             there, began = ([one for rank in ranks if (one := rank.get(step, {}).get(path))] for step in (last, first))
-            meant = not _is_state(there[0]) and _apart(began) > SAME  # a number that differs from the first step on
+            own = there[0].holder == "parameter" or not _is_state(there[0])
+            meant = own and _apart(began) > SAME  # it differs from the first step on
             if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
+                found[path] += UNREDUCED if there[0].holder == "parameter" else ""
         if found:
             return self.failed(
                 f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}",
