@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from .names import GET_STATE, REPLICATED_MESH, SHARDED_MESH, MissingName, need
+from .tensors import local
 
 
 @dataclass
@@ -98,6 +99,28 @@ def reduction(group: Any) -> dict[str, Any]:
         "filled": bool(getattr(group, "reduce_scatter_unused_params", False)),
         "ranks": group.mesh_info.mesh.mesh.flatten().tolist(),
     }
+
+
+def out_of_date(group: Any) -> bool:
+    """Whether an unsharded group computes with other weights than its shards hold."""
+    return bool(group.is_unsharded) and any(_differs(item) for item in group.fsdp_params)
+
+
+def _differs(item: Any) -> bool:
+    """Whether this rank's part of a gathered parameter differs from its shard, in the dtype of the gathered one."""
+    shard, whole, mesh = local(item.sharded_param), getattr(item, "_unsharded_param", None), item.mesh_info
+    if whole is None or whole.untyped_storage().size() == 0 or hasattr(shard, "fsdp_pre_all_gather"):
+        return False
+    part = local(whole.detach())
+    if isinstance(mesh, need(SHARDED_MESH)):
+        parts = part.chunk(mesh.shard_mesh_size, dim=item.fsdp_placement.dim)
+        if mesh.shard_mesh_rank >= len(parts):
+            return False
+        part = parts[mesh.shard_mesh_rank]
+    if part.shape != shard.shape:
+        return False
+    now = shard.to(part.device, part.dtype)
+    return not bool(((now == part) | (now.isnan() & part.isnan())).all())
 
 
 def modules_of(state: Any) -> tuple[nn.Module, ...]:

@@ -55,9 +55,12 @@ TABLE = (
     ),
     Name(
         PARAM,
-        "shards, their owners, unsynced gradients",
+        "shards, their owners, unsynced gradients, gathered copies",
         _BOTH,
-        ("sharded_param", "_module_info", "_param_fqn", "_unsharded_param", "unsharded_accumulated_grad"),
+        (
+            *("sharded_param", "_module_info", "_param_fqn", "_unsharded_param", "unsharded_accumulated_grad"),
+            *("mesh_info", "fsdp_placement"),
+        ),
     ),
     Name(POST_BACKWARD, "a reduction begins", _NEW),
     Name(TO_SHARDED, "a group is sharded again", _NEW),

@@ -29,17 +29,23 @@ class Groups:
         self.views: list[tuple[weakref.ref[torch.Tensor], int, str, Place | None]] = []
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
-        """A root is called: a group that an optimizer step left unsharded is used with the old weights now."""
+        """A root is called: a group that is still unsharded is used with the weights that were gathered then."""
         if self.session.in_backward:  # recomputed: no root is called
             return
         if not torch.is_grad_enabled():
             self.evaluated = self.session.here()
         found = groups.groups(module)
         behind = [name for name, group in found if group in self.stale and group.is_unsharded]
+        stepped = bool(behind)
+        if not stepped and self.session.request["mode"] != "simulate":  # where nothing is really gathered
+            with torch.no_grad():
+                behind = [name for name, group in found if groups.out_of_date(group)]
         self.stale.difference_update([group for _, group in found])
         if behind:
-            step, here = self.session.step_number() - 1, self.session.here()
-            self.session.write(Stale(groups=behind, after_step=step, evaluated=self.evaluated, at_line=here))
+            step, line = self.session.step_number() - 1, self.evaluated
+            self.session.write(
+                Stale(groups=behind, after_step=step, stepped=stepped, evaluated=line, at_line=self.session.here())
+            )
 
     def stepping(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """An optimizer is about to step: which groups are unsharded, and which hold a gradient that was not all-reduced."""

@@ -6,11 +6,12 @@ from ._base import ShardedModelRule
 
 
 class StaleUnshardedAfterStep(ShardedModelRule):
-    """No forward runs on weights that were gathered before the last optimizer step.
+    """No forward runs on weights that were gathered before the shards changed.
 
-    Why: a group that stays unsharded keeps a gathered copy. The optimizer updates the shards; if nothing frees the copy,
-    the next forward gathers nothing and computes with the old weights. This happens after an evaluation between backward
-    and step (the root stays gathered), and with `reshard_after_forward=False` after any evaluation.
+    Why: a group that stays unsharded keeps a gathered copy. The optimizer, or a script that swaps in averaged weights or
+    tries a step size, writes to the shards; if nothing frees the copy, the next forward gathers nothing and computes
+    with the old weights. This happens after an evaluation between backward and step (the root stays gathered after a
+    forward without backward), and with `reshard_after_forward=False` after any evaluation.
     Wrong:
         loss_of(model, batch).backward()
         with torch.no_grad():
@@ -24,8 +25,10 @@ class StaleUnshardedAfterStep(ShardedModelRule):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-    Fix: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after it.
-    Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice.
+    Fix: Evaluate after the step, not between backward and step, and call `reshard()` on every FSDPModule after a forward
+    without backward, before anything writes to its parameters.
+    Source: pytorch#149029, #154655, #144289 (the root stays gathered by design); measured: the same loss twice. Law L4:
+    whenever a root is called, the gathered weights of groups that are still unsharded are compared with the shards.
     """
 
     simulated = True
@@ -37,8 +40,9 @@ class StaleUnshardedAfterStep(ShardedModelRule):
             what = f"no group stayed gathered over any of {count(run.steps(), 'optimizer step')}"
             return self.passed_with_steps(run, what)
         names = some(f"'{name or 'root'}'" for name in stale.groups)
+        changed = "that step" if stale.stepped else "the script changed the parameters"
         return self.failed(
-            f"the forward after step {stale.after_step} uses weights of group {names} that were gathered before that "
-            "step: the group was not resharded",
+            f"a forward after step {stale.after_step} uses weights of group {names} that were gathered before {changed}: "
+            "the group was not resharded",
             stale.evaluated or stale.at_line,
         )

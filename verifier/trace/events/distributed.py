@@ -31,10 +31,14 @@ class AllReduce(Located):
 
 
 class Stale(Located):
-    """A root is called whose groups an optimizer step has left unsharded, with the old weights (events/groups.py)."""
+    """A root is called with groups that were gathered before their shards changed (events/groups.py).
+
+    `stepped`: an optimizer step changed them; otherwise the script did.
+    """
 
     groups: list[str]
     after_step: int
+    stepped: bool
     evaluated: Place | None
 
 
