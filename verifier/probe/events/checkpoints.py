@@ -46,6 +46,7 @@ class Checkpoints:
             return None
         if (place := self.session.here()) is None:
             return None
+        self.session.publish("checkpoint")
         target = _target(operation, call)
         if operation == "torch.save":
             outputs.about_to_write(target)

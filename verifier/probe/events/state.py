@@ -24,6 +24,7 @@ from ..compat.groups import Slot
 from ..compat.tensors import layout, local, own_buffers, own_parameters
 from ..session import Session
 from ..sketch import sketch
+from .own_updates import OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6
@@ -96,7 +97,8 @@ class Walk:
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
             if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
-                yield path, "parameter" if id(value) in self._outside else holder, value
+                trained = isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
+                yield path, "parameter" if trained else holder, value
         elif isinstance(value, nn.Module):
             yield from self._module(value, path, depth)
         elif isinstance(value, Optimizer):
@@ -213,7 +215,7 @@ class Watch:
         self.ran = True
         self.marks = {s.name: _digest(s.param.grad) for s in self.session.all_slots() if s.param.grad is not None}
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def stepped(self, optimizer: Optimizer | OwnUpdates) -> None:
         """An optimizer has consumed the gradients of its parameters, of which some were consumed before."""
         session = self.session
         self.due = True
@@ -396,4 +398,5 @@ def install(session: Session) -> None:
     session.subscribe("before backward", watch.before_backward)
     session.subscribe("backward", watch.after_backward)
     session.subscribe("stepped", watch.stepped)
+    session.subscribe("updated", watch.stepped)
     session.subscribe("call", watch.called)

@@ -91,9 +91,10 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:
     """The state, in words, that was restored and is another one steps later, while the weights are still the same ones."""
-    paths = {p for p, held in whole(resume, 1).items() if held.sketch is not None and held.numel >= LEAST} & evolving(
-        train
-    )
+    first = whole(resume, 1)
+    paths = {
+        p for p in evolving(train) & evolving(resume) & first.keys() if first[p].sketch and first[p].numel >= LEAST
+    }
     for step in range(1, LATER):
         mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
         if not (

@@ -6,7 +6,7 @@ from ...trace.events import Held, State
 from ..base import Rule
 
 SAME = 1e-5  # relative
-UNREDUCED = ", a parameter of an optimizer outside every fully_shard module, whose gradient nothing reduces"
+UNREDUCED = ", a parameter outside every fully_shard module, whose gradient nothing reduces"
 
 
 class StateSameOnRanks(Rule):

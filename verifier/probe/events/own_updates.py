@@ -1,0 +1,100 @@
+"""Steps of a script that updates its weights itself, without an optimizer of torch.
+
+Such a step is known when it is over: weights are others than after the last backward when the next forward with gradients begins,
+a state dict is taken, a checkpoint is written or read, or the script ends.
+"""
+
+from typing import Any
+
+import torch
+
+from ...trace.events import Step, Stepped
+from ..compat.tensors import local
+from ..measures import products
+from ..session import Session
+from ..sketch import sketch
+
+_STATE_DICTS = ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")
+
+
+class OwnUpdates:
+    """The updates of one rank. To the subscribers of a step it is an optimizer of all parameters, without state."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.param_groups: list[dict[str, Any]] = []
+        self.before: dict[str, tuple[torch.Tensor, list[float]]] = {}  # weights after the last backward
+        self.grads: dict[str, torch.Tensor] = {}
+        self.sketches: dict[str, list[float] | None] = {}
+        self.micros = 1  # backwards of the last step
+
+    def after_backward(self, tensors: object) -> None:
+        """A backward has ended: its gradients may be consumed from here on."""
+        session = self.session
+        if session.living or not session.roots:
+            return
+        if session.step_number() > session.steps and session.micro >= self.micros:
+            session.stop()  # here, where all ranks are: an update is seen where one rank saves, too
+        slots = [slot for slot in session.all_slots() if slot.param.requires_grad]
+        self.before = {s.name: (local(s.param).clone(), sketch(s.param)) for s in slots}
+        self.grads = {s.name: local(s.param.grad).clone() for s in slots if s.param.grad is not None}
+        self.sketches = session.grads
+
+    def called(self, *call: object) -> None:
+        """A model is called. Forwards without gradients may try weights that the update does not keep."""
+        if torch.is_grad_enabled():
+            self.look()
+
+    def look(self) -> None:
+        """Record the step that has been made since the last backward, if one has."""
+        session = self.session
+        if not self.before or session.living or session.in_backward:
+            return
+        with torch.no_grad():
+            slots = [slot for slot in session.all_slots() if slot.name in self.before]
+            changes = {s.name: local(s.param) - self.before[s.name][0] for s in slots}
+            if not any(bool(change.count_nonzero()) for change in changes.values()):
+                return
+            number, count = session.optimizers.get(id(self), (0, 0))
+            session.optimizers[id(self)] = (number, count + 1)
+            self.micros, session.micro = session.micro, 0
+            self.param_groups = [{"params": [s.param for s in slots]}]
+            session.write(
+                Step(
+                    step=count + 1,
+                    optimizer=number,
+                    cls="",
+                    lr=[],
+                    held=[s.name for s in slots],
+                    strangers=[],
+                    unsynced=[s.name for s in slots if s.unsynced],
+                    grads=self.sketches,
+                    grads_at_step=self.sketches,
+                    state={},
+                    weights={name: before for name, (_, before) in self.before.items()},
+                    at_line=session.here(),
+                )
+            )
+            weights = {s.name: sketch(s.param) for s in session.all_slots()}
+            moved = {name: self._moved(name, change) for name, change in changes.items()}
+            session.write(Stepped(step=count + 1, optimizer=number, weights=weights, moved=moved))
+            self.before = {}
+            session.publish("updated", self)
+
+    def _moved(self, name: str, change: torch.Tensor) -> list[float]:
+        grad = self.grads.get(name, torch.zeros_like(change))
+        along = products(change, grad)[1]
+        return [float(change.to(torch.float64).square().sum()), along, float(change.count_nonzero())]
+
+
+def install(session: Session) -> None:
+    """Subscribe to backwards, and to all at which an update that came after one is seen."""
+    if session.request["mode"] == "simulate":
+        return
+    updates = OwnUpdates(session)
+    session.subscribe("backward", updates.after_backward)
+    session.subscribe("call", updates.called, first=True)
+    session.subscribe("checkpoint", updates.look)
+    session.subscribe("ended", updates.look)
+    for name in ("torch.nn:Module.state_dict", *(f"torch.distributed.checkpoint.state_dict:{n}" for n in _STATE_DICTS)):
+        session.around(name, before=lambda call: updates.look())
