@@ -180,7 +180,7 @@ def test_a_script_that_may_set_a_state_dict() -> None:
 
 @cases("gathered, status", (16 * 4, "fail"), (16 * 4 - 1, "pass"))
 def test_bytes_of_the_whole_model_fail(gathered: int, status: str) -> None:
-    traffic = {"kind": "traffic", "step": 2, "script": {"all_gather": [1, gathered]}}
+    traffic = {"kind": "traffic", "step": 2, "weights": gathered}
     found = judge("model-gathered-every-step", *[[*steps(), micro(2), step(2), stepped(2), traffic]] * 2)
     assert (found.status, found.limit) == (status, 64.0)
 

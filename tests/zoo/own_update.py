@@ -31,14 +31,14 @@ class Average:
     def update(self):
         self.updates += 1
         decay = min(0.99, (1 + self.updates) / (10 + self.updates))
-        for mine, param in zip(self.shadow, self.params):
+        for mine, param in zip(self.shadow, self.params, strict=False):
             mine.lerp_(param.detach(), 1 - decay)
 
     def state(self):
         return {"shadow": [mine.full_tensor() for mine in self.shadow], "updates": self.updates}
 
     def restore(self, state):
-        for mine, whole in zip(self.shadow, state["shadow"]):
+        for mine, whole in zip(self.shadow, state["shadow"], strict=False):
             mine.copy_(distribute_tensor(whole, mine.device_mesh, mine.placements))
         self.updates = state["updates"]
 
@@ -65,11 +65,11 @@ def update(model, params, velocity, rate, trial):
     """One step along the momentum, half as long if the loss of the batch would grow."""
     before = trial()
     model.reshard()  # a forward without backward leaves the root gathered
-    for v, p in zip(velocity, params):
+    for v, p in zip(velocity, params, strict=False):
         v.mul_(0.8).add_(p.grad)
         p.sub_(rate * v)
     if trial() > before:
-        for v, p in zip(velocity, params):
+        for v, p in zip(velocity, params, strict=False):
             p.add_(0.5 * rate * v)
     model.reshard()
 
@@ -90,7 +90,7 @@ def main():
     if args.resume:
         state = torch.load(max(glob.glob(os.path.join(args.resume, "*.pt"))))
         set_model_state_dict(model, state["model"], options=WHOLE)
-        for v, whole in zip(velocity[:-1], state["velocity"]):
+        for v, whole in zip(velocity[:-1], state["velocity"], strict=False):
             v.copy_(distribute_tensor(whole, v.device_mesh, v.placements))
         velocity[-1].copy_(state["velocity"][-1])
         log_scale.data.copy_(state["log_scale"])
@@ -107,7 +107,7 @@ def main():
         dist.all_reduce(log_scale.grad)
         log_scale.grad /= world
 
-        def trial():
+        def trial(mine=mine):
             value = loss_of(model, log_scale, x[mine], y[mine])
             dist.all_reduce(value)
             return value.item() / world

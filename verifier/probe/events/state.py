@@ -283,11 +283,7 @@ class Watch:
                 continue
             self.known[path] = token
             values[path] = held = _held(value, holder, session.rank)
-            live = (
-                holder in ("local", "object")
-                and isinstance(value, torch.Tensor)
-                and not isinstance(value, nn.Parameter)
-            )
+            live = holder in ("local", "object") and type(value) is not nn.Parameter and isinstance(value, torch.Tensor)
             if live and _memory(value) in walk.memory:
                 values[path] = replace(held, live=True)
         gone = [path for path in self.known if path not in paths]
@@ -397,6 +393,6 @@ def install(session: Session) -> None:
     watch = Watch(session)
     session.subscribe("before backward", watch.before_backward)
     session.subscribe("backward", watch.after_backward)
-    session.subscribe("stepped", watch.stepped)
-    session.subscribe("updated", watch.stepped)
+    for notice in ("stepped", "updated"):
+        session.subscribe(notice, watch.stepped)
     session.subscribe("call", watch.called)

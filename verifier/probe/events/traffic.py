@@ -37,16 +37,19 @@ class Traffic:
         self.calls = 0
         self.model: dict[str, list[int]] = {}
         self.script: dict[str, list[int]] = {}
+        self.weights = 0  # bytes that the script gathers of parameters, or of what it computes from DTensors
         self.lines: dict[tuple[str, int], tuple[int, Place]] = {}  # bytes that each line gathers
         self.expected: dict[str, int] = {}
 
-    def add(self, kind: str, size: int) -> None:
+    def add(self, kind: str, size: int, of_weights: bool) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
         self._next_step()
         inside = self.session.depth > 0 or self.session.in_backward
         entry = (self.model if inside else self.script).setdefault(kind, [0, 0])
         entry[0] += 1
         entry[1] += size
+        if not inside and kind == "all_gather" and of_weights:
+            self.weights += size
         if not inside and kind == "all_gather" and (place := self.session.here()) is not None:
             key = (place.file, place.line)
             self.lines[key] = (self.lines.get(key, (0, place))[0] + size, place)
@@ -74,11 +77,13 @@ class Traffic:
                 calls=self.calls,
                 model=self.model,
                 script=self.script,
+                weights=self.weights,
                 lines=[TrafficLine(at_line=place) for _, place in largest],
                 expected=self.expected,
             )
         )
-        self.step, self.calls, self.model, self.script, self.lines, self.expected = step, 0, {}, {}, {}, {}
+        self.step, self.calls, self.weights = step, 0, 0
+        self.model, self.script, self.lines, self.expected = {}, {}, {}, {}
 
 
 def install(session: Session) -> None:
@@ -89,7 +94,12 @@ def install(session: Session) -> None:
         if isinstance(call.args[0], FSDPModule):
             traffic.call()
 
-    def before(call: Call, kind: str) -> Leave | None:
+    def of_weights(given: list[torch.Tensor]) -> bool:
+        """Whether a gather shares the memory of a parameter."""
+        held = {tensors.local(slot.param).untyped_storage().data_ptr() for slot in session.all_slots()}
+        return any(t.device.type != "meta" and tensors.local(t).untyped_storage().data_ptr() in held for t in given)
+
+    def before(call: Call, kind: str, functional: bool) -> Leave | None:
         thread = threading.get_ident()
         if thread in busy or _beside_training():
             return None
@@ -99,16 +109,19 @@ def install(session: Session) -> None:
             busy.discard(thread)
             if call.failed is None:
                 moved = tensors.tensors((call.args, call.kwargs, call.result))
-                traffic.add(kind, max((t.numel() * t.element_size() for t in moved), default=0))
+                size = max((t.numel() * t.element_size() for t in moved), default=0)
+                traffic.add(kind, size, functional or (kind == "all_gather" and of_weights(moved)))
 
         return leave
 
     session.around("torch.nn:Module.__call__", before=called)
     for kind, endings in KINDS.items():
-        counter = functools.partial(before, kind=kind)  # one object, which a function has once under all its names
+        # one object each, which a function has once under all its names
+        plain, functional = (functools.partial(before, kind=kind, functional=value) for value in (False, True))
         for ending in endings:
-            for module in ("torch.distributed", "torch.distributed.distributed_c10d", FUNCTIONAL):
-                session.around(f"{module}:{kind}{ending}", before=counter, optional=True)
+            for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
+                session.around(f"{module}:{kind}{ending}", before=plain, optional=True)
+            session.around(f"{FUNCTIONAL}:{kind}{ending}", before=functional, optional=True)
     if not session.stand_in:
         session.subscribe("backward", traffic.backward)
 

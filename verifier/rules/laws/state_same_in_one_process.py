@@ -1,5 +1,5 @@
 from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, parted
-from ...analysis.state import apart, evolving, noise, states, whole
+from ...analysis.state import LEAST, apart, evolving, noise, states, whole
 from ...analysis.wording import count, some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -79,7 +79,11 @@ def _tensors(run: Run) -> set[str]:
     paths = {
         p
         for p in evolving(run) & last.keys()
-        if last[p].sketch is not None and last[p].holder in ("module", "parameter", "object", "local")
+        if last[p].sketch is not None
+        and (
+            last[p].holder in ("module", "parameter")
+            or (last[p].holder in ("object", "local") and last[p].numel >= LEAST)
+        )
     }
     return {
         p

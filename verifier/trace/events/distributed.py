@@ -81,12 +81,16 @@ class TrafficLine(Part):
 
 
 class Traffic(Event):
-    """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py)."""
+    """The collectives of a step, {kind: [number, bytes]}, of its model and of the script itself (events/traffic.py).
+
+    `weights`: the bytes that the script gathers of parameters and of DTensors; not those of its own plain tensors.
+    """
 
     step: int
     calls: int  # forwards of modules with FSDP groups
     model: dict[str, list[int]]
     script: dict[str, list[int]]
+    weights: int
     lines: list[TrafficLine]  # where the script gathers, most bytes first
     expected: dict[str, int]  # {kind: number} by the groups that there are
 
