@@ -143,6 +143,7 @@ class Executor:
             secret=self._secret,
             starting_point=str(self.work / "starting_point") if planned.starting_point else "",
             open=list(planned.opens),
+            checkpoint=str(checkpoint),
             **same,
             **planned.probe,
         )

@@ -83,6 +83,8 @@ def add_parser(commands: Any) -> None:
     watch = "a value in the frames of the training loop (`ema.shadow`, `best_loss`, `module:name`) that must agree between ranks, after a "
     watch += "resume, on other numbers of ranks and in one process; `across=ranks,resume,world,single` or `rank-local` after it limits that"
     add("--watch", metavar="'EXPR'", action="append", help=watch)
+    files = "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz, .json)"
+    add("--watch-file", dest="watch", metavar="'GLOB'", action="append", type="file:{}".format, help=files)
     for name, text in (
         ("--thorough", "kill at every moment of a save, not at one (slower)"),
         ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),

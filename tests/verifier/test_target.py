@@ -105,13 +105,23 @@ def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) ->
 
 def test_what_is_watched(project: Path) -> None:
     target = resolve(
-        project, {"watch": ["ema.shadow", "best across=ranks,resume", "sampler.position rank-local", "a.b:name"]}
+        project,
+        {
+            "watch": [
+                "ema.shadow",
+                "best across=ranks,resume",
+                "sampler.position rank-local",
+                "a.b:name",
+                "file:out/*.pt",
+            ]
+        },
     )
     assert [(one.expression, one.across) for one in target.watch] == [
         ("ema.shadow", ("ranks", "resume", "world", "single")),
         ("best", ("ranks", "resume")),
         ("sampler.position", ("resume",)),
         ("a.b:name", ("ranks", "resume", "world", "single")),
+        ("file:out/*.pt", ("resume", "world", "single")),
     ]
     assert "--watch" in target.command
     for wrong in ("a b", "f(x)", "best across=nothing", "import x", ""):

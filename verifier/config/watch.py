@@ -1,4 +1,4 @@
-"""A watched value: an expression in the frames of the training loop, and between which runs it must agree."""
+"""A watched value: an expression in the frames of the training loop, or files, and between which runs it must agree."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from ..errors import UserError
 
 ACROSS = ("ranks", "resume", "world", "single")
+FILES = "file:"
 
 
 @dataclass(frozen=True)
 class Watched:
-    """`expression` is evaluated at each step; `across`: ranks of a run, a resume, other numbers of ranks, one process."""
+    """`expression` is evaluated at each step; `across`: ranks of a run, a resume, other numbers of ranks, one process.
+
+    `file:` and a glob pattern stand for what rank 0 finds in the files of that name.
+    """
 
     expression: str
     across: tuple[str, ...] = ACROSS
 
 
 def watched(text: str) -> Watched:
-    """What a text asks to watch: `best`, `ema.shadow across=ranks,resume`, `module:name`, `sampler.position rank-local`.
+    """What a text asks to watch: `best`, `ema.shadow across=ranks,resume`, `module:name`, `sampler.position rank-local`, `file:out/*.pt`.
 
     Raises UserError.
     """
@@ -34,6 +38,8 @@ def watched(text: str) -> Watched:
         across = tuple(option.partition("=")[2].split(","))
         if unknown := [name for name in across if name not in ACROSS]:
             raise UserError(f"watch: {text!r}: across={unknown[0]}: expected one or more of {', '.join(ACROSS)}")
+    if expression.startswith(FILES):
+        return Watched(expression, tuple(name for name in across if name != "ranks"))
     if parts_of(expression.rpartition(":")[2]) is None:
         raise UserError(
             f"watch: {text!r}: expected names, attributes and items, such as `ema.shadow`, `best['loss']` or `module:name`"

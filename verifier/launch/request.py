@@ -44,7 +44,10 @@ class Request:
     leave_starting_point: bool = False
     nudge: bool = False  # load the weights one unit in the last place away
     by_hand: bool = False  # average gradients without DDP's reducer
-    watch: list[str] = field(default_factory=list)  # expressions in the frames of the training loop
+    watch: list[str] = field(
+        default_factory=list
+    )  # expressions in the frames of the training loop, `file:` and patterns
+    checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     watch_saves: bool = False  # record what is given to every save
     crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
     secret: str = ""  # marks the lines of the traces

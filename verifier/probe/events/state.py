@@ -17,13 +17,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...config.watch import parts_of
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
 from ..compat.tensors import layout, local, own_buffers, own_parameters
 from ..session import Session
 from ..sketch import sketch
+from ..watched import evaluated, variables
 from .own_updates import OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
@@ -65,7 +65,7 @@ class Walk:
     def watched(self) -> Iterator[Leaf]:
         """What the expressions of `--watch` give, in the innermost frame of the project where they can be evaluated."""
         for expression in self._session.request["watch"]:
-            found = _evaluated(expression, self._session)
+            found = evaluated(expression, self._session)
             found = found.detach() if isinstance(found, torch.Tensor) else found
             self._seen.discard(id(found))
             for path, _, value in self._walk(found, f"watch {expression}", "watch", 0):
@@ -81,7 +81,7 @@ class Walk:
                 self.function = self.function or frame.f_code.co_name
                 modules[id(frame.f_globals)] = frame.f_globals
                 if frame.f_locals is not frame.f_globals:
-                    found.append((f"{frame.f_code.co_name}.", _snapshot(frame)))
+                    found.append((f"{frame.f_code.co_name}.", variables(frame)))
             frame = frame.f_back
         outer = [("", list(names.items())) for names in modules.values()]
         return [*outer, *reversed(found)]
@@ -162,15 +162,6 @@ class Walk:
             return False
         files = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes)
         return any(file is not None and self._session.frames.owns(file) for file in files)
-
-
-def _snapshot(frame: types.FrameType) -> list[tuple[str, Any]]:
-    """The variables of a frame. Up to Python 3.12 a frame keeps the dict that it gives; it is emptied, so that nothing lives longer."""
-    names = frame.f_locals
-    found = list(names.items())
-    if isinstance(names, dict) and sys.version_info < (3, 13) and sys.gettrace() is None:
-        names.clear()
-    return found
 
 
 class Watch:
@@ -273,7 +264,7 @@ class Watch:
             self._write(session, Walk(session))
 
     def _write(self, session: Session, walk: Walk) -> None:
-        values: dict[str, Held] = {}
+        found: dict[str, Held] = {}
         paths: set[str] = set()
         for path, holder, value in chain(walk.watched(), walk.leaves()):
             if len(paths) >= LEAVES:
@@ -282,10 +273,10 @@ class Watch:
             if self.known.get(path) == (token := _token(value)):
                 continue
             self.known[path] = token
-            values[path] = held = _held(value, holder, session.rank)
+            found[path] = held = _held(value, holder, session.rank)
             live = holder in ("local", "object") and type(value) is not nn.Parameter and isinstance(value, torch.Tensor)
             if live and _memory(value) in walk.memory:
-                values[path] = replace(held, live=True)
+                found[path] = replace(held, live=True)
         gone = [path for path in self.known if path not in paths]
         for path in gone:
             del self.known[path]
@@ -293,7 +284,7 @@ class Watch:
         session.write(
             State(
                 step=session.step_number(),
-                values=values,
+                values=found,
                 gone=gone,
                 evaluations=self.evaluations,
                 in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
@@ -308,37 +299,6 @@ def _memory(tensor: torch.Tensor) -> int:
     """The address of the memory of this rank's part; 0 if it has none."""
     part = local(tensor)
     return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
-
-
-def _evaluated(expression: str, session: Session) -> Any:
-    """What names, attributes and items lead to, from the innermost frame that has them; None where none has."""
-    module, _, path = expression.rpartition(":")
-    if module:
-        return _led(path, vars(sys.modules[module])) if module in sys.modules else None
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if session.frames.owns(frame.f_code.co_filename):
-            inside = dict(_snapshot(frame)) if frame.f_locals is not frame.f_globals else {}
-            if (found := _led(path, {**frame.f_globals, **inside})) is not None:
-                return found
-        frame = frame.f_back
-    return None
-
-
-def _led(path: str, names: Mapping[str, Any]) -> Any:
-    value: Any = None
-    for kind, part in parts_of(path) or ():
-        try:
-            value = (
-                names[str(part)]
-                if kind == "name"
-                else getattr(value, str(part))
-                if kind == "attribute"
-                else value[part]
-            )
-        except (KeyError, AttributeError, IndexError, TypeError):
-            return None
-    return value
 
 
 def _in_eval(name: str, root: nn.Module) -> list[str]:

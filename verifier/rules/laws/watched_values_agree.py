@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.state import Values, apart, noise, states, whole
 from ...analysis.wording import count, some
-from ...config.watch import Watched
+from ...config.watch import FILES, Watched
 from ...evidence import Evidence
 from ...finding import Finding
 from ...trace import Run
@@ -39,9 +39,13 @@ class WatchedValuesAgree(Rule):
         known, passes = noise(evidence), []
         for one in evidence.watch:
             if not any(_of(one, values) for values in states(evidence.trained.traces[0]).values()):
-                return self.unknown(
-                    f"`{one.expression}` was found in no frame of the training loop: give it as its function names it"
+                where = "is no file that the steps that were run have written and that can be read"
+                where = (
+                    where
+                    if one.expression.startswith(FILES)
+                    else "was found in no frame of the training loop: give it as its function names it"
                 )
+                return self.unknown(f"`{one.expression}` {where}")
             compared: dict[str, int] = {}
             for where, step, mine, theirs, least in _pairs(one, evidence):
                 compared[where] = step
