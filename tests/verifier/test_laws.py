@@ -141,6 +141,23 @@ class TestRestored:
     def test_what_comes_back(self) -> None:
         assert judge(self.rule, self.both({"ema": tensor(1.0)}, {"ema": tensor(1.0)})).status == "pass"
 
+    @pytest.mark.parametrize(("later", "status"), [(5.0, "fail"), (4.0, "pass")])
+    def test_what_is_made_of_it_steps_later(self, later: float, status: str) -> None:
+        """The average is restored, and parts from that of the run that went on: its number of updates was not."""
+        all_steps = steps(5)
+        values = [state(k, main__ema__shadow=tensor(float(k)), main__ema__updates=held(float(k))) for k in range(1, 6)]
+        train = [one for k, value in enumerate(values) for one in (*all_steps[3 * k : 3 * k + 3], value)]
+        train[8:8] = [SAVE]
+        resumed = []
+        for k, size in ((3, 3.0), (4, later), (5, 5.0)):
+            now = state(
+                k - 2, main__ema__shadow=tensor(size), main__ema__updates=held(size if status == "pass" else k - 2.0)
+            )
+            resumed += [micro(k - 2, rows=(k,)), step(k - 2), stepped(k - 2), now]
+        found = judge(self.rule, of(train, train, resume=run(resumed, resumed, role="resume")))
+        assert found.status == status
+        assert ("main.ema.updates" in found.evidence) is (status == "fail")
+
     def test_the_state_was_not_recorded(self) -> None:
         resumed = run([micro(1), step(1), stepped(1)], role="resume")
         assert judge(self.rule, of([*steps(4)[:6], SAVE, *steps(4)[6:]], resume=resumed)).status == "inconclusive"
@@ -170,6 +187,9 @@ class TestRanks:
 
     def test_a_position_that_differs_from_the_first_step_on(self) -> None:
         assert self.two("main__best", held(1.0), held(2.0), began=1.0).status == "pass"
+
+    def test_a_parameter_outside_of_every_model(self) -> None:
+        assert self.two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter")).status == "fail"
 
     def test_batches_and_losses_are_local(self) -> None:
         assert self.two("main__batch", tensor(1.0), tensor(2.0)).status == "pass"

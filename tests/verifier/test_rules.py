@@ -127,6 +127,14 @@ class TestSameData:
         ranks = [[model(), micro(rows=own), step(), stepped()] for own in rows]
         assert judge("same-data-on-every-rank", *ranks).status == status
 
+    @cases("state, status", ("r", "pass"), ("other", "fail"))
+    def test_the_same_inputs_with_other_targets(self, state: str, status: str) -> None:
+        """A graph is given to all ranks, and each takes its own nodes: equal generators, other losses."""
+        ranks = [
+            [model(), micro(loss=k, rows=(1, 2), random=r), step(), stepped()] for k, r in ((1.0, "r"), (2.0, state))
+        ]
+        assert judge("same-data-on-every-rank", *ranks).status == status
+
     def test_ranks_of_one_tensor_parallel_group_may_share(self) -> None:
         """The mesh that fully_shard is given is the data-parallel one; ranks outside are not compared."""
         data = wrap([0, 2])

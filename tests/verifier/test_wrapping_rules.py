@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from records import LINE, cases, judge, micro, model, parameter, run, step, stepped, steps
-from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.measures import shard_digest
+from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
@@ -32,7 +34,7 @@ FREED = "setStorage: sizes [8, 8] are out of bounds for storage of size 0"
 A, B = [1.0, 1, 0, 0, 0], [2.0, 1, 0, 0, 0]
 SHARD = {"kind": "shard", "parameters": []}
 VIEW = {"kind": "inplace_view", "module": "Linear", "step": 1}
-STALE = {"kind": "stale", "groups": [""], "after_step": 1, "evaluated": LINE}
+STALE = {"kind": "stale", "groups": [""], "after_step": 1, "stepped": True, "evaluated": LINE}
 UNREAD = {"kind": "shard", "unread": ["offload_policy"], "parameters": []}
 BLOCK = {"parent": "blocks", "cls": "m.Block", "count": 2, "numel": 16}
 
@@ -274,3 +276,13 @@ class TestPresence:
         comment = Suppression(LINE, ("root-only-wrap",), "one layer", range(1, 2))
         assert self.named("unused-suppression", "pass").status == "not_applicable"
         assert self.named("unused-suppression", "pass", suppressions=(comment,), followed=True).status == "pass"
+
+
+def test_a_gather_under_a_condition_may_be_that_of_the_best_weights() -> None:
+    source = "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other = whole(model)\n"
+    for line, status in ((3, "pass"), (4, "fail")):
+        place = {"file": "train.py", "line": line, "function": "main", "code": ""}
+        traffic = {"kind": "traffic", "step": 2, "weights": 64, "lines": [{"at_line": place}]}
+        made = run(*[[*steps(), micro(2), step(2), stepped(2), traffic]] * 2)
+        evidence = Evidence(train=made, sources=Sources({"train.py": source}, ("train.py",)))
+        assert judge_one(RULES["model-gathered-every-step"], evidence).status == status

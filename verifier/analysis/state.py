@@ -125,14 +125,23 @@ def _carried_in(scope: ast.AST) -> set[str]:
             targets = {ast.unparse(target) for target in node.targets}
             read = _read(node.value)
             from_itself |= targets & read
-            if isinstance(node.value, ast.Call | ast.IfExp):
-                deciding |= targets & read  # best = min(best, value)
+            value = node.value
+            choices = (
+                [value.body, value.orelse] if isinstance(value, ast.IfExp) and _asks_for_none(value.test) else [value]
+            )
+            for one in choices:  # best = min(best, value); `first = value if first is None else first` decides nothing
+                if isinstance(one, ast.Call | ast.IfExp):
+                    deciding |= targets & _read(one)
         elif isinstance(node, ast.If | ast.While):
             read, assigned = _read(node.test), _assigned(node)
             from_itself |= read & assigned
             if read & assigned or _acts(node):
                 deciding |= read
     return from_itself & deciding
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot)
 
 
 def _read(node: ast.AST) -> set[str]:
