@@ -1,15 +1,19 @@
 """Activation checkpointing: whether a recomputed forward draws the random numbers of the first one.
 
-The generator's state at every active dropout of a forward is stored; a dropout that runs in a backward is a recompute
-and must start from one of these states.
+The generator's state at every active dropout and every other draw of a forward is stored; a dropout that runs in a backward, and
+a draw in a forward that a backward recomputes, must start from one of these states.
 """
+
+import sys
 
 import torch
 
 from ...trace.events import Recompute
+from ..dispatcher import Call
 from ..frames import caller
 from ..session import Session
 from .precision import watch_dropouts
+from .randomness import FUNCTIONS
 
 _REMEMBERED = 1 << 16
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -19,8 +23,7 @@ def install(session: Session) -> None:
     """Subscribe to the dropouts, unless the run switches them off."""
     met: dict[int, None] = {}  # states of forwards, oldest first
 
-    def dropped(given: torch.Tensor) -> None:
-        state = _state(given.device.type)
+    def met_again(state: int) -> None:
         if not session.in_backward:
             met[state] = None
             if len(met) > _REMEMBERED:
@@ -30,11 +33,36 @@ def install(session: Session) -> None:
             place = f"{code.co_filename.rpartition('/')[2]}, {code.co_qualname}"
             session.write(Recompute(same=state in met, place=place, at_line=session.here()))
 
+    def dropped(given: torch.Tensor) -> None:
+        met_again(_state(given.device.type))
+
+    def drawn(call: Call) -> None:
+        """Not every draw in a backward is recomputed: a hook may add noise to gradients."""
+        if _recomputed() if session.in_backward else session.depth > 0:
+            given = call.kwargs.get("generator")
+            met_again(_hashed(given.get_state()) if given is not None else _state("cpu"))
+
     if not session.request["full_precision"]:
         watch_dropouts(session, dropped)
+        for target in FUNCTIONS:
+            session.around(target, before=drawn)
+
+
+def _recomputed() -> bool:
+    """Whether the code that runs was called by torch's activation checkpointing."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _state(device: str) -> int:
-    state = (torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()).view(torch.int64)
+    return _hashed(torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state())
+
+
+def _hashed(generator: torch.Tensor) -> int:
+    state = generator.view(torch.int64)
     odd = 2 * torch.arange(state.numel()) + 1
     return int((((state ^ (state >> 29)) * odd) * _MULTIPLY).sum())
