@@ -36,6 +36,8 @@ def install(session: Session) -> None:
                 session.publish("backward", [given] if isinstance(given, torch.Tensor) else list(given))
 
     def ended(tensors: list[torch.Tensor]) -> None:
+        nonlocal clipped
+        clipped = False
         slots = session.all_slots()
         if session.backward_for > session.steps and session.request["stress"]:
             session.publish("beyond", slots)
@@ -55,8 +57,19 @@ def install(session: Session) -> None:
         )
         session.rows, session.criteria, session.random_state = [], [], None
 
+    def clipping(call: Call) -> None:
+        """What is compared with an oracle is what the script clips, after it has scaled its gradients itself."""
+        nonlocal clipped
+        if not clipped and session.roots and session.micro:
+            clipped = True
+            with torch.no_grad():
+                session.grads = gradient_sketches(session.all_slots())
+
+    clipped = False  # since the last backward
     session.around(BACKWARD, before=before, after=after)
     session.subscribe("backward", ended)
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
+        session.around(f"torch.nn.utils:{name}", before=clipping, optional=True)
 
 
 def finish_each(session: Session, finish: Callable[[], None]) -> None:

@@ -54,14 +54,16 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
             f"not reproducible: weights that differ in the last place move the losses by {limit.noise:.0%}"
         )
     measures, allowed = found.measures, limit.allowed
-    over = {name: value for name, value in measures.items() if not value <= allowed[name]}
-    name = max(over or measures, key=lambda n: measures[n] / allowed[n])
-    if not over:
+    over = {name: measures[name] for name in limit.over(measures)}
+    if limit.agree(measures):
+        name = max(measures.keys() - over, key=lambda n: measures[n] / allowed[n])
+        loss = "loss of another scale" if over else f"loss within {found.loss:.1e}"
         text = (
-            f"agrees with {label} for {count(until, 'step')}{_others(until, step)}: loss within {found.loss:.1e}, "
+            f"agrees with {label} for {count(until, 'step')}{_others(until, step)}: {loss}, "
             f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}; {substance(evidence, run)}"
         )
         return rule.passed(text, measured=measures[name], limit=allowed[name])
+    name = max(over, key=lambda n: measures[n] / allowed[n])
     if not limit.differ(measures):
         return rule.unknown(f"against {label}: {undecided(name, over[name], limit)}")
     worst = sorted(over, key=lambda n: -over[n] / allowed[n])

@@ -1,6 +1,6 @@
 import math
 
-from ...analysis.comparison import limits, loss_apart, undecided
+from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...analysis.wording import some
@@ -37,7 +37,8 @@ class ReshardKeepsTrajectory(Rule):
         saved = saved_at(evidence)
         offset = after if base is evidence.train else 0
         found = limits(evidence, self.name)
-        allowed = found.allowed["loss"]
+        what, measure = ("losses", "loss") if _same_loss(evidence) else ("gradient norms", "gradient norm")
+        between, allowed = loss_apart if measure == "loss" else norm_apart, found.allowed[measure]
         worst, sizes = 0.0, []
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"
@@ -55,23 +56,31 @@ class ReshardKeepsTrajectory(Rule):
                 return self.unknown(
                     f"{where}: the state is as saved, but the global batch depends on the number of ranks"
                 )
-            if mine != theirs and not loss_apart(run, base, 1, offset) <= allowed:
+            if mine != theirs and not between(run, base, 1, offset) <= allowed:
                 others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
                 return self.failed(f"{where}: {others}{saved}", line)
             if not _evenly(run):
                 continue  # a mean of the ranks' means is another number there: only the state is compared
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
-                    apart = loss_apart(run, base, k, offset)
+                    apart = between(run, base, k, offset)
                     worst = math.inf if math.isnan(apart) else max(worst, apart)
         ranks = "; ".join(sizes)
         if worst <= allowed:
-            text = f"{ranks}: same state, same samples, losses within {worst:.1e}"
+            text = f"{ranks}: same state, same samples, {what} within {worst:.1e}"
             return self.passed(text, measured=worst, limit=allowed)
-        if not found.differ({"loss": worst}):
-            return self.unknown(f"{ranks}: {undecided('loss', worst, found)}")
-        text = f"losses after resharding differ by {worst:.2g} ({ranks}; allowed {allowed:.1g}){saved}"
+        if not found.differ({measure: worst}):
+            return self.unknown(f"{ranks}: {undecided(measure, worst, found)}")
+        text = f"{what} after resharding differ by {worst:.2g} ({ranks}; allowed {allowed:.1g}){saved}"
         return self.failed(text, load_line(evidence, evidence.reshards[0]), measured=worst, limit=allowed)
+
+
+def _same_loss(evidence: Evidence) -> bool:
+    """Whether losses mean the same on other numbers of ranks. A script that scales its gradients itself may sum them."""
+    run, single = evidence.full_precision, evidence.single
+    if run is None or single is None or incomparable(run, single, "single", "one process") is not None:
+        return True
+    return limits(evidence, ReshardKeepsTrajectory.name).over(compare(run, single).measures) != {"loss"}
 
 
 def _evenly(run: Run) -> bool:
