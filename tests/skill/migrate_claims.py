@@ -273,14 +273,14 @@ def run(rank: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     warnings.simplefilter("ignore")
-    told = {}
+    results = {}
     for name, claim in list(globals().items()):
         if name.startswith("claim_"):
             try:
-                told[name] = bool(claim())
+                results[name] = bool(claim())
             except Exception as error:
-                told[name] = f"{type(error).__name__}: {error}"[:300]
-    (folder / f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
+                results[name] = f"{type(error).__name__}: {error}"[:300]
+    (folder / f"{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

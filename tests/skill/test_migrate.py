@@ -222,26 +222,26 @@ def test_the_text_is_bounded_and_the_json_has_all(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
     assert main([*words, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == 1 and told["files"] == len(SCRIPTS)
-    assert set(told["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == 1 and report["files"] == len(SCRIPTS)
+    assert set(report["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
     keys = {"step", "construct", "action", "fsdp2", "mind", "rules", "reference", "places"}
-    assert all(set(item) == keys and item["places"] for item in told["items"])
-    steps = [STEPS.index(item["step"]) for item in told["items"]]
+    assert all(set(item) == keys and item["places"] for item in report["items"])
+    steps = [STEPS.index(item["step"]) for item in report["items"]]
     assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--only", "checkpoint"], "--migrate judges no rules"),
         (["--skip", "root-only-wrap"], "--migrate judges no rules"),
         (["--report", "xml"], "unknown format 'xml'"),
     ],
 )
-def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert main(["lint", "--migrate", str(SCRIPTS[0]), *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:

@@ -127,6 +127,6 @@ def test_the_claims_hold_on_two_ranks(tmp_path: Path) -> None:
     script = Path(__file__).with_name("migrate_claims.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == 14
-    assert {name: both for name, both in told.items() if both != [True, True]} == {}
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert len(results) == 14
+    assert {name: both for name, both in results.items() if both != [True, True]} == {}

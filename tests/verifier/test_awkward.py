@@ -25,7 +25,7 @@ BOTH_LAUNCHERS = ("children", "sys_exit_7", "os_exit_0", "sigkill")
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launcher, str]]:
-    """A launcher whose processes can all be told by a mark in their environment, and the mark."""
+    """A launcher whose processes can all be found by a mark in their environment, and the mark."""
     mark = uuid.uuid4().hex
     os.environ[awkward.MARK] = mark
     try:

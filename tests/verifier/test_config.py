@@ -161,7 +161,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG)
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(tmp_path: Path, content: str, message: str) -> None:
     said = refusal(tmp_path / "verify.yaml", content)
     assert f"{tmp_path / 'verify.yaml'}:{message}" in said
     assert "\n    " in said, "the line and a caret"
@@ -194,7 +194,7 @@ def test_every_error_at_once(tmp_path: Path) -> None:
     ("[tool.fsdp2]\nskip = [{rule = 'parity', reason = 'x', until = 2099-01-01}]\n", "2:1: skip[0].until is more"),
     ("[tool.fsdp2\n", "1:12: not valid TOML: "),
 )
-def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
+def test_toml_is_reported_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
     assert f"{tmp_path / PYPROJECT}:{message}" in refusal(tmp_path / PYPROJECT, content)
 
 
@@ -215,11 +215,11 @@ PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
 @pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
-def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
+def test_a_mangled_file_is_reported_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
     """500 times something is cut out, put in or moved: never an error of another kind."""
     chance = random.Random(0)
     path = tmp_path / name
-    told = 0
+    wrong = 0
     for _ in range(500):
         text = content
         for _ in range(chance.randint(1, 3)):
@@ -231,9 +231,9 @@ def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, cont
             for entry in read(path, TODAY):
                 assert isinstance(entry.policy, Policy)
         except UserError as error:
-            told += 1
+            wrong += 1
             assert str(error).startswith(str(path))
-    assert 250 < told < 500
+    assert 250 < wrong < 500
 
 
 def test_one_configuration_a_folder(repository: Path) -> None:
@@ -325,9 +325,9 @@ def test_what_is_skipped_stands_in_the_reports() -> None:
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "option --skip", "until": None},
     ]
-    told = text.render(found, verbose=True)
-    assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in told
-    assert "skip root-only-wrap\n     skipped: option --skip" in told
+    shown = text.render(found, verbose=True)
+    assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in shown
+    assert "skip root-only-wrap\n     skipped: option --skip" in shown
     assert found.verdict == "pass"
 
 
@@ -336,10 +336,10 @@ def test_skipped_and_required_is_refused() -> None:
         Policy(skips=(skip("parity"),), required=("parity",))
 
 
-def test_a_widened_limit_is_told_first() -> None:
+def test_a_widened_limit_is_reported_first() -> None:
     by = {"matches-ddp": Widening(2.5, "a sum in another order")}
-    told = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
-    assert "2.5 times: a sum in another order" in told.evidence and told.evidence.endswith("5 steps")
+    shown = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
+    assert "2.5 times: a sum in another order" in shown.evidence and shown.evidence.endswith("5 steps")
     assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
 
 
@@ -351,8 +351,8 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
     assert main(["verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text"]) == 4
-    told = capsys.readouterr().out
-    assert told.index("target small") < told.index("target large")
+    shown = capsys.readouterr().out
+    assert shown.index("target small") < shown.index("target large")
     reports = {path.name: json.loads(path.read_text()) for path in (repository / "out").iterdir()}
     assert set(reports) == {"small.json", "large.json"}
     schema = json.loads((Path(text.__file__).parent / "report.schema.json").read_text())
@@ -409,7 +409,7 @@ def test_nothing_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How this script saves is not told: its open rules are not required, and one limit is wider."""
+    """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
     never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
     script = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")

@@ -118,9 +118,9 @@ def test_wrong_modules(
 ) -> None:
     monkeypatch.chdir(package)
     assert cli.main(["verify", *(["-m", name] if name else [])]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.strip().splitlines()) == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.launch
@@ -257,7 +257,7 @@ def test_ranks_that_share_a_gpu_are_nodes_of_their_own() -> None:
     assert [env["CUDA_VISIBLE_DEVICES"] for env in given] == ["4", "6", "4"]
     assert len({env["NCCL_HOSTID"] for env in given}) == 3
     assert {env["LOCAL_RANK"] for env in given} == {"0"}
-    assert "3 ranks on 1 CUDA device" in sharing.told("gloo", 3, 1)
+    assert "3 ranks on 1 CUDA device" in sharing.described("gloo", 3, 1)
 
 
 class WithGPUs:

@@ -301,7 +301,7 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
 
 
 class TestFactors:
-    """Two ranks and two micro-batches: a factor of two is told apart by the losses and by one process, or reported as either."""
+    """Two ranks and two micro-batches: a factor of two is distinguished by the losses and by one process, or reported as either."""
 
     @cases(
         "mine, oracle, causes",

@@ -80,14 +80,14 @@ def test_what_the_verify_yaml_skips_is_skipped(project: pytest.Pytester) -> None
 
 
 @cases(
-    "words, told",
+    "words, message",
     (("--fsdp2", "none.py"), "none.py: no such file or folder"),
     (("--fsdp2", "train.py", "--fsdp2-nproc", "x"), "nproc: expected a whole number"),
 )
-def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], told: str) -> None:
+def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], message: str) -> None:
     done = project.runpytest_inprocess(*PLUGIN, *words)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert told in done.stderr.str()
+    assert message in done.stderr.str()
 
 
 COUNTING = """
@@ -136,7 +136,7 @@ def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, t
 
 
 @pytest.mark.launch
-def test_what_could_not_be_checked_fails_unless_it_is_told_to_skip(project: pytest.Pytester) -> None:
+def test_what_could_not_be_checked_fails_unless_an_option_skips_it(project: pytest.Pytester) -> None:
     project.makepyfile(train="pass\n")
     words = ("--fsdp2", "train.py", "-k", "optim-before-shard")
     done = project.runpytest_inprocess(*PLUGIN, *words)

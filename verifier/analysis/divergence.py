@@ -25,7 +25,7 @@ class Parting:
     notes: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # what each rank's loaders did between the two
     left: frozenset[int] = frozenset()  # the ranks that had ended without an exception
 
-    def told(self) -> str:
+    def text(self) -> str:
         """`rank 0 is in x at train.py:8, rank 1 in y at train.py:9`."""
         shown = [self._position(rank) for rank in self.events][:4]
         if len(self.events) > 4:

@@ -15,7 +15,7 @@ from verified_fsdp2.verifier.source.lint import look
 ROOT = Path(__file__).parents[3]
 
 
-def told(*scripts: Path) -> list[tuple[str, str, int]]:
+def reported(*scripts: Path) -> list[tuple[str, str, int]]:
     return [(h.rule, Path(h.location.file).name, h.location.line) for h in look(scripts).hits]
 
 
@@ -23,12 +23,12 @@ def told(*scripts: Path) -> list[tuple[str, str, int]]:
 def test_styles(tmp_path: Path, style: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(RIGHT[style], encoding="utf-8")
-    assert told(script) == []
+    assert reported(script) == []
 
 
 @pytest.mark.parametrize("case", right(), ids=lambda case: case.name)
 def test_right_scripts(case) -> None:
-    assert told(*case.files()) == []
+    assert reported(*case.files()) == []
 
 
 @pytest.mark.parametrize("spec", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
