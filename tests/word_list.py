@@ -26,7 +26,7 @@ INSTEAD = {
     r"nowhere further": "reached no further collective",
 }
 LEFT_OUT = re.compile(
-    r"tests/(exam|faults|zoo|schemas)/|evals/tasks/|tests/verifier/static/(pairs|styles)\.py$|benchmarks/results/"
+    r"tests/(exam|faults|zoo|schemas)/|evals/tasks/|tests/verifier/static/(pairs|styles)\.yaml$|benchmarks/results/"
     r"|CHANGELOG\.md$|tests/(word_list|test_contributing)\.py$"
 )
 WORDS = {re.compile(rf"\b({words})\b", re.IGNORECASE): instead for words, instead in INSTEAD.items()}

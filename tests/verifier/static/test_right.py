@@ -6,23 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from corpus import right
-from styles import RIGHT
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.source.lint import look
 
 ROOT = Path(__file__).parents[3]
+STYLES = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text(encoding="utf-8"))
 
 
 def reported(*scripts: Path) -> list[tuple[str, str, int]]:
     return [(h.rule, Path(h.location.file).name, h.location.line) for h in look(scripts).hits]
 
 
-@pytest.mark.parametrize("style", RIGHT)
+@pytest.mark.parametrize("style", STYLES)
 def test_styles(tmp_path: Path, style: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(RIGHT[style], encoding="utf-8")
+    script.write_text(STYLES[style], encoding="utf-8")
     assert reported(script) == []
 
 
