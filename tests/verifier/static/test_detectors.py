@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pairs import HEAD, MODEL, PRELUDE
+from records import brief
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
 from verified_fsdp2.verifier.source.lint import look
@@ -24,7 +25,9 @@ def hits(tmp_path: Path, source: str) -> list[str]:
     first, _, rest = source.partition("\n")
     script.write_text(PRELUDE + SHARED.get(first, first + "\n") + rest, encoding="utf-8")
     ast.parse(script.read_text(encoding="utf-8"))
-    return sorted({hit.rule for hit in look([script]).hits})
+    found = look([script]).hits
+    assert all(map(brief, found))
+    return sorted({hit.rule for hit in found})
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair["rule"])

@@ -32,7 +32,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
         if not steps:
             return self.unknown("no step without a checkpoint was counted")
         least = min(r.script.get("all_gather", [0, 0])[1] for r in steps)
-        what = f"the script gathers {least:,} bytes in each step; the sharded parameters have {size:,} bytes"
+        what = f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of all sharded parameters)"
         if least < size:
             return self.passed(what, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)
