@@ -108,7 +108,7 @@ def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
     """The spec changes every tenth line; the user edits, deletes and adds lines that lie between."""
     chance = random.Random(0)
     template = [f"line {number}" + ("" if number % 10 else " of {steps}") for number in range(60)]
-    for round_ in range(25):
+    for round_ in range(10):
         workshop.out = workshop.out.with_name(f"run-{round_}")
         workshop.make({"a.py": "\n".join(template)})
         ours, expected = [], []

@@ -71,7 +71,9 @@ def _judge(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward, 
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("name", awkward.NO_TARGETS)
+@cases(
+    "name", *(pytest.param(name, marks=pytest.mark.full) if name == "empty" else name for name in awkward.NO_TARGETS)
+)
 def test_what_is_no_training_script(tmp_path: Path, name: str) -> None:
     content, code, words = awkward.NO_TARGETS[name]
     script = tmp_path / "script.py"

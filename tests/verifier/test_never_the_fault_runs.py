@@ -286,7 +286,7 @@ def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher
 
     script = Path(__file__).parents[1] / "faults" / "optim_before_shard.py"
     chosen = select(("optim-before-shard", "matches-ddp"), ())
-    verify_with(launcher, resolve(script, {}), tmp_path / "work", chosen, progress)
+    verify_with(launcher, resolve(script, {"steps": 5}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)
     assert first < next(n for n, (_, going) in enumerate(lines) if any(name.startswith("reference") for name in going))
     assert os.fspath(script) in lines[first][0]

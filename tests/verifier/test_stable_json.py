@@ -124,7 +124,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
 def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]))
