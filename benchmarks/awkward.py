@@ -140,7 +140,7 @@ class Row:
     seconds: float
     left: tuple[str, ...]  # command lines of processes that the verification left behind
     kept: int  # bytes in the folder of the runs
-    told: str
+    text: str
 
 
 def verify(name: str, script: Path, options: list[str], folder: Path, before: tuple[str, ...] = ()) -> Row:
@@ -159,11 +159,11 @@ def verify(name: str, script: Path, options: list[str], folder: Path, before: tu
     )
     seconds = time.monotonic() - started
     kept = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-    told = done.stderr.strip()
+    text = done.stderr.strip()
     with contextlib.suppress(ValueError):
         report = json.loads(done.stdout)
-        told = report.get("refused") or report["findings"][0]["evidence"]
-    return Row(name, done.returncode, seconds, tuple(marked(mark)), kept, told)
+        text = report.get("refused") or report["findings"][0]["evidence"]
+    return Row(name, done.returncode, seconds, tuple(marked(mark)), kept, text)
 
 
 def marked(mark: str) -> Iterator[str]:
@@ -205,10 +205,10 @@ def main() -> int:
     parser.add_argument("--launcher", default="fork", choices=("fork", "torchrun"))
     options = parser.parse_args()
     bad = 0
-    print(f"{'case':<22}{'exit':>5}{'seconds':>9}{'left':>6}{'kept':>10}  told")
+    print(f"{'case':<22}{'exit':>5}{'seconds':>9}{'left':>6}{'kept':>10}  text")
     for row in rows(options.only, options.launcher):
-        told = row.told.replace("\n", " ")[:110]
-        print(f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {told}", flush=True)
+        text = row.text.replace("\n", " ")[:110]
+        print(f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {text}", flush=True)
         bad += len(row.left)
     return 1 if bad else 0
 

@@ -48,7 +48,7 @@ EVERY_FORMAT = [word for name in FORMATS for word in ("--report", f"{name}=out.{
 @pytest.mark.parametrize("kind", KINDS)
 def test_malformed_inputs(kind: str, tmp_path: Path) -> None:
     trials = [robustness.in_process(kind, number, tmp_path / "trial", seed=1) for number in range(12)]
-    assert [robustness.told(trial) for trial in trials if not trial.clean] == []
+    assert [robustness.described(trial) for trial in trials if not trial.clean] == []
     assert robustness.row(kind, trials)["inputs"] == 12
 
 

@@ -81,7 +81,7 @@ def test_what_is_no_training_script(tmp_path: Path, name: str) -> None:
         script.write_bytes(content)
     row = awkward.verify(name, script, [], tmp_path)
     assert (row.exit, row.left) == (code, ())
-    assert words in row.told
+    assert words in row.text
 
 
 @pytest.mark.launch
@@ -98,7 +98,7 @@ def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path:
 def test_a_folder_without_a_script(tmp_path: Path) -> None:
     row = awkward.verify("no_train_py", tmp_path, [], tmp_path)
     assert (row.exit, row.left) == (2, ())
-    assert "train.py: no such file" in row.told
+    assert "train.py: no such file" in row.text
 
 
 @pytest.mark.launch
@@ -109,7 +109,7 @@ def test_a_folder_without_a_script(tmp_path: Path) -> None:
 def test_without_a_loopback_the_machine_refuses(tmp_path: Path) -> None:
     row = awkward.verify("no_loopback", awkward.ACTS[0].write(tmp_path), [], tmp_path, ("unshare", "-rn"))
     assert (row.exit, row.left) == (4, ())
-    assert "sockets" in row.told
+    assert "sockets" in row.text
 
 
 def test_a_capture_keeps_both_ends(tmp_path: Path) -> None:
