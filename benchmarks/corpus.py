@@ -135,6 +135,7 @@ IN_EVERY_TEST_RUN = (
     # No test on a hand-written trace makes these rules fail.
     "faults/converted_decays_norms",
     "faults/optim_built_after_forward",
+    "faults/rank_dependent_init_no_broadcast",
     "faults/uneven_experts",
 )
 # One right script for each way in which they differ most; the rest of the zoo runs in `make detection`.

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import awkward
 import pytest
@@ -82,17 +81,6 @@ def test_what_is_no_training_script(tmp_path: Path, name: str) -> None:
     row = awkward.verify(name, script, [], tmp_path)
     assert (row.exit, row.left) == (code, ())
     assert words in row.text
-
-
-@pytest.mark.launch
-def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('nothing to train')\n")
-    verdict = verify_script(script)
-    assert verdict.verdict == "inconclusive"
-    assert "fail" not in {f.status for f in verdict.findings}
-    inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}
-    assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= inconclusive
 
 
 def test_a_folder_without_a_script(tmp_path: Path) -> None:

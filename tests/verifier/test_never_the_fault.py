@@ -81,6 +81,7 @@ def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launch
         assert len(set(values)) == len(values), generator
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     script = edited(

@@ -58,5 +58,3 @@ def test_a_script_for_one_process_is_an_oracle_too(
     before = str(tmp_path / "before.py")
     (found,) = verify_script(tmp_path / "train.py", only=("matches-original",), reference=before).findings
     assert found.status == status, found.evidence
-    assert ("update by" in found.evidence) == (status == "fail")
-    assert "gradient by" not in found.evidence  # the gradients agree

@@ -100,7 +100,7 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         return RootCause(rank, text, None, "Check its output.")
     frames = end.frames
     if end.how == "exception":
-        text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
+        text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:200]}{_stack_text(frames)}"
         fix = "Fix the error at that line; the other ranks failed because they lost this one."
         return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
     if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
@@ -179,4 +179,4 @@ def _stack_text(frames: list[Place], limit: int = 3) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
+    return lines[-1][:120] if lines else ""
