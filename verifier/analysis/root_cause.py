@@ -100,7 +100,7 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         return RootCause(rank, text, None, "Check its output.")
     frames = end.frames
     if end.how == "exception":
-        text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:200]}{_stack_text(frames)}"
+        text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
         fix = "Fix the error at that line; the other ranks failed because they lost this one."
         return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
     if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
