@@ -82,17 +82,24 @@ ACTS = (
     Awkward("hang", "time.sleep(600)", "fail", ("rank 1 was not in a collective", "act"), at_line=True),
     Awkward(
         "ignores_sigterm",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True:\n    time.sleep(600)",
+        'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen(["sleep", "600"], start_new_session=True)\n'
+        "while True:\n    time.sleep(600)",
         "fail",
         ("rank 1 was not in a collective",),
     ),
     Awkward("children", DAEMONS, "pass"),
     Awkward("prints_100_mb", "for _ in range(100):\n    print('x' * 2**20)", "pass"),
-    Awkward("os_exit_0", "os._exit(0)", "fail", ("rank 1 called os._exit(0)", SILENT), at_line=True),
+    Awkward("os_exit_0", "os._exit(0)", "fail", ("rank 1 called os._exit(0) in script.py:", SILENT), at_line=True),
     Awkward("sys_exit_7", "sys.exit(7)", "fail", ("rank 1 called sys.exit(7)", SILENT), at_line=True),
     Awkward("sigkill", "os.kill(os.getpid(), signal.SIGKILL)", "fail", ("rank 1 was ended by SIGKILL",)),
     Awkward("sigsegv", "ctypes.string_at(0)", "fail", ("rank 1 was ended by SIGSEGV", "act"), at_line=True),
-    Awkward("exception", "raise ValueError('bad')", "fail", ("rank 1 raised ValueError: bad",), at_line=True),
+    Awkward(
+        "exception",
+        "raise ValueError('bad')",
+        "fail",
+        ("rank 1 raised ValueError: bad in script.py:", "act <- script.py:"),
+        at_line=True,
+    ),
     Awkward(
         "gloo_abort",
         "for _ in range(50):\n    dist.all_reduce(torch.ones(1 + 1000 * rank))",
@@ -111,6 +118,7 @@ ACTS = (
     Awkward("needs_3_ranks", "assert dist.get_world_size() == 3, 'needs 3 ranks'", "pass", everywhere=True, nproc=3),
     Awkward("reads_stdin", "assert sys.stdin.read() == ''", "pass", everywhere=True),
     Awkward("changes_folder", "os.chdir('/')", "pass", everywhere=True),
+    Awkward("loader_worker_ends", "list(torch.utils.data.DataLoader(range(4), num_workers=1))", "pass"),
     Awkward("forks_without_exec", "if os.fork() == 0:\n    time.sleep(600)", "pass"),
     Awkward("kills_its_group", "os.killpg(os.getpgrp(), signal.SIGKILL)", "fail", ("rank 1 was ended by SIGKILL",)),
     Awkward("writes_beside_itself", "pathlib.Path(__file__).with_name('mine.txt').write_text('x')", "pass"),
@@ -132,7 +140,7 @@ class Row:
     seconds: float
     left: tuple[str, ...]  # command lines of processes that the verification left behind
     kept: int  # bytes in the folder of the runs
-    told: str
+    text: str
 
 
 def verify(name: str, script: Path, options: list[str], folder: Path, before: tuple[str, ...] = ()) -> Row:
@@ -151,11 +159,11 @@ def verify(name: str, script: Path, options: list[str], folder: Path, before: tu
     )
     seconds = time.monotonic() - started
     kept = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-    told = done.stderr.strip()
+    text = done.stderr.strip()
     with contextlib.suppress(ValueError):
         report = json.loads(done.stdout)
-        told = report.get("refused") or report["findings"][0]["evidence"]
-    return Row(name, done.returncode, seconds, tuple(marked(mark)), kept, told)
+        text = report.get("refused") or report["findings"][0]["evidence"]
+    return Row(name, done.returncode, seconds, tuple(marked(mark)), kept, text)
 
 
 def marked(mark: str) -> Iterator[str]:
@@ -197,10 +205,10 @@ def main() -> int:
     parser.add_argument("--launcher", default="fork", choices=("fork", "torchrun"))
     options = parser.parse_args()
     bad = 0
-    print(f"{'case':<22}{'exit':>5}{'seconds':>9}{'left':>6}{'kept':>10}  told")
+    print(f"{'case':<22}{'exit':>5}{'seconds':>9}{'left':>6}{'kept':>10}  text")
     for row in rows(options.only, options.launcher):
-        told = row.told.replace("\n", " ")[:110]
-        print(f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {told}", flush=True)
+        text = row.text.replace("\n", " ")[:110]
+        print(f"{row.name:<22}{row.exit:>5}{row.seconds:>9.1f}{len(row.left):>6}{row.kept:>10,}  {text}", flush=True)
         bad += len(row.left)
     return 1 if bad else 0
 

@@ -113,13 +113,10 @@ def right() -> list[Case]:
     return [load(path) for path in [*sorted((TESTS / "zoo").glob("*.py")), *hosts]]
 
 
-# What `make test` starts ranks for: a right script and a fault of each family (tests/verifier/test_corpus.py).
+# What `make test` starts ranks for: a fault of each family, and right scripts that use most of them (tests/verifier/test_corpus.py).
 IN_EVERY_TEST_RUN = (
     "zoo/accumulation_token_mean",
-    "zoo/dataloader_workers",
     "zoo/hsdp",
-    "zoo/manual_global_clip",
-    "zoo/meta_init_rope",
     "zoo/minimal",
     "zoo/mixed_precision",
     "faults/checkpointed_after_sharding",

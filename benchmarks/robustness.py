@@ -148,7 +148,7 @@ def row(kind: str, trials: list[Trial]) -> dict[str, Any]:
     }
 
 
-def told(trial: Trial) -> str:
+def described(trial: Trial) -> str:
     head = f"{trial.kind} {trial.number}: {trial.code} {trial.seconds:.1f} s {trial.leftovers[:5]}"
     return f"{head} {str(trial.argv)[:300]}\n{trial.stderr[-1500:]}"
 
@@ -223,13 +223,13 @@ def checkpoints(folder: Path, number: int) -> Iterator[tuple[str, list[Trial]]]:
 
 
 def table(parts: Iterator[tuple[str, list[Trial]]]) -> list[dict[str, Any]]:
-    """A row for each kind; what is not clean is told on stderr."""
+    """A row for each kind; what is not clean is shown on stderr."""
     rows = []
     for kind, trials in parts:
         rows.append(row(kind, trials))
         print(rows[-1], flush=True)
         for trial in [trial for trial in trials if not trial.clean]:
-            print(told(trial), file=sys.stderr)
+            print(described(trial), file=sys.stderr)
     return rows
 
 

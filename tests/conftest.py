@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from corpus import Case, load
+from records import brief
+from verified_fsdp2.verifier import judge
 from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.rules.base import SourceRule
+from verified_fsdp2.verifier.rules.base import Rule, SourceRule
 from verified_fsdp2.verifier.source.registry import DETECTORS
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -34,6 +38,20 @@ def mutant() -> None:
             setattr(rule, question, lambda evidence: "")
         if isinstance(rule, SourceRule) and name in DETECTORS:
             DETECTORS[name] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def messages() -> None:
+    """Every message that a rule gives in any test, on recorded traces or real runs, is short and states its limit."""
+    judged = judge._judged
+
+    def checked(rule: Rule, evidence: Evidence) -> Finding:
+        found = judged(rule, evidence)
+        if not brief(found):
+            pytest.fail(f"the message of {rule.name} is too long, or does not state the limit: {found.evidence}")
+        return found
+
+    judge._judged = checked
 
 
 @pytest.fixture(scope="session", autouse=True)

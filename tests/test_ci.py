@@ -114,8 +114,8 @@ def verify_step(cwd: Path, tools: Path, **inputs: str) -> tuple[subprocess.Compl
     env = filled(one["env"], inputs | {"reports": supported(inputs["reports"])})
     more = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(cwd / "summary"), "GITHUB_WORKSPACE": str(cwd)}
     done = shell(one["run"], cwd, tools, **env, **more)
-    told = dict(line.split("=", 1) for line in output.read_text().splitlines()) if output.exists() else {}
-    return done, told
+    outputs = dict(line.split("=", 1) for line in output.read_text().splitlines()) if output.exists() else {}
+    return done, outputs
 
 
 def test_the_action_is_one() -> None:
@@ -158,9 +158,9 @@ def test_nothing_reaches_a_shell_but_through_the_environment(projects: dict[str,
 @pytest.mark.launch
 def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) -> None:
     project = projects["github"]
-    done, told = verify_step(project.parent, tools, target="github", folder="out")
+    done, outputs = verify_step(project.parent, tools, target="github", folder="out")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told == {"verdict": "pass", "folder": "out"}
+    assert outputs == {"verdict": "pass", "folder": "out"}
     assert json.loads((project.parent / "out" / "train.json").read_text())["verdict"] == "pass"
     assert "verdict: pass" in done.stdout
     files = {path.suffix.removeprefix(".") for path in (project.parent / "out").iterdir()}
@@ -174,8 +174,8 @@ def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) ->
 def test_the_action_fails_as_the_command_does(
     tmp_path: Path, tools: Path, target: Path, code: int, verdict: str
 ) -> None:
-    done, told = verify_step(tmp_path, tools, target=str(target), tier="static")
-    assert (done.returncode, told["verdict"]) == (code, verdict)
+    done, outputs = verify_step(tmp_path, tools, target=str(target), tier="static")
+    assert (done.returncode, outputs["verdict"]) == (code, verdict)
     if code == 1:
         assert "FAIL optim-before-shard" in done.stdout
 
@@ -184,8 +184,8 @@ def test_inputs_become_options(tmp_path: Path, tools: Path) -> None:
     (tools / "fsdp2").write_text("#!/bin/sh\nprintf '[%s]' \"$@\" >&2; exit 4\n")
     inputs = {"target": "$(touch injected) a", "only_target": "small", "config": "c.yaml", "nproc": "4"}
     inputs |= {"only": "parity wrapping", "skip": "* clipping", "baseline": "old.json", "reports": "text json"}
-    done, told = verify_step(tmp_path, tools, **inputs, args="--name 'a b' \"; touch injected\" ''")
-    assert (done.returncode, told["verdict"]) == (4, "inconclusive")
+    done, outputs = verify_step(tmp_path, tools, **inputs, args="--name 'a b' \"; touch injected\" ''")
+    assert (done.returncode, outputs["verdict"]) == (4, "inconclusive")
     words = re.findall(r"\[([^\]]*)\]", done.stderr)
     assert words == [
         *("verify", "--tier", "ranks", "$(touch injected) a", "--target", "small", "--config", "c.yaml"),
@@ -207,12 +207,12 @@ def test_the_install_of_the_action(tmp_path: Path, tools: Path) -> None:
         env = filled(step("What is installed")["env"], {"requirements": requirements})
         done = shell(step("What is installed")["run"], tmp_path, tools, **here, **env)
         assert done.returncode == 0, done.stderr
-        told = dict(line.split("=", 1) for line in output.read_text().splitlines())
-        assert told["constraints"] == str(ROOT / "constraints.txt") and told["cache"].startswith("/")
-        keys.append(told["key"])
+        outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
+        assert outputs["constraints"] == str(ROOT / "constraints.txt") and outputs["cache"].startswith("/")
+        keys.append(outputs["key"])
     assert len(set(keys)) == 2 and all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
     (tools / "python").write_text("#!/bin/sh\nprintf '[%s]' \"$@\"\n")
-    env = filled(step("Install")["env"], {"requirements": "more.txt"}) | {"CONSTRAINTS": told["constraints"]}
+    env = filled(step("Install")["env"], {"requirements": "more.txt"}) | {"CONSTRAINTS": outputs["constraints"]}
     done = shell(step("Install")["run"], tmp_path, tools, **here, **env)
     assert re.findall(r"\[([^\]]*)\]", done.stdout.replace("[report]", "")) == [
         *("-m", "pip", "install", "--disable-pip-version-check", "--quiet"),

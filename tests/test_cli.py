@@ -93,6 +93,6 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.launch
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"]
-    assert {check["name"] for check in told["checks"]} >= {"python", "torch", "ranks", "devices"}
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert {check["name"] for check in report["checks"]} >= {"python", "torch", "ranks", "devices"}

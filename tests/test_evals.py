@@ -46,14 +46,14 @@ def test_there_are_enough_of_each_kind() -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_task_is_complete(name: str, tmp_path: Path) -> None:
     task = load(name)
-    labels = {f"{kind}:{told['run']}" for kind, told in grade.parameters(task)}
+    labels = {f"{kind}:{expected['run']}" for kind, expected in grade.parameters(task)}
     assert task.wrong and task.values["start"]
     for variant in task.variants:
-        told = check_grader.foreseen(task, variant)
-        assert told["why"] or variant == "solution"
-        assert bool(told["fails"]) == (variant == "start" or variant.startswith("wrong/"))
-        assert set(told["fails"]) <= labels
-        assert not any(check.startswith("runs:") for check in told["fails"]) or told["says"], "which error?"
+        expected = check_grader.foreseen(task, variant)
+        assert expected["why"] or variant == "solution"
+        assert bool(expected["fails"]) == (variant == "start" or variant.startswith("wrong/"))
+        assert set(expected["fails"]) <= labels
+        assert not any(check.startswith("runs:") for check in expected["fails"]) or expected["says"], "which error?"
     texts = set()
     for number, variant in enumerate(task.variants):
         folder = task.write(variant, tmp_path / str(number))
@@ -76,7 +76,7 @@ def test_evals_json_is_made_from_the_tasks() -> None:
     assert not any("{" in sentence for row in rows for sentence in row["assertions"])
 
 
-def test_every_check_is_used_and_told_of() -> None:
+def test_every_check_is_used_and_documented() -> None:
     assert {kind for name in names() for kind, _ in load(name).checks} == set(CHECKS)
     assert [kind for kind in CHECKS if f"`{kind}`" not in README] == []
 
@@ -146,7 +146,7 @@ def test_the_commands_of_the_readme(
 def test_a_wrong_solution_fails_where_its_task_says(tmp_path: Path) -> None:
     done = grading(TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"))
     assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout)
-    failed = {row["name"]: row["detail"] for row in told["checks"] if not row["passed"]}
+    report = json.loads(done.stdout)
+    failed = {row["name"]: row["detail"] for row in report["checks"] if not row["passed"]}
     assert set(failed) == set(load(TASK).wrong[WRONG]["fails"])
     assert re.search(r"off by .* allowed", failed["trajectory:two"])

@@ -145,9 +145,9 @@ def test_the_text_hides_nothing() -> None:
 
 def test_the_scanner_found_nothing_serious() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "skill_scanner.json").read_text(encoding="utf-8"))
-    for policy, told in results["policies"].items():
-        assert "behavioral_analyzer" in told["analyzers"]
-        assert not {"HIGH", "CRITICAL"} & set(told["severities"]), policy
+    for policy, result in results["policies"].items():
+        assert "behavioral_analyzer" in result["analyzers"]
+        assert not {"HIGH", "CRITICAL"} & set(result["severities"]), policy
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.relative_to(ROOT).as_posix())

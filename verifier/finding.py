@@ -43,10 +43,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Hit:
-    """What a static detector saw in a source: `told` says what, `location` where."""
+    """What a static detector saw in a source: `message` says what, `location` where."""
 
     rule: str
-    told: str
+    message: str
     location: Place
 
 
@@ -65,6 +65,6 @@ class Suppression:
             return False
         return location.file == self.location.file and location.line in self.lines
 
-    def told(self) -> str:
+    def message(self) -> str:
         """What a finding says that it covers."""
         return f"suppressed at {self.location.file.rpartition('/')[2]}:{self.location.line}: {self.reason}"

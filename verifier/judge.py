@@ -54,7 +54,7 @@ def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
     try:
         found = rule.unknown(beyond) if beyond else _judged(rule, evidence)
         if found.status in ("inconclusive", "not_applicable") and (hits := evidence.hits.get(rule.name)):
-            return rule.failed(hits[0].told, hits[0].location, tier="static")
+            return rule.failed(hits[0].message, hits[0].location, tier="static")
     except Exception as error:
         return fault(rule.name, error)
     return found
@@ -109,7 +109,7 @@ def with_code(finding: Finding, sources: Sources) -> Finding:
 def apply_suppressions(finding: Finding, suppressions: Sequence[Suppression]) -> Finding:
     """The finding; a pass that says so if a suppression covers its place."""
     if finding.status == "fail" and (one := covering(suppressions, finding.rule, finding.location)):
-        return replace(finding, status="pass", evidence=one.told(), fix=None)
+        return replace(finding, status="pass", evidence=one.message(), fix=None)
     return finding
 
 

@@ -51,7 +51,7 @@ def test_no_difference(workshop: Workshop) -> None:
     assert json.loads(workshop.printed().out)["files"] == []
 
 
-def test_edits_and_changes_are_told_apart(workshop: Workshop) -> None:
+def test_edits_and_changes_are_distinguished(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": "b\n"}, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"})
     before = file_tree(workshop.out.parent)
     assert workshop.run("diff", "--set", "train.steps=30") == 1
@@ -60,8 +60,8 @@ def test_edits_and_changes_are_told_apart(workshop: Workshop) -> None:
     assert said.out[:cut] == DIFF
     assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == ["-  steps: 20", "+  steps: 30"]
     update = f"fsdp2 update {workshop.out} --set train.steps=30"
-    told = "edited by you: 2 files; changed by the spec or the templates: 2 files"
-    assert said.err == f"{told}; to bring the changes in: {update}\n"
+    message = "edited by you: 2 files; changed by the spec or the templates: 2 files"
+    assert said.err == f"{message}; to bring the changes in: {update}\n"
     assert file_tree(workshop.out.parent) == before
 
 
@@ -82,8 +82,8 @@ def test_states(workshop: Workshop, state: str) -> None:
     assert workshop.run("diff", "--stat") == 1
     assert workshop.printed().out == f"{state:<8} {'a.py':<22} {counts}\n"
     assert workshop.run("diff", "--json") == 1
-    told = json.loads(workshop.printed().out)
-    (file,) = told["files"]
+    report = json.loads(workshop.printed().out)
+    (file,) = report["files"]
     expected = [part for part, word in (("edits", "yours"), ("changes", "spec")) if word in counts]
     assert (file["path"], file["state"], file["note"]) == ("a.py", state, "")
     assert [part for part in ("edits", "changes") if file[part]] == expected
@@ -124,7 +124,7 @@ def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
     assert said.err == "edited by you: 1 file; changed by the spec or the templates: 0 files\n"
 
 
-def test_a_link_is_told(workshop: Workshop) -> None:
+def test_a_link_is_reported(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": Path("nowhere")})
     for arguments, expected in (([], ""), (["--stat"], f"edited   {'a.py':<22} ")):
         assert workshop.run("diff", *arguments) == 1

@@ -80,19 +80,19 @@ def test_adapters_do_nothing_at_first(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("finetune={kind: freeze, train: ['^2', head]}", "finetune.train: no parameter matches 'head'"),
         ("finetune={kind: lora, targets: ['0', '2']}", "finetune.targets: no linear layer is named '0'"),
     ],
 )
-def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, told: str) -> None:
+def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, message: str) -> None:
     project = write(tmp_path, IMPORTED, setting)
     (project / "net.py").write_text(NETWORK)
     with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
         built(modules)
     sys.modules.pop("net", None)
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 @pytest.mark.full

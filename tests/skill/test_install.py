@@ -62,11 +62,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     started = time.process_time()
-    code, told = run("--client", "claude")
+    code, answer = run("--client", "claude")
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    assert told["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 1_950_000
+    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 1_950_000
     for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2"), ("references", "*.md")):
         assert {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob(pattern)} <= set(found)
     assert {"SKILL.md", "LICENSE", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= set(found)
@@ -106,11 +106,11 @@ def test_the_copy_runs_by_itself(run: Run) -> None:
     ],
 )
 def test_places(run: Run, small: object, tmp_path: Path, client: str, user: bool, folders: list[str]) -> None:
-    code, told = run("--client", client, "--user" if user else "--project")
+    code, answer = run("--client", client, "--user" if user else "--project")
     base = tmp_path / ("home" if user else "project")
-    assert code == 0 and told["ok"]
-    assert [one["folder"] for one in told["targets"]] == [str(base / folder / NAME) for folder in folders]
-    served = {name for one in told["targets"] for name in one["clients"]}
+    assert code == 0 and answer["ok"]
+    assert [one["folder"] for one in answer["targets"]] == [str(base / folder / NAME) for folder in folders]
+    served = {name for one in answer["targets"] for name in one["clients"]}
     assert served == (set(installer.PLACES) if client == "all" else {client})
     assert {p.parent for p in base.rglob("SKILL.md")} == {base / folder / NAME for folder in folders}
     assert not tree(tmp_path / ("project" if user else "home"))
@@ -126,16 +126,16 @@ def test_without_a_client_it_is_all_in_the_project(run: Run, small: object) -> N
 def test_clients_of_one_folder_share_one_copy(run: Run, small: object) -> None:
     Path(".agents").mkdir()
     Path(".claude").symlink_to(".agents")
-    code, told = run("--client", "codex", "--client", "claude")
+    code, answer = run("--client", "codex", "--client", "claude")
     assert code == 0
-    assert [(Path(one["folder"]).parts[-3], one["clients"]) for one in told["targets"]] == [
+    assert [(Path(one["folder"]).parts[-3], one["clients"]) for one in answer["targets"]] == [
         (".agents", ["codex", "claude"])
     ]
 
 
 def test_a_dry_run_writes_nothing(run: Run, small: dict[str, bytes], tmp_path: Path) -> None:
-    code, told = run("--dry-run")
-    assert code == 0 and [one["action"] for one in told["targets"]] == ["install", "install"]
+    code, answer = run("--dry-run")
+    assert code == 0 and [one["action"] for one in answer["targets"]] == ["install", "install"]
     assert not list((tmp_path / "project").iterdir()) and not list((tmp_path / "home").iterdir())
     run()
     before = tree(tmp_path)
@@ -153,8 +153,8 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: pyt
     small["skill/cli.py"] = b"a = 2\n"
     small["skill/more.py"] = b"c = 3\n"
     del small["verifier/flow.py"]
-    code, told = run("--client", "claude")
-    one = told["targets"][0]
+    code, answer = run("--client", "claude")
+    one = answer["targets"][0]
     assert (code, one["action"], one["previous"]) == (0, "upgrade", "0.0.9")
     assert (one["new"], one["replaced"], one["removed"], one["kept"]) == (1, 1, 1, [])
     found = tree(PLACE)
@@ -182,9 +182,9 @@ def test_an_edited_file_is_kept_and_named(run: Run, small: dict[str, bytes], gon
     else:
         small["skill/cli.py"] = b"a = 2\n"
     for _ in range(2):
-        code, told = run("--client", "claude")
-        assert code == 1 and not told["ok"]
-        assert told["targets"][0]["kept"] == ["skill/cli.py"]
+        code, answer = run("--client", "claude")
+        assert code == 1 and not answer["ok"]
+        assert answer["targets"][0]["kept"] == ["skill/cli.py"]
         assert edited.read_text() == "mine\n"
         if gone:
             break
@@ -219,21 +219,21 @@ def test_uninstall_removes_what_was_installed(run: Run, small: object) -> None:
     cache.mkdir()
     for name in ("cli.cpython-311.pyc", "mine.cpython-311.pyc"):
         (cache / name).write_bytes(b"")
-    code, told = run("--uninstall")
+    code, answer = run("--uninstall")
     assert code == 0
-    assert sorted(Path(one["folder"]).parts[-3] for one in told["targets"]) == [".agents", ".claude", ".cursor"]
+    assert sorted(Path(one["folder"]).parts[-3] for one in answer["targets"]) == [".agents", ".claude", ".cursor"]
     assert set(tree(Path())) == {f".claude/skills/{NAME}/skill/__pycache__/mine.cpython-311.pyc", str(other)}
     assert not Path(f".agents/skills/{NAME}").exists()
-    code, told = run("--uninstall", "--client", "codex")
-    assert (code, told["targets"]) == (0, [])
+    code, answer = run("--uninstall", "--client", "codex")
+    assert (code, answer["targets"]) == (0, [])
 
 
 def test_uninstall_keeps_an_edit_until_force(run: Run, small: object) -> None:
     run("--client", "claude")
     edited = PLACE / "SKILL.md"
     edited.write_text("mine\n")
-    code, told = run("--uninstall")
-    assert code == 1 and told["targets"][0]["kept"] == ["SKILL.md"]
+    code, answer = run("--uninstall")
+    assert code == 1 and answer["targets"][0]["kept"] == ["SKILL.md"]
     assert set(tree(edited.parent)) == {"SKILL.md", installer.MANIFEST}
     assert run("--uninstall", "--force")[0] == 0
     assert not edited.parent.exists()
@@ -243,8 +243,8 @@ def test_uninstall_leaves_alone_what_it_did_not_write(run: Run, small: object) -
     mine = PLACE / "SKILL.md"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine\n")
-    code, told = run("--uninstall", "--force")
-    assert code == 1 and told["targets"][0]["action"] == "foreign"
+    code, answer = run("--uninstall", "--force")
+    assert code == 1 and answer["targets"][0]["action"] == "foreign"
     assert mine.read_text() == "mine\n"
 
 
@@ -253,9 +253,9 @@ def test_uninstall_goes_on_past_a_link_that_is_not_ours(run: Run, small: object)
     PLACE.parent.mkdir(parents=True)
     PLACE.symlink_to(Path(".agents/skills").absolute() / NAME)
     (Path(".gemini/skills") / NAME).mkdir(parents=True)
-    code, told = run("--uninstall")
+    code, answer = run("--uninstall")
     assert code == 1
-    actions = {Path(one["folder"]).parts[-3]: one["action"] for one in told["targets"]}
+    actions = {Path(one["folder"]).parts[-3]: one["action"] for one in answer["targets"]}
     assert actions == {".agents": "uninstall", ".claude": "foreign"}
     assert PLACE.is_symlink() and not tree(Path(".agents"))
 
@@ -367,18 +367,18 @@ def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
 def test_the_text(capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path) -> None:
     folder = tmp_path / "project" / ".claude" / "skills" / NAME
 
-    def told(*words: str) -> list[str]:
+    def printed(*words: str) -> list[str]:
         main(["install", "--client", "claude", *words])
         return capsys.readouterr().out.splitlines()
 
-    assert told("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
-    assert told() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]
-    assert told() == [f"up to date: {folder}, for claude", f"try it: python {folder}/skill doctor"]
+    assert printed("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
+    assert printed() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]
+    assert printed() == [f"up to date: {folder}, for claude", f"try it: python {folder}/skill doctor"]
     (folder / "SKILL.md").write_text("mine")
-    assert told("--uninstall") == [
+    assert printed("--uninstall") == [
         f"removed: {folder} (2 files), for claude",
         "  kept, since you edited it: SKILL.md",
         "--force replaces or removes the files that were kept",
     ]
-    assert told("--uninstall", "--force")[0].startswith("removed: ")
-    assert told("--uninstall") == ["nothing is installed here"]
+    assert printed("--uninstall", "--force")[0].startswith("removed: ")
+    assert printed("--uninstall") == ["nothing is installed here"]

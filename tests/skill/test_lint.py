@@ -207,7 +207,7 @@ def test_only_and_skip(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere.py"], "nowhere.py: no such file or folder"),
         (["{empty}"], "no Python file in this folder"),
@@ -222,14 +222,14 @@ def test_only_and_skip(run: Run) -> None:
         (["{right}", "--", "--x"], "only `fsdp2 verify` takes arguments after `--`"),
     ],
 )
-def test_bad_usage(run: Run, tmp_path: Path, words: list[str], told: str) -> None:
+def test_bad_usage(run: Run, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("plain old prose\n")
     (tmp_path / "b.py").write_bytes(b"\x00\xff\xfe")
     names = {"empty": tmp_path / "empty", "text": tmp_path / "notes.txt", "binary": tmp_path / "b.py", "right": RIGHT}
     code, out, err = run(*[word.format(**names) for word in words])
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
 
 
 def test_no_path_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

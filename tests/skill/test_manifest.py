@@ -41,8 +41,8 @@ BROKEN: dict[str, tuple[object, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_manifest(workshop: Workshop, name: str) -> None:
-    told, message = BROKEN[name]
-    workshop.make({"a.py": "{steps}\n"}, {manifest.MANIFEST: json.dumps(told)})
+    content, message = BROKEN[name]
+    workshop.make({"a.py": "{steps}\n"}, {manifest.MANIFEST: json.dumps(content)})
     before = file_tree(workshop.out)
     for command in ("diff", "update"):
         assert workshop.run(command) == 2

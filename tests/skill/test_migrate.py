@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.report.migration import render
@@ -33,65 +34,7 @@ FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParall
 FSDP1 += "m = torch.nn.Linear(2, 2)\n"
 DDP = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as D\ntorch.manual_seed(0)\nm = torch.nn.Linear(2, 2)\n"
 TRAIN = "\nopt = torch.optim.SGD(m.parameters())\nm(torch.zeros(2)).sum().backward()\nopt.step()\n"
-# (script, in which F is FullyShardedDataParallel; a construct; what its FSDP2 counterpart says)
-INLINE = [
-    ("m = F(m)", "FullyShardedDataParallel without auto_wrap_policy", "for block in model.blocks"),
-    ("m = F(m, device_mesh=mesh)", "FSDP device_mesh", "mesh="),
-    ("m = F(m, None, ShardingStrategy.FULL_SHARD)", "FSDP sharding_strategy=FULL_SHARD", "nothing"),
-    ("S = ShardingStrategy\nm = F(m, sharding_strategy=S.NO_SHARD)", "FSDP sharding_strategy=NO_SHARD", "DDP"),
-    (
-        "m = F(m, sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)",
-        "FSDP sharding_strategy=_HYBRID_SHARD_ZERO2",
-        "reshard_after_forward=False",
-    ),
-    ("m = F(m, sharding_strategy=args.strategy)", "FSDP sharding_strategy", "SHARD_GRAD_OP: reshard"),
-    ("m = F(m, auto_wrap_policy=lambda *a: True)", "FSDP auto_wrap_policy", "a loop"),
-    (
-        "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n"
-        "m = F(m, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear, torch.nn.Embedding}))",
-        "FSDP auto_wrap_policy by class",
-        "isinstance(m, (Linear, Embedding))",
-    ),
-    (
-        "m = F(m, mixed_precision=MixedPrecision(param_dtype=torch.float16))",
-        "FSDP mixed_precision",
-        "MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)",
-    ),
-    (
-        "m = F(m, mixed_precision=MixedPrecision(reduce_dtype=torch.bfloat16))",
-        "FSDP mixed_precision",
-        "MixedPrecisionPolicy(param_dtype=None, reduce_dtype=torch.bfloat16)",
-    ),
-    ("m = F(m, mixed_precision=policy)", "FSDP mixed_precision", "param_dtype=..."),
-    ("m = D(m, init_sync=False)", "DDP init_sync", "nothing"),
-    ("m = D(m, device_mesh=mesh)", "DDP device_mesh", "mesh="),
-    ("m = D(m, mixed_precision=policy)", "DDP mixed_precision", "MixedPrecisionPolicy"),
-    ("m = D(m)\nm.register_comm_hook(None, hook)", "register_comm_hook", "nothing that compresses"),
-    (
-        "m = D(m)\nfrom torch.distributed import checkpoint as c\nc.load_state_dict({}, None)",
-        "dcp.load_state_dict",
-        "dcp.load(",
-    ),
-    ("m = D(m)\nmaker = torch.compile\nfast = maker(model=m)", "DistributedDataParallel", "for block in model.blocks"),
-    ("from accelerate import Accelerator\na = Accelerator()", "Accelerator", "fsdp_version=2"),
-    (
-        "import accelerate\np = accelerate.FullyShardedDataParallelPlugin()\na = accelerate.Accelerator(fsdp_plugin=p)",
-        "FullyShardedDataParallelPlugin",
-        "fsdp_version=2",
-    ),
-    (
-        "from transformers import Trainer, TrainingArguments\nTrainer(m, TrainingArguments('out', fsdp='full_shard'))",
-        "TrainingArguments",
-        "'version': 2",
-    ),
-    ("import lightning as L\nL.Trainer(strategy='fsdp').fit(m)", "Lightning's strategy", "ModelParallelStrategy"),
-    (
-        "import pytorch_lightning as pl\npl.Trainer(strategy=pl.strategies.FSDPStrategy())",
-        "Lightning's strategy",
-        "configure_model",
-    ),
-    ("import deepspeed\nengine = deepspeed.initialize(model=m)", "deepspeed.initialize", "a plain loop"),
-]
+INLINE = yaml.safe_load((TESTS / "migrate" / "inline.yaml").read_text(encoding="utf-8"))
 SECTIONS = dict.fromkeys(("accelerate", "transformers"), "accelerate")
 SECTIONS |= dict.fromkeys(("lightning", "pytorch_lightning"), "lightning")
 
@@ -120,16 +63,16 @@ def test_fsdp2_has_nothing_to_migrate(path: Path) -> None:
     assert migrate([path]).items == ()
 
 
-@pytest.mark.parametrize(("lines", "construct", "counterpart"), INLINE, ids=range(len(INLINE)))
-def test_in_one_line(tmp_path: Path, lines: str, construct: str, counterpart: str) -> None:
+@pytest.mark.parametrize("row", INLINE, ids=lambda row: row["construct"])
+def test_in_one_line(tmp_path: Path, row: dict[str, str]) -> None:
     script = tmp_path / "train.py"
-    lines = lines.replace("= F(", "= FullyShardedDataParallel(")
+    lines = row["lines"].replace("= F(", "= FullyShardedDataParallel(")
     script.write_text((DDP if "D(m" in lines else FSDP1) + lines + TRAIN, encoding="utf-8")
     items = {item.construct: item for item in migrate([script]).items}
-    assert counterpart in items[construct].fsdp2
+    assert row["fsdp2"] in items[row["construct"]].fsdp2
     package = next((name for name in SECTIONS if f" {name}" in lines), None)
     if package:
-        assert items[construct].reference.endswith("#" + SECTIONS[package])
+        assert items[row["construct"]].reference.endswith("#" + SECTIONS[package])
 
 
 def test_the_script_before_a_conversion() -> None:
@@ -141,7 +84,7 @@ def test_the_script_before_a_conversion() -> None:
 
 def test_every_row_is_found_somewhere() -> None:
     names = {name for script in SCRIPTS for line in marked(script).values() for name in line}
-    assert names | {construct for _, construct, _ in INLINE} == set(ROWS)
+    assert names | {row["construct"] for row in INLINE} == set(ROWS)
 
 
 def test_every_row_is_whole() -> None:
@@ -222,26 +165,26 @@ def test_the_text_is_bounded_and_the_json_has_all(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
     assert main([*words, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == 1 and told["files"] == len(SCRIPTS)
-    assert set(told["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == 1 and report["files"] == len(SCRIPTS)
+    assert set(report["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
     keys = {"step", "construct", "action", "fsdp2", "mind", "rules", "reference", "places"}
-    assert all(set(item) == keys and item["places"] for item in told["items"])
-    steps = [STEPS.index(item["step"]) for item in told["items"]]
+    assert all(set(item) == keys and item["places"] for item in report["items"])
+    steps = [STEPS.index(item["step"]) for item in report["items"]]
     assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--only", "checkpoint"], "--migrate judges no rules"),
         (["--skip", "root-only-wrap"], "--migrate judges no rules"),
         (["--report", "xml"], "unknown format 'xml'"),
     ],
 )
-def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert main(["lint", "--migrate", str(SCRIPTS[0]), *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:

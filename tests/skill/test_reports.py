@@ -51,7 +51,7 @@ def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--report", "json=folder"], "folder: is a folder; give a path of a file in it"),
         (["--report", "json=train.py/x.json"], "train.py/x.json: cannot be written"),
@@ -62,14 +62,14 @@ def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_wrong_before_anything_is_run(
-    script: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("folder").mkdir()
     Path("other.py").write_text("")
     assert main(["lint", "other.py", "--report", "json=other.json"]) == 4
     monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
     assert main(["verify", "train.py", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_file_that_may_not_be_written(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def screen(written: bytes) -> list[str]:
     return ["".join(line).rstrip() for line in lines]
 
 
-TOLD = """
+PROGRESS = """
 import sys, time
 from verified_fsdp2.skill import progress
 progress.TICK = 0.05
@@ -188,15 +188,15 @@ with progress.Live(sys.stderr) as live:
 """
 
 
-def told(columns: int, term: str, seconds: float = 0.3) -> list[bytes]:
-    """What TOLD writes to a terminal, in pieces."""
+def written(columns: int, term: str, seconds: float = 0.3) -> list[bytes]:
+    """What PROGRESS writes to a terminal, in pieces."""
     import fcntl
     import struct
     import termios
 
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    words = ["env", f"TERM={term}", sys.executable, "-c", TOLD, str(seconds)]
+    words = ["env", f"TERM={term}", sys.executable, "-c", PROGRESS, str(seconds)]
     running = subprocess.Popen(words, stderr=theirs, stdout=subprocess.DEVNULL)
     os.close(theirs)
     pieces: list[bytes] = []
@@ -212,7 +212,7 @@ def told(columns: int, term: str, seconds: float = 0.3) -> list[bytes]:
 
 
 def test_a_terminal_shows_what_goes_on_in_one_line() -> None:
-    pieces = told(80, "xterm")
+    pieces = written(80, "xterm")
     shown = [screen(b"".join(pieces[: k + 1])) for k in range(len(pieces))]
     assert ["  running: train 2 ranks 0 s"] in shown
     assert ["  train 2 ranks 5 steps", "  running: reference 2 ranks 0 s, single 1 rank 0 s"] in shown
@@ -220,18 +220,18 @@ def test_a_terminal_shows_what_goes_on_in_one_line() -> None:
 
 
 def test_it_counts_the_seconds() -> None:
-    assert b"reference 2 ranks 1 s" in b"".join(told(80, "xterm", 1.6))
+    assert b"reference 2 ranks 1 s" in b"".join(written(80, "xterm", 1.6))
 
 
 def test_a_narrow_terminal_never_wraps() -> None:
-    pieces = told(20, "xterm")
+    pieces = written(20, "xterm")
     shown = [line for k in range(len(pieces)) for line in screen(b"".join(pieces[: k + 1]))]
     assert max(len(line) for line in shown if "running" in line) == 19
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])
 def test_a_dumb_terminal_gets_plain_lines(term: str) -> None:
-    assert b"".join(told(80, term)) == b"  train 2 ranks 5 steps\r\n"
+    assert b"".join(written(80, term)) == b"  train 2 ranks 5 steps\r\n"
 
 
 def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

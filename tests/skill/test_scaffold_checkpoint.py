@@ -94,10 +94,10 @@ def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, 
             time.sleep(0.01)
         assert checkpoints.failed()
         checkpoints.save(state)
-    told = str(error.value)
-    assert told.startswith("step_00000007 could not be saved: OSError: [Errno 28] No space left on device (")
-    assert re.search(rf"[\d,]+ MiB were free\); last good checkpoint: {folder}/step_00000001$", told)
-    assert "\n" not in told
+    message = str(error.value)
+    assert message.startswith("step_00000007 could not be saved: OSError: [Errno 28] No space left on device (")
+    assert re.search(rf"[\d,]+ MiB were free\); last good checkpoint: {folder}/step_00000001$", message)
+    assert "\n" not in message
     assert names(folder) == ["step_00000001"]
 
 
@@ -115,7 +115,7 @@ def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Pa
         checkpoints.before_update()
 
 
-def test_a_save_that_is_too_slow_for_the_scheduler_is_told_once(
+def test_a_save_that_is_too_slow_for_the_scheduler_is_reported_once(
     modules: Modules, tmp_path: Path, capsys: Capsys
 ) -> None:
     module = modules.load("sync", "checkpoint.grace_seconds=100")
@@ -127,8 +127,8 @@ def test_a_save_that_is_too_slow_for_the_scheduler_is_told_once(
         checkpoints.since -= 120.0 * 2
         state.step += 2
         checkpoints.save(state)
-    told = capsys.readouterr().out
-    assert re.fullmatch(r"warning: .* 1\d\d\.\d s, .* 100 s from SIGTERM .*\n", told), told
+    message = capsys.readouterr().out
+    assert re.fullmatch(r"warning: .* 1\d\d\.\d s, .* 100 s from SIGTERM .*\n", message), message
 
 
 def test_retention_keeps_the_newest_and_leaves_nothing_half(
@@ -193,9 +193,9 @@ def test_export_holds_the_weights_of_the_model(modules: Modules, tmp_path: Path,
     assert export(tmp_path / "run", out) == 2
     flip(checkpoint / ".metadata")
     assert export(checkpoint, tmp_path / "more.safetensors") == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["error"] * 3
-    assert "cannot be written" in told[0] and "no SHA256SUMS" in told[1] and "is damaged: .metadata" in told[2]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error"] * 3
+    assert "cannot be written" in lines[0] and "no SHA256SUMS" in lines[1] and "is damaged: .metadata" in lines[2]
     assert names(tmp_path) == ["project", "run", "spec.yaml", "weights.safetensors"]
     assert all(torch.equal(value, wanted[name]) for name, value in load_file(out).items())
 

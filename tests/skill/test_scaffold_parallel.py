@@ -28,24 +28,8 @@ SPEC: dict[str, Any] = {
     "train": {"steps": 20, "global_batch": 8, "max_norm": 0.5},
     "verify": {"nproc": 8, "reshard_to": []},
 }
-CHECKPOINTED = "memory.activation_checkpointing"
-VARIANTS: dict[str, list[str]] = {
-    "default": [],
-    "kept": ["parallel.reshard_after_forward=false"],
-    "pairs": ["parallel.reshard_after_forward=2"],
-    "ahead": ["parallel.prefetch={forward: 1, backward: 2}"],
-    "full": [f"{CHECKPOINTED}=full"],
-    "every": [f"{CHECKPOINTED}=every-nth", "memory.every=3"],
-    "selective": [f"{CHECKPOINTED}=op-selective"],
-    "compiled": ["memory.compile=true", f"{CHECKPOINTED}=full"],
-    "offloaded": ["parallel.cpu_offload=true"],
-    "split": ["parallel.tp=2"],
-    "split untied": ["parallel.tp=4", "model.tied_embeddings=false", "parallel.dp_replicate=2"],
-    "untied": ["model.tied_embeddings=false"],
-    "float8": ["precision.fp8=true", "precision.param_dtype=bfloat16"],
-    "does not divide": ["verify.nproc=9", "parallel.reshard_after_forward=3", "train.global_batch=9"],
-    "does not split": ["verify.nproc=6", "parallel.tp=2", "parallel.dp_replicate=3", "train.global_batch=9"],
-}
+GIVEN = yaml.safe_load(Path(__file__).with_name("scaffold_layouts.yaml").read_text(encoding="utf-8"))
+VARIANTS: dict[str, list[str]] = GIVEN["variants"]
 
 
 def load(folder: Path, settings: Sequence[str] = ()) -> spec.Spec:
@@ -122,78 +106,16 @@ def test_refused_at_start(seen: Mapping[str, Any]) -> None:
     assert "8 ranks do not divide into 3 copies" in seen["does not split"]["refused"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["parallel.tp=8"], "parallel.tp must divide model.heads 4, found 8"),
-        (["parallel.tp=4", "model.kv_heads=2"], "parallel.tp must divide model.kv_heads 2, found 4"),
-        (["parallel.tp=4", "model.ffn=90"], "parallel.tp must divide model.ffn 90, found 4"),
-        (["parallel.tp=4", "model.vocabulary=66"], "parallel.tp must divide model.vocabulary 66, found 4"),
-        (["parallel.tp=4", "model.sequence_length=18"], "parallel.tp must divide model.sequence_length 18, found 4"),
-        (["parallel.tp=3"], "parallel.tp must divide verify.nproc 8, found 3"),
-        (["parallel.tp=4", "parallel.dp_replicate=4"], "must divide verify.nproc 8 / dp_replicate 4, found 4"),
-        (["parallel.tp=2", "parallel.dp_shard=2"], "2 x dp_replicate 1 x tp 2 is 4 ranks; verify.nproc 8"),
-        (["parallel.tp=2", "verify.reshard_to=[3]"], "must be a multiple of parallel.tp 2, found 3"),
-        (["parallel.tp=2", "train.micro_batch=4"], "train.micro_batch 4 x (verify.nproc 8 / parallel.tp 2) = 16"),
-        (
-            ["model={kind: import, import: 'a:b', shard: [B], vocabulary: 9, sequence_length: 9}", "parallel.tp=2"],
-            "parallel.tp must be 1 for model.kind import",
-        ),
-        (["parallel.reshard_after_forward=3"], "must divide the 8 ranks that share a copy of the model on 8 ranks"),
-        (["parallel.reshard_after_forward=4", "verify.reshard_to=[2]"], "must divide the 2 ranks"),
-        (["parallel.reshard_after_forward=2", "parallel.tp=2"], "must be true or false with parallel.tp 2"),
-        (["parallel.reshard_after_forward=1"], "parallel.reshard_after_forward must be at least 2"),
-        (
-            ["parallel.reshard_after_forward=false", "parallel.prefetch.backward=1"],
-            "parallel.prefetch.backward does nothing",
-        ),
-        (["parallel.prefetch={forwards: 1}"], "did you mean 'forward'"),
-        (["memory.compile=true", "parallel.tp=2"], "memory.compile must be false with parallel.tp 2"),
-        (["memory.every=3"], "memory.every does nothing with memory.activation_checkpointing: none"),
-        (["memory.checkpointing=full"], "did you mean 'activation_checkpointing'"),
-        (["memory.activation_checkpointing=all"], "must be 'none', 'full', 'every-nth' or 'op-selective'"),
-        (["precision.fp8=true"], "precision.fp8 needs precision.param_dtype: bfloat16"),
-        (["precision={fp8: true}", "parallel.tp=2"], "precision.fp8 needs parallel.tp: 1"),
-        (["precision={fp8: true}", "model.ffn=90"], "needs multiples of 16: model.ffn is 90"),
-        (
-            ["precision={fp8: true}", "model.kv_heads=1"],
-            "needs multiples of 16: model.kv_heads is 1 (matrices of 8 rows)",
-        ),
-    ],
-)
-def test_refused_in_the_spec(tmp_path: Path, settings: list[str], message: str) -> None:
+@pytest.mark.parametrize("row", GIVEN["refused"], ids=lambda row: " ".join(row["settings"]))
+def test_refused_in_the_spec(tmp_path: Path, row: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
-        load(tmp_path, settings)
-    assert message in str(caught.value)
+        load(tmp_path, row["settings"])
+    assert row["message"] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "path", "present"),
-    [
-        ([], "model.py", []),
-        ([], "train.py", []),
-        ([], "data.py", []),
-        ([], "distributed.py", []),
-        (VARIANTS["split"], "train.py", ["data_part", "loss_parallel", "tp_size"]),
-        (VARIANTS["split"], "data.py", ["data_part"]),
-        (VARIANTS["split"], "distributed.py", ["TP = 2", "data_part", "tp_size", '"tp"']),
-        (VARIANTS["split"], "model.py", ["split_matrices", "ColwiseParallel", '"tp"', "PrepareModuleOutput"]),
-        (VARIANTS["split untied"], "model.py", ["split_matrices", "ColwiseParallel", '"tp"']),
-        (VARIANTS["pairs"], "model.py", ["RESHARD_TO", "SetupError"]),
-        (VARIANTS["ahead"], "model.py", ["PREFETCH_FORWARD", "PREFETCH_BACKWARD", "prefetch("]),
-        (["parallel.prefetch.forward=1"], "model.py", ["PREFETCH_FORWARD", "prefetch("]),
-        (VARIANTS["full"], "model.py", ["use_reentrant"]),
-        (VARIANTS["selective"], "model.py", ["use_reentrant", "SAVED_OPS"]),
-        (["memory.compile=true"], "model.py", [".compile()"]),
-        (VARIANTS["offloaded"], "model.py", ["CPUOffloadPolicy", 'device="cpu"']),
-        (VARIANTS["float8"], "model.py", ["float8", "torchao", "find_spec", "SetupError"]),
-        (["memory.gc_interval=9"], "train.py", ["gc.", "GC_INTERVAL = 9"]),
-    ],
-)  # fmt: skip
-def test_what_is_on_is_there_and_nothing_else(
-    tmp_path: Path, settings: list[str], path: str, present: list[str]
-) -> None:
-    text = scaffold.render(load(tmp_path, settings))[path]
+@pytest.mark.parametrize("row", GIVEN["present"], ids=lambda row: " ".join([row["file"], *row["settings"]]))
+def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any]) -> None:
+    text, present = scaffold.render(load(tmp_path, row["settings"]))[row["file"]], row["words"]
     words = "data_part loss_parallel tp_size ColwiseParallel PrepareModuleOutput split_matrices RESHARD_TO SAVED_OPS "
     words += "PREFETCH_FORWARD PREFETCH_BACKWARD prefetch( use_reentrant .compile() CPUOffloadPolicy torchao find_spec GC_INTERVAL"
     others = {'"tp"', "gc.", 'device="cpu"', "float8", *words.split()}

@@ -89,8 +89,8 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
     (folder / "step_00000003.damaged").mkdir()
     flip(folder / "step_00000003" / "__0_0.distcp")
     assert runs.newest_intact(tmp_path / "run") == folder / "step_00000002"
-    told = capsys.readouterr().out
-    assert told == (
+    message = capsys.readouterr().out
+    assert message == (
         f"warning: {folder / 'step_00000003'} is damaged (__0_0.distcp), it is step_00000003.damaged-again now; "
         "the one before it is taken\n"
     )
@@ -150,7 +150,7 @@ def test_a_restart_by_torchrun_goes_on_with_its_own_run_and_no_other(
     )
 
 
-def test_an_output_folder_that_cannot_be_is_told_at_the_start(runs: ModuleType, tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_is_reported_at_the_start(runs: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(runs.SetupError, match=f"all ranks must be able to write to {out}: .*Not a directory"):

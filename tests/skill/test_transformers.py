@@ -117,7 +117,7 @@ def test_adapters_are_all_that_is_saved_and_exported(
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"shard": ["Block"]}, "the model has no module of class Block; its blocks are LlamaDecoderLayer"),
         ({"config": {**MODELS["llama"], "hiden_size": 8}}, "model.config: hiden_size is unknown"),
@@ -127,13 +127,13 @@ def test_adapters_are_all_that_is_saved_and_exported(
         ({"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025}, "model.sequence_length: "),
     ],
 )
-def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with (
         imported(write(tmp_path, {**LLAMA, **change})) as modules,
         pytest.raises(modules["distributed"].SetupError) as error,
     ):
         built(modules)
-    assert str(error.value).startswith(told) and "\n" not in str(error.value)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "num_local_experts": 2}
@@ -141,18 +141,18 @@ MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_he
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"model_type": "opt", "vocab_size": 64}, "parallel.tp: transformers has no plan for it; write 1"),
         (MIXTRAL, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
         ({**MODELS["llama"], "attention_dropout": 0.1}, "parallel.tp: write 0.0 for the dropout of the model"),
     ],
 )
-def test_what_cannot_be_split_is_one_line(tmp_path: Path, config: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_split_is_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     project = write(tmp_path, {**LLAMA, "config": config}, "parallel.tp=2")
     with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
         built(modules)
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 def test_stored_experts_are_refused(tmp_path: Path) -> None:

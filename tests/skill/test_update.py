@@ -62,10 +62,10 @@ def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> No
     assert workshop.run("update", "--dry-run", "--json") == code
     dry = json.loads(workshop.printed().out)
     assert workshop.run("update", "--json") == code
-    told = json.loads(workshop.printed().out)
-    assert dry == {**told, "dry_run": True}
-    assert [(file["path"], file["action"]) for file in told["files"]] == ([("a.py", action)] if action else [])
-    assert told["open"] == (["a.py"] if code else [])
+    report = json.loads(workshop.printed().out)
+    assert dry == {**report, "dry_run": True}
+    assert [(file["path"], file["action"]) for file in report["files"]] == ([("a.py", action)] if action else [])
+    assert report["open"] == (["a.py"] if code else [])
     found = file_tree(workshop.out)
     base_files = {f".fsdp2/base/{path}.base" for path in ("tests/b.py", "spec.yaml")}
     assert found.get("a.py") == (expected.replace("\n", end).encode() if expected else None)
@@ -108,7 +108,7 @@ def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
     """The spec changes every tenth line; the user edits, deletes and adds lines that lie between."""
     chance = random.Random(0)
     template = [f"line {number}" + ("" if number % 10 else " of {steps}") for number in range(60)]
-    for round_ in range(25):
+    for round_ in range(10):
         workshop.out = workshop.out.with_name(f"run-{round_}")
         workshop.make({"a.py": "\n".join(template)})
         ours, expected = [], []
@@ -142,7 +142,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_what_cannot_be_merged_is_left_alone_and_told(workshop: Workshop, name: str) -> None:
+def test_what_cannot_be_merged_is_left_alone_and_reported(workshop: Workshop, name: str) -> None:
     tree, message = OBSTACLES[name]
     workshop.make({"a.py": TEXT, "b.py": "{steps}\n"}, tree)
     mine = {path: data for path, data in file_tree(workshop.out).items() if path.startswith(("a.py", "elsewhere"))}
@@ -306,12 +306,12 @@ next:
     assert workshop.printed().out == report
 
 
-def test_the_version_that_wrote_the_project_is_told_and_replaced(workshop: Workshop) -> None:
+def test_the_version_that_wrote_the_project_is_reported_and_replaced(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     workshop.edit(".fsdp2/manifest.json", f'"{project.__version__}"', '"0.0.9"')
     workshop.edit(".fsdp2/manifest.json", '"manifest": 1,', '"manifest": 1, "mine": {"a": [1]},')
     workshop.templates["a.py"] = NEW
     assert workshop.run("update") == 0
     assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in workshop.printed().out
-    told = json.loads(workshop.read(".fsdp2/manifest.json"))
-    assert (told["generator"], told["mine"]) == (project.__version__, {"a": [1]})
+    report = json.loads(workshop.read(".fsdp2/manifest.json"))
+    assert (report["generator"], report["mine"]) == (project.__version__, {"a": [1]})

@@ -149,7 +149,7 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
     assert marked.count("<<<<<<<") == 1
 
 
-def test_a_wrong_setting_is_told_without_the_hint(workshop: Workshop) -> None:
+def test_a_wrong_setting_is_reported_without_the_hint(workshop: Workshop) -> None:
     workshop.make(FILES)
     assert workshop.run("update", "--set", "train.steps=none") == 2
     error = workshop.printed().err

@@ -48,7 +48,7 @@ def build_file_tree(folder: Path, tree: Mapping[str, str | bytes | Path | None])
 
 
 def file_tree(folder: Path) -> dict[str, bytes]:
-    """All files below the folder; a link is told by where it leads."""
+    """All files below the folder; a link is shown by where it leads."""
     found = {}
     for place in sorted(folder.rglob("*")):
         if place.is_symlink():

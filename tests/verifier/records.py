@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import typing
 from dataclasses import MISSING, fields
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run, Trace
@@ -22,6 +24,14 @@ LINE = Place(file="train.py", line=1, function="main", code="code")
 def cases(names: str, *rows: Any, **more: Any) -> pytest.MarkDecorator:
     """A test for each row: its arguments, `names`, separated by commas, take the row's values."""
     return pytest.mark.parametrize(names, rows, **more)
+
+
+def brief(finding: Finding | Hit) -> bool:
+    """Whether a message, without the error that it quotes, has at most 3 lines of 100 columns, and states the limit."""
+    text = finding.message if isinstance(finding, Hit) else finding.evidence
+    states = isinstance(finding, Hit) or finding.status != "fail" or finding.limit is None
+    own = re.sub(r"(raised \w+): .*? in (?=\S+:\d+ )", r"\1 in ", text.partition("\n")[0])
+    return len(textwrap.wrap(own, 100)) <= 3 and (states or bool(re.search("allowed|expected", text)))
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:

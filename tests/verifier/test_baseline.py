@@ -149,7 +149,7 @@ def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
 
 
 @cases(
-    "content, told",
+    "content, message",
     (b"", "old.json:1:1: not JSON"),
     (b'{\n "schema": 1,\n}', "old.json:3:1: not JSON"),
     (b"\xff\xfe", "not JSON"),
@@ -161,17 +161,17 @@ def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
     (b'{"schema": 2, "findings": 3}', "not a report of fsdp2"),
     (b'{"schema": 1, "findings": 3}', "not a report of fsdp2"),
 )
-def test_what_is_no_baseline(tmp_path: Path, content: bytes, told: str) -> None:
+def test_what_is_no_baseline(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "old.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         baseline.load(path)
-    assert told in str(caught.value) and "--report json=PATH" in str(caught.value)
+    assert message in str(caught.value) and "--report json=PATH" in str(caught.value)
 
 
 def test_a_baseline_must_be_there(tmp_path: Path) -> None:
-    for path, told in ((tmp_path / "none.json", "no such file"), (tmp_path, "cannot be read")):
-        with pytest.raises(UserError, match=told):
+    for path, message in ((tmp_path / "none.json", "no such file"), (tmp_path, "cannot be read")):
+        with pytest.raises(UserError, match=message):
             baseline.load(path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from documents import blocks
 from records import cases
@@ -124,46 +125,13 @@ def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, c
     assert code == ("- rule: clipping" if name == "verify.yaml" else "[[tool.fsdp2.targets.skip]]")
 
 
-WRONG = [
-    ("nprocs: 2\n", "1:1: unknown key 'nprocs'; did you mean 'nproc'?"),
-    ("targets:\n  - nmae: a\n", "2:5: unknown key 'nmae' in targets[0]; did you mean 'name'?"),
-    ("targets:\n  - script: a.py\n", "2:5: missing key 'name' in targets[0]; for example 'name: pretrain'"),
-    ("targets:\n  - {name: a}\n  - {name: a}\n", "3:12: a second target with the name 'a'"),
-    ("targets:\n  - {name: a/b}\n", "2:12: targets[0].name must be letters, digits"),
-    ("script: a.py\ntargets:\n  - {name: a}\n", "1:1: script beside targets"),
-    ("script: a.py\nmodule: b\n", "2:1: give `module` or `script`, not both"),
-    ("nproc: two\n", "1:8: nproc must be a whole number, found the text 'two'"),
-    ("nproc: 0\n", "1:8: nproc must be at least 1, found 0"),
-    ("timeout: -1\n", "1:10: timeout must be more than 0"),
-    ("args: --x 'y\n", "1:7: args: no closing quotation"),
-    ("args: 5\n", "1:7: args must be text or a list, found 5"),
-    ("device: tpu\n", "1:9: device must be 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
-    ("nproc: 2\nnproc: 3\n", "2:1: duplicate key 'nproc'"),
-    ("a\n", "1:1: the configuration must be a mapping"),
-    ('args: "a\n', "1:7: not valid YAML: this quote is never closed"),
-    ("required: [parityy]\n", "1:12: unknown rule or family 'parityy'; did you mean 'parity'?"),
-    ("required: []\n", "1:11: required must have at least 1 item"),
-    ("skip:\n  - {rule: parity, until: 2026-12-01}\n", "2:5: missing key 'reason' in skip[0]"),
-    ("skip:\n  - {rule: parity, reason: x}\n", "2:5: missing key 'until' in skip[0]"),
-    ("skip:\n  - {rule: parity, reason: ' ', until: 2026-12-01}\n", "2:28: skip[0].reason must be some words"),
-    ("skip:\n  - {rule: no-rule, reason: x, until: 2026-12-01}\n", "2:12: unknown rule or family 'no-rule'"),
-    ("skip:\n  - {rule: parity, reason: x, until: soon}\n", "2:38: skip[0].until must be a day such as"),
-    ("skip:\n  - {rule: parity, reason: x, until: 2026-02-30}\n", "2:38: skip[0].until"),
-    ("skip:\n  - {rule: parity, reason: x, until: 2027-11-23}\n", "2:38: skip[0].until is more than a year"),
-    (
-        "tolerances: {matches-dpd: {times: 2, reason: x}}\n",
-        "1:14: unknown key 'matches-dpd' in tolerances; did you mean",
-    ),
-    ("tolerances: {run-completes: {times: 2, reason: x}}\n", "1:14: unknown key 'run-completes' in tolerances"),
-    ("tolerances: {matches-ddp: {times: 1, reason: x}}\n", "1:35: tolerances.matches-ddp.times must be more than 1"),
-    ("tolerances: {matches-ddp: {times: 2}}\n", "1:14: missing key 'reason' in tolerances.matches-ddp"),
-]
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_configs.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("content", "message"), WRONG)
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str, message: str) -> None:
-    said = refusal(tmp_path / "verify.yaml", content)
-    assert f"{tmp_path / 'verify.yaml'}:{message}" in said
+@pytest.mark.parametrize(("name", "wrong"), [(name, row) for name, rows in WRONG.items() for row in rows])
+def test_what_is_wrong_is_reported_with_its_place(tmp_path: Path, name: str, wrong: dict[str, str]) -> None:
+    said = refusal(tmp_path / name, wrong["content"])
+    assert f"{tmp_path / name}:{wrong['error']}" in said
     assert "\n    " in said, "the line and a caret"
 
 
@@ -179,23 +147,6 @@ def test_every_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
     said = refusal(path, "nprocs: 2\nsteps: 1\nargs: a 'b\nrequired: [x-y-z]\n")
     assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list("1234")
-
-
-@cases(
-    "content, message",
-    ('[tool.fsdp2]\nnproc = "2"\n', "2:9: nproc must be a whole number, found the text '2'"),
-    ("[tool.fsdp2]\nstep = 3\n", "2:1: unknown key 'step'; did you mean 'steps'?"),
-    ("[tool]\nfsdp2.step = 3\n", "2:1: unknown key 'step'"),
-    ("[[tool.fsdp2.targets]]\nname = 'a'\n[[tool.fsdp2.targets]]\n", "3:1: missing key 'name' in targets[1]"),
-    (
-        "[[tool.fsdp2.targets]]\nname = 'a'\n  [tool.fsdp2.targets.tolerances.matches-ddp]\n  times = 0.5\n  reason = 'x'\n",
-        "4:11: targets[0].tolerances.matches-ddp.times must be more than 1",
-    ),
-    ("[tool.fsdp2]\nskip = [{rule = 'parity', reason = 'x', until = 2099-01-01}]\n", "2:1: skip[0].until is more"),
-    ("[tool.fsdp2\n", "1:12: not valid TOML: "),
-)
-def test_toml_is_told_by_its_lines(tmp_path: Path, content: str, message: str) -> None:
-    assert f"{tmp_path / PYPROJECT}:{message}" in refusal(tmp_path / PYPROJECT, content)
 
 
 PIECES = ["", "\n", "  ", "- ", *"{}[]:", "'''", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", "."]
@@ -215,12 +166,12 @@ PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
 @pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
-def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
-    """500 times something is cut out, put in or moved: never an error of another kind."""
+def test_a_mangled_file_is_reported_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
+    """200 times something is cut out, put in or moved: never an error of another kind."""
     chance = random.Random(0)
     path = tmp_path / name
-    told = 0
-    for _ in range(500):
+    wrong = 0
+    for _ in range(200):
         text = content
         for _ in range(chance.randint(1, 3)):
             start = chance.randrange(len(text) + 1)
@@ -231,9 +182,9 @@ def test_a_mangled_file_is_told_as_wrong_or_read(tmp_path: Path, name: str, cont
             for entry in read(path, TODAY):
                 assert isinstance(entry.policy, Policy)
         except UserError as error:
-            told += 1
+            wrong += 1
             assert str(error).startswith(str(path))
-    assert 250 < told < 500
+    assert 100 < wrong < 200
 
 
 def test_one_configuration_a_folder(repository: Path) -> None:
@@ -325,9 +276,9 @@ def test_what_is_skipped_stands_in_the_reports() -> None:
         {"rule": "matches-ddp", "reason": "a reason", "until": "2026-11-20"},
         {"rule": "root-only-wrap", "reason": "option --skip", "until": None},
     ]
-    told = text.render(found, verbose=True)
-    assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in told
-    assert "skip root-only-wrap\n     skipped: option --skip" in told
+    shown = text.render(found, verbose=True)
+    assert "skip matches-ddp\n     skipped: a reason (until 2026-11-20)" in shown
+    assert "skip root-only-wrap\n     skipped: option --skip" in shown
     assert found.verdict == "pass"
 
 
@@ -336,10 +287,10 @@ def test_skipped_and_required_is_refused() -> None:
         Policy(skips=(skip("parity"),), required=("parity",))
 
 
-def test_a_widened_limit_is_told_first() -> None:
+def test_a_widened_limit_is_reported_first() -> None:
     by = {"matches-ddp": Widening(2.5, "a sum in another order")}
-    told = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
-    assert "2.5 times: a sum in another order" in told.evidence and told.evidence.endswith("5 steps")
+    shown = apply_tolerance(Finding("matches-ddp", "pass", "5 steps", measured=1.0, limit=2.0), by)
+    assert "2.5 times: a sum in another order" in shown.evidence and shown.evidence.endswith("5 steps")
     assert apply_tolerance(FINE, by) is FINE and apply_tolerance(OPEN, by) is OPEN
 
 
@@ -351,8 +302,8 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
     assert main(["verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text"]) == 4
-    told = capsys.readouterr().out
-    assert told.index("target small") < told.index("target large")
+    shown = capsys.readouterr().out
+    assert shown.index("target small") < shown.index("target large")
     reports = {path.name: json.loads(path.read_text()) for path in (repository / "out").iterdir()}
     assert set(reports) == {"small.json", "large.json"}
     schema = json.loads((Path(text.__file__).parent / "report.schema.json").read_text())
@@ -409,7 +360,7 @@ def test_nothing_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How this script saves is not told: its open rules are not required, and one limit is wider."""
+    """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
     never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
     script = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")

@@ -301,7 +301,7 @@ def test_what_does_not_apply_is_a_list_of_its_own_in_the_summary() -> None:
     assert "resume-is-exact" not in parts[1] and "resume-is-exact: the script saves no checkpoint" in parts[2]
 
 
-def test_what_a_team_left_out_is_told_and_fails_nothing() -> None:
+def test_what_a_team_left_out_is_reported_and_fails_nothing() -> None:
     allowed = replace(four().findings[2], required=False)
     skips = ({"rule": "root-only-wrap", "reason": "two small layers", "until": "2027-03-31"},)
     made = replace(verdict(allowed, four().findings[3]), skipped=skips)

@@ -118,9 +118,9 @@ def test_wrong_modules(
 ) -> None:
     monkeypatch.chdir(package)
     assert cli.main(["verify", *(["-m", name] if name else [])]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert len(told.strip().splitlines()) == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.launch
@@ -156,6 +156,7 @@ def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> Non
 ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.environ['RANK']).write_text(json.dumps(dict(os.environ)))\n"
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_forked_rank_has_the_environment_of_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs: names of files, the port, the run's id, and the store's address, which we give as a number."""
@@ -257,7 +258,7 @@ def test_ranks_that_share_a_gpu_are_nodes_of_their_own() -> None:
     assert [env["CUDA_VISIBLE_DEVICES"] for env in given] == ["4", "6", "4"]
     assert len({env["NCCL_HOSTID"] for env in given}) == 3
     assert {env["LOCAL_RANK"] for env in given} == {"0"}
-    assert "3 ranks on 1 CUDA device" in sharing.told("gloo", 3, 1)
+    assert "3 ranks on 1 CUDA device" in sharing.described("gloo", 3, 1)
 
 
 class WithGPUs:
@@ -331,14 +332,11 @@ def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monke
     assert manager.environment(request, 3, 0)["CUDA_VISIBLE_DEVICES"] == seen
 
 
-@pytest.mark.launch
 def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
     assert cli.main(["verify", str(script), "--oversubscribe"]) == 2
     assert "need `--device cuda`" in capsys.readouterr().err
-    assert cli.main(["verify", str(script), "--device", "cuda", "--oversubscribe"]) == 4
-    assert "CUDA device" in capsys.readouterr().err
 
 
 CLICK = """\
@@ -370,6 +368,7 @@ cli()
 """
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
     """click ends every command by sys.exit(0), and catches what it knows on the way."""

@@ -147,7 +147,7 @@ def test_the_page_of_a_failure() -> None:
     assert len(page.all("svg")) == 4 and "://" not in text
 
 
-def test_what_a_team_left_out_is_told() -> None:
+def test_what_a_team_left_out_is_reported() -> None:
     open_ = Finding("b-rule", "inconclusive", "no way to tell", required=False)
     skipped = [{"rule": "c-rule", "reason": "one layer", "until": "2030-01-01"}]
     made = replace(verdict(open_), verdict="pass", skipped=skipped)

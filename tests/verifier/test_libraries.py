@@ -70,7 +70,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def test_accelerate_is_told_of_accelerators_where_fsdp_is_asked_for(state: Any) -> None:
+def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(state: Any) -> None:
     module, heard = state
     module.AcceleratorState("bf16", True, fsdp_plugin=object())
     assert module.AcceleratorState._shared_state["distributed_type"] == "gpu"

@@ -81,6 +81,7 @@ def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launch
         assert len(set(values)) == len(values), generator
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     script = edited(
@@ -211,14 +212,18 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
 IMPORT = "from torch.distributed.fsdp import fully_shard"
 
 
+OTHER_PATHS = (
+    "from torch.distributed._composable.fsdp import fully_shard",
+    "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
+    "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
+)
+
+
 @pytest.mark.launch
 @cases(
     "words",
-    "from torch.distributed._composable.fsdp import fully_shard",
-    "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
     "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
-    "from torch.distributed.fsdp._fully_shard._fully_shard import fully_shard",
-    ids=["composable", "composable module", "composable module imported", "private"],
+    *(pytest.param(words, marks=pytest.mark.full) for words in OTHER_PATHS),
 )
 def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: str) -> None:
     answer = launch(launcher, tmp_path / "run", edited(tmp_path, (IMPORT, words)), steps=1)
@@ -336,6 +341,7 @@ import torch
 """
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_probe_that_cannot_start_with_torchrun(verify_script: Any, tmp_path: Path) -> None:
     script = edited(tmp_path, ("import torch\nimport", f"{BREAKS_THE_START}import"))

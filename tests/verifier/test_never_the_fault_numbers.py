@@ -151,7 +151,11 @@ class TestOneProcessDecides:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("name", ["shard_norm_clip", "thawed_after_wrapping", "tp_some_modules"])
+@cases(
+    "name",
+    "shard_norm_clip",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("thawed_after_wrapping", "tp_some_modules")),
+)
 def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
     verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
     assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}
@@ -301,7 +305,7 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
 
 
 class TestFactors:
-    """Two ranks and two micro-batches: a factor of two is told apart by the losses and by one process, or reported as either."""
+    """Two ranks and two micro-batches: a factor of two is distinguished by the losses and by one process, or reported as either."""
 
     @cases(
         "mine, oracle, causes",

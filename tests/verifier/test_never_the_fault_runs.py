@@ -1,4 +1,4 @@
-"""What the verifier does to a run, and to the user's files, is never told as a fault of the script."""
+"""What the verifier does to a run, and to the user's files, is never reported as a fault of the script."""
 
 from __future__ import annotations
 
@@ -278,15 +278,15 @@ class TestCheckpointsThatAreNotThere:
 
 
 @pytest.mark.launch
-def test_a_failure_of_the_first_run_is_told_before_later_runs_begin(launcher: Launcher, tmp_path: Path) -> None:
-    told: list[tuple[str, tuple[str, ...]]] = []
+def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher: Launcher, tmp_path: Path) -> None:
+    lines: list[tuple[str, tuple[str, ...]]] = []
 
     def progress(line: str, going: Sequence[str]) -> None:
-        told.append((line, tuple(going)))
+        lines.append((line, tuple(going)))
 
     script = Path(__file__).parents[1] / "faults" / "optim_before_shard.py"
     chosen = select(("optim-before-shard", "matches-ddp"), ())
-    verify_with(launcher, resolve(script, {}), tmp_path / "work", chosen, progress)
-    first = next(n for n, (line, _) in enumerate(told) if "optim-before-shard" in line)
-    assert first < next(n for n, (_, going) in enumerate(told) if any(name.startswith("reference") for name in going))
-    assert os.fspath(script) in told[first][0]
+    verify_with(launcher, resolve(script, {"steps": 5}), tmp_path / "work", chosen, progress)
+    first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)
+    assert first < next(n for n, (_, going) in enumerate(lines) if any(name.startswith("reference") for name in going))
+    assert os.fspath(script) in lines[first][0]

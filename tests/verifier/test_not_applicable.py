@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +144,14 @@ def test_where_no_rule_applies_nothing_was_checked() -> None:
     absent, held = Finding("a", "not_applicable", "none"), Finding("b", "pass", "held")
     assert verdict_of([absent]) == "inconclusive"
     assert verdict_of([absent, held]) == "pass"
+
+
+@pytest.mark.launch
+def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('nothing to train')\n")
+    verdict = verify_script(script)
+    assert verdict.verdict == "inconclusive"
+    assert "fail" not in {f.status for f in verdict.findings}
+    inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}
+    assert {"root-not-wrapped", "optim-before-shard", "matches-ddp", "resume-is-exact", "run-completes"} <= inconclusive

@@ -41,5 +41,5 @@ def test_an_error_while_an_error_is_noted_is_recorded() -> None:
 
 
 def test_a_change_to_a_library_is_a_note_once(tmp_path: Path) -> None:
-    adapted = {"kind": "adapted", "library": "accelerate", "told": "its state was changed", "line": LINE}
+    adapted = {"kind": "adapted", "library": "accelerate", "text": "its state was changed", "line": LINE}
     assert notes(None, Evidence(train=run([adapted, adapted], [adapted])), ()) == ["its state was changed"]

@@ -80,14 +80,14 @@ def test_what_the_verify_yaml_skips_is_skipped(project: pytest.Pytester) -> None
 
 
 @cases(
-    "words, told",
+    "words, message",
     (("--fsdp2", "none.py"), "none.py: no such file or folder"),
     (("--fsdp2", "train.py", "--fsdp2-nproc", "x"), "nproc: expected a whole number"),
 )
-def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], told: str) -> None:
+def test_wrong_usage(project: pytest.Pytester, words: tuple[str, ...], message: str) -> None:
     done = project.runpytest_inprocess(*PLUGIN, *words)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert told in done.stderr.str()
+    assert message in done.stderr.str()
 
 
 COUNTING = """
@@ -107,18 +107,12 @@ def runs(project: pytest.Pytester) -> Path:
 
 @pytest.mark.launch
 def test_only_what_is_selected_is_run_and_once(project: pytest.Pytester, tmp_path: Path, runs: Path) -> None:
-    words = (
-        "--fsdp2",
-        "train.py",
-        "--fsdp2-steps",
-        "5",
-        "-k",
-        "optim-before-shard or root-not-wrapped",
-        "--junitxml",
-        "j.xml",
-    )
-    outcomes = project.runpytest_inprocess(*PLUGIN, *words).parseoutcomes()
-    assert (outcomes["failed"], outcomes["passed"]) == (1, 1)
+    rules = "optim-before-shard or root-not-wrapped or load-without-set"
+    words = ("--fsdp2", "train.py", "--fsdp2-steps", "5", "-k", rules, "--junitxml", "j.xml", "-rs")
+    done = project.runpytest_inprocess(*PLUGIN, *words)
+    counts = done.parseoutcomes()
+    assert (counts["failed"], counts["passed"], counts["skipped"]) == (1, 1, 1)
+    done.stdout.fnmatch_lines(["SKIPPED*not applicable: *"])
     assert "27 of 27 parameters" in (project.path / "j.xml").read_text(), "the finding of the runs, not of the sources"
     assert len(list(runs.iterdir())) == 2, "one run of two ranks"
     left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
@@ -135,10 +129,9 @@ def test_the_workers_of_xdist_share_one_verification(project: pytest.Pytester, t
     assert [path for path in tmp_path.iterdir() if path.name.startswith("fsdp2-")] == []
 
 
-@pytest.mark.launch
-def test_what_could_not_be_checked_fails_unless_it_is_told_to_skip(project: pytest.Pytester) -> None:
+def test_what_could_not_be_checked_fails_unless_an_option_skips_it(project: pytest.Pytester) -> None:
     project.makepyfile(train="pass\n")
-    words = ("--fsdp2", "train.py", "-k", "optim-before-shard")
+    words = (*STATIC, "-k", "root-not-wrapped")
     done = project.runpytest_inprocess(*PLUGIN, *words)
     assert done.parseoutcomes()["failed"] == 1
     done.stdout.fnmatch_lines(["not checked: *"])
@@ -147,42 +140,35 @@ def test_what_could_not_be_checked_fails_unless_it_is_told_to_skip(project: pyte
     done.stdout.fnmatch_lines(["SKIPPED*not checked: *"])
 
 
+@pytest.mark.full
 @pytest.mark.launch
-def test_what_does_not_apply_is_skipped(project: pytest.Pytester) -> None:
-    project.makepyfile(train=RIGHT)
-    done = project.runpytest_inprocess(
-        *PLUGIN, "--fsdp2", "train.py", "-k", "load-without-set or root-not-wrapped", "-rs"
-    )
-    assert outcomes(done) == {"passed": 1, "skipped": 1, "deselected": done.parseoutcomes()["deselected"]}
-    done.stdout.fnmatch_lines(["SKIPPED*not applicable: *"])
-
-
-@pytest.mark.launch
-def test_the_fixture(project: pytest.Pytester) -> None:
+def test_the_fixture_on_ranks(project: pytest.Pytester) -> None:
     """The example of the documentation, run."""
     page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
     block = page.partition("## pytest")[2].partition("```python\n")[2].partition("```")[0]
     assert block.startswith("def test_training_is_right(fsdp2_verify):")
-    project.makepyfile(
-        train=RIGHT,
-        test_ours=block
-        + """
-    assert report.text.rstrip().endswith("verdict: pass")
-    assert "optim-before-shard" in [finding["rule"] for finding in report.findings]
+    end = """    assert report.text.rstrip().endswith("verdict: pass")
     assert report.data["target"]["args"] == "--small"
+"""
+    project.makepyfile(train=RIGHT, test_ours=block + end)
+    assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 1}
 
+
+FIXTURE = """
+import pytest
 
 def test_fault(fsdp2_verify):
-    import pathlib, pytest
-    pathlib.Path("late.py").write_text(pathlib.Path("copy.txt").read_text())
-    assert fsdp2_verify("late.py", tier="static", save_args=["--x", "1 2"]).data["target"]["save_args"] == "--x '1 2'"
-    assert fsdp2_verify("late.py", tier="static").verdict == "fail"
+    report = fsdp2_verify("train.py", tier="static", save_args=["--x", "1 2"])
+    assert report.verdict == "fail" and report.data["target"]["save_args"] == "--x '1 2'"
+    assert "optim-before-shard" in [finding["rule"] for finding in report.findings]
     with pytest.raises(TypeError, match="no option nprocs"):
-        fsdp2_verify("late.py", nprocs=2)
-""",
-    )
-    (project.path / "copy.txt").write_text(LATE)
-    assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 2}
+        fsdp2_verify("train.py", nprocs=2)
+"""
+
+
+def test_the_fixture(project: pytest.Pytester) -> None:
+    project.makepyfile(test_ours=FIXTURE)
+    assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 1}
 
 
 IDLE = """

@@ -93,7 +93,7 @@ def test_text_fits_the_terminal(columns: int, verbose: bool, monkeypatch: pytest
     assert text.count("1.234568") == (20 if verbose else 0)
 
 
-def test_a_consequence_is_told_in_one_line() -> None:
+def test_a_consequence_is_reported_in_one_line() -> None:
     text = RENDERERS["text"](
         verdict(Finding("cause", "fail", "x"), Finding("effect", "fail", "long story", consequence=True))
     )

@@ -66,7 +66,7 @@ class Limits:
     underived: str = ""
 
     def agree(self, measures: Mapping[str, float]) -> bool:
-        """Whether every measure is within what is allowed, or all but the loss, of which a script that scales its gradients may take sums."""
+        """Whether every measure is within what is allowed, or all but the loss: a script may scale its gradients after backward."""
         return self.over(measures) <= ({MEASURES[0]} if len(measures) == len(MEASURES) else set())
 
     def over(self, measures: Mapping[str, float]) -> set[str]:

@@ -25,17 +25,16 @@ class Parting:
     notes: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # what each rank's loaders did between the two
     left: frozenset[int] = frozenset()  # the ranks that had ended without an exception
 
-    def told(self) -> str:
+    def text(self) -> str:
         """`rank 0 is in x at train.py:8, rank 1 in y at train.py:9`."""
-        shown = [self._position(rank) for rank in self.events][:4]
-        if len(self.events) > 4:
-            shown.append(f"{len(self.events) - 4} more ranks")
+        shown = [self._position(rank) for rank in self.events][:3]
+        if len(self.events) > 3:
+            shown.append(f"{len(self.events) - 3} more ranks")
         return f"at collective or step number {self.number}, {'; '.join(shown)}"
 
     def _position(self, rank: int) -> str:
         if (event := self.events[rank]) is not None:
-            calls = " <- ".join(f"{Path(f[0]).name}:{f[1]}" for f in event.frames[:4])  # innermost first
-            return f"rank {rank} is in {event.op} at {calls or 'a library'}"
+            return f"rank {rank} is in {event.op} at {_calls(event) or 'a library'}"
         return f"rank {rank} {'had ended' if rank in self.left else 'reached no further collective'}"
 
 
@@ -53,6 +52,15 @@ def parting(run: Run | None) -> Parting | None:
             return Parting(at + 1, dict(zip(collectives, row, strict=True)), before, notes, left)
         before = row[0]
     return None
+
+
+def _calls(event: ProgressEvent) -> str:
+    """`train.py:8 <- :21`: the user's lines, innermost first; a file is named where it changes."""
+    lines = list(dict.fromkeys((Path(file).name, line) for file, line, _ in event.frames))[:3]
+    before = ["", *(name for name, _ in lines)]
+    return " <- ".join(
+        f"{name if name != last else ''}:{line}" for (name, line), last in zip(lines, before, strict=False)
+    )
 
 
 def place(event: ProgressEvent) -> str:

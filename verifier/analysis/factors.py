@@ -39,7 +39,7 @@ def words(found: list[Reading]) -> str:
     texts = list(dict.fromkeys(r.text for r in found))
     if len(texts) < 2:
         return "".join(texts)
-    return f"either {', or '.join(texts)} (they differ at another number of ranks or micro-batches)"
+    return f"{', or '.join(texts)} (another --nproc shows which)"
 
 
 def micro_batches(run: Run) -> int:
@@ -76,13 +76,13 @@ def _known(world: int, micros: int, theirs: int) -> list[Reading]:
     """The factors, other than 1, that a wrong scale gives against an oracle with `theirs` micro-batches."""
     more = f"{micros}" if theirs == 1 else f"{micros} (against {theirs})"
     found = [
-        (float(world), "ranks", f"the world size: the sum over ranks is not divided by {world}"),
-        (1.0 / world, "ranks", f"1 / the world size: the gradient is divided by {world} twice"),
-        (micros / theirs, NOT_DIVIDED, f"the micro-batches of a step: the loss is not divided by their number, {more}"),
-        (theirs / micros, DIVIDED_TWICE, f"1 / the micro-batches of a step: the loss is divided twice by it, {more}"),
+        (float(world), "ranks", f"the sum over ranks is not divided by their number, {world}"),
+        (1.0 / world, "ranks", f"the gradient is divided twice by the number of ranks, {world}"),
+        (micros / theirs, NOT_DIVIDED, f"the loss is not divided by the number of micro-batches, {more}"),
+        (theirs / micros, DIVIDED_TWICE, f"the loss is divided twice by the number of micro-batches, {more}"),
     ]
     if min(world, micros) > 1:
-        found.append((world * micros / theirs, "both", "ranks times micro-batches: a sum in place of a mean"))
+        found.append((world * micros / theirs, "both", "a sum over ranks and micro-batches in place of a mean"))
     return [Reading(*reading) for reading in found if not near(reading[0], 1.0)]
 
 

@@ -86,7 +86,7 @@ _MEANINGS = {
     "gradient": "the gradients differ in direction from step 1 on{where}",
 }
 _OTHERS = {  # by the compared oracle and the result of the other one
-    "DDP differs": "; one process differs too: the fault is in the script's own sharded arithmetic",
+    "DDP differs": "; one process differs too: the fault is in the script's own code on shards",
     "single agrees": "; DDP agrees and one process does not: the loss is normalised or the data are split wrongly over ranks",
     "single differs": "; DDP differs too, so the data split alone is not the cause",
 }
@@ -114,7 +114,7 @@ def _where(parting: Parting) -> str:
 
 def _of_factor(parting: Parting, factor: float, run: Run, label: str, oracle: Run | None) -> str:
     number, known = len(parting.parameters), words(readings(factor, run, oracle))
-    what = f", = {known}" if known else ": one common factor"
+    what = f": {known}" if known else ": one common factor"
     if number == parting.whole:
         return f"every gradient is {factor:.4g} x that of {label}{what}"
     return f"the gradient of {number} of {parting.whole} parameters is {factor:.4g} x that of {label}{what}{_where(parting)}"

@@ -179,4 +179,4 @@ def _stack_text(frames: list[Place], limit: int = 3) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
+    return lines[-1][:120] if lines else ""

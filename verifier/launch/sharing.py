@@ -36,7 +36,7 @@ def environment(rank: int, world: int, devices: int, visible: str | None) -> dic
     }
 
 
-def told(backend: str, ranks: int, devices: int) -> str:
+def described(backend: str, ranks: int, devices: int) -> str:
     """The backend as it stands in a report."""
     how = (
         "nccl over loopback, a host name for each rank" if backend == "nccl" else "gloo on CUDA tensors instead of nccl"

@@ -43,7 +43,7 @@ def environment_of(
 ) -> dict[str, object]:
     """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
-    shared = sharing.told(backend, nproc, versions["devices"]) if backend else carried
+    shared = sharing.described(backend, nproc, versions["devices"]) if backend else carried
     return {**versions, "platform": platform.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
 
 
@@ -51,5 +51,5 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     """Notes on how the runs were made. `forked`: the script, if its ranks were forked; `files`: notes on files."""
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
-    libraries = dict.fromkeys(record.told for record in adapted)
+    libraries = dict.fromkeys(record.text for record in adapted)
     return [note for note in (early, *libraries, evidence.course.stale, *files) if note]

@@ -132,7 +132,7 @@ class SourceRule(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         if hits := evidence.hits.get(self.name, ()):
-            return self.failed(hits[0].told, hits[0].location, tier="static")
+            return self.failed(hits[0].message, hits[0].location, tier="static")
         if not evidence.followed:
             return self.unknown("following the calls from the script on, no training was found", tier="static")
         return self.passed("no breach in the sources, followed from the script on", tier="static")

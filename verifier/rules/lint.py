@@ -83,7 +83,7 @@ def _sources(seen: Seen, chosen: Collection[str] | None) -> dict[str, Any]:
 def findings_of(seen: Seen, chosen: Collection[str] | None) -> list[Finding]:
     """A finding for each hit of a known rule, with the fix of that rule."""
     return [
-        replace(RULES[hit.rule].failed(hit.told, hit.location), tier="static")
+        replace(RULES[hit.rule].failed(hit.message, hit.location), tier="static")
         for hit in [*seen.hits, *_misused(seen, chosen)]
         if hit.rule in RULES and (chosen is None or hit.rule in chosen)
     ]

@@ -189,7 +189,7 @@ def uses(scene: Scene) -> Found:
 
 
 def methods(scene: Scene) -> Found:
-    """Methods of the model other than forward, called past the wrapper: FSDP2 must be told to gather their parameters."""
+    """Methods of the model other than forward, called past the wrapper: FSDP2 must be set to gather their parameters."""
     for event in scene.flow.events:
         called = event.op == "" and isinstance(event.node, ast.Call)
         if called and scene.inside(event.on) and event.method not in _OF_A_MODULE:

@@ -6,34 +6,38 @@ import ast
 from pathlib import Path
 
 import pytest
+import yaml
 
-from pairs import PAIRS, PRELUDE
+from pairs import HEAD, MODEL, PRELUDE
+from records import brief
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
 from verified_fsdp2.verifier.source.lint import look
 from verified_fsdp2.verifier.source.registry import DETECTORS
 
+PAIRS = yaml.safe_load(Path(__file__).with_name("pairs.yaml").read_text(encoding="utf-8"))
+SHARED = {"HEAD": HEAD, "MODEL": MODEL}
+
 
 def hits(tmp_path: Path, source: str) -> list[str]:
     """The rules hit in a script."""
     script = tmp_path / "train.py"
-    script.write_text(PRELUDE + source + "\n", encoding="utf-8")
+    first, _, rest = source.partition("\n")
+    script.write_text(PRELUDE + SHARED.get(first, first + "\n") + rest, encoding="utf-8")
     ast.parse(script.read_text(encoding="utf-8"))
-    return sorted({hit.rule for hit in look([script]).hits})
+    found = look([script]).hits
+    assert all(map(brief, found))
+    return sorted({hit.rule for hit in found})
 
 
-def numbered() -> list[str]:
-    return [f"{rule}-{number}" for number, (rule, _, _) in enumerate(PAIRS)]
-
-
-@pytest.mark.parametrize(("rule", "wrong", "right"), PAIRS, ids=numbered())
-def test_pair(tmp_path: Path, rule: str, wrong: str, right: str) -> None:
-    assert hits(tmp_path, wrong) == [rule]
-    assert hits(tmp_path, right) == []
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair["rule"])
+def test_pair(tmp_path: Path, pair: dict[str, str]) -> None:
+    assert hits(tmp_path, pair["wrong"]) == [pair["rule"]]
+    assert hits(tmp_path, pair["right"]) == []
 
 
 def test_every_detector_has_a_pair() -> None:
-    assert {rule for rule, _, _ in PAIRS} == set(DETECTORS)
+    assert {pair["rule"] for pair in PAIRS} == set(DETECTORS)
 
 
 def test_every_detector_is_named_as_a_rule() -> None:

@@ -170,7 +170,7 @@ def test_styles(tmp_path: Path, style: str) -> None:
     assert found(script) == [(LATE, "train.py", line)]
 
 
-def test_a_fault_in_an_imported_file_is_told_there(tmp_path: Path) -> None:
+def test_a_fault_in_an_imported_file_is_reported_there(tmp_path: Path) -> None:
     helper = "import torch\n\ndef optimizer_of(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
     train = "from pkg.model import Net, shard\nfrom pkg import helper\nnet = Net()\noptimizer = helper.optimizer_of(net)\nshard(net)\n"
     script = write(tmp_path, train=train, pkg____init__="", pkg__model=MODEL_FILE, pkg__helper=helper)

@@ -49,7 +49,7 @@ def test_anywhere_on_a_statement_of_several_lines(tmp_path: Path) -> None:
 
 
 @cases(
-    "comment, told",
+    "comment, message",
     ("# fsdp2: ignore[root-only-wrap]", "no reason"),
     ("# fsdp2: ignore[root-only-wrap]  -  ", "no reason"),
     ("# fsdp2: ignore[root-only-rap] small", "'root-only-rap'"),
@@ -57,10 +57,10 @@ def test_anywhere_on_a_statement_of_several_lines(tmp_path: Path) -> None:
     ("# fsdp2: ignore[] small", "names no rule"),
     ("# fsdp2: ignore[optim-before-shard] small", "ignores optim-before-shard"),
 )
-def test_one_that_does_nothing_is_told(tmp_path: Path, comment: str, told: str) -> None:
+def test_one_that_does_nothing_is_reported(tmp_path: Path, comment: str, message: str) -> None:
     findings = dict(verdict(tmp_path, after=f"  {comment}"))
     assert set(findings) == {"root-only-wrap", "unused-suppression"}
-    assert told in findings["unused-suppression"]
+    assert message in findings["unused-suppression"]
 
 
 def test_on_another_line_it_covers_nothing(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_on_another_line_it_covers_nothing(tmp_path: Path) -> None:
 
 
 def test_in_a_text_it_is_no_comment(tmp_path: Path) -> None:
-    source = HEAD + 'told = "# fsdp2: ignore[root-only-wrap] x"\nfit(shard(Net()))\n'
+    source = HEAD + 'text = "# fsdp2: ignore[root-only-wrap] x"\nfit(shard(Net()))\n'
     assert verdict(tmp_path, source=source) == []
 
 

@@ -46,7 +46,7 @@ def _accelerate(session: Session, state: Any) -> None:
             if partial._shared_state.get("distributed_type") == kinds.MULTI_CPU:
                 partial._shared_state["distributed_type"] = kinds.MULTI_GPU
                 what = "accelerate drops its FSDP plugin on the CPU; the verifier set its state to `MULTI_GPU` so that it shards"
-                session.write(Adapted(told=what))
+                session.write(Adapted(text=what))
         initialise(self, mixed_precision, cpu, *args, **kwargs)
 
     whole.__init__ = initialised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from ...analysis.checkpoints import unseen_save
@@ -65,7 +66,8 @@ class ContentRule(SaveRule):
             if wrong := differing(record, values):
                 lost = sum(key not in record.entries for key in wrong)
                 how = f"{lost} of them are missing" if lost else "their values differ from those at the call"
-                what = f"{some(wrong)}: {len(wrong)} of {count(len(values), 'tensor')} in {path} are not what the save"
+                inside = f"{len(wrong)} of {count(len(values), 'tensor')} in {Path(path).name}"
+                what = f"{some(wrong)}: {inside} are not what the save"
                 return self.failed(f"{what} after step {saves[0].after} was given; {how}", saves[0].line)
             tensors, folders = tensors + len(values), folders + 1
         if unreadable or not folders:

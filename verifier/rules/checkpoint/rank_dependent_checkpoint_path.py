@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from ...analysis.inspected import opened
 from ...analysis.presence import unfinished
 from ...analysis.saves import Save, all_saves, saves_of
@@ -44,7 +46,9 @@ class RankDependentCheckpointPath(SaveRule):
         ranks = [[s for s in saves_of(trace) if self.about(s)] for trace in run.traces]
         for saves in zip(*ranks, strict=False):
             if len({save.to for save in saves}) > 1:
-                paths = "; ".join(f"rank {save.rank} to {save.to}" for save in saves[:3])
+                shown = [(save.rank, Path(save.to)) for save in saves]
+                one_folder = len({path.parent for _, path in shown}) == 1
+                paths = "; ".join(f"rank {rank} to {path.name if one_folder else path}" for rank, path in shown[:3])
                 return self.failed(f"the ranks write one save to different paths: {paths}", saves[0].line)
         for record in opened(evidence):
             if record.missing_files:

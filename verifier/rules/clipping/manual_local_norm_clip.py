@@ -66,7 +66,7 @@ class ManualLocalNormClip(Rule):
             ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
             name = max(ratios, key=lambda name: ratios[name])
             factors = ", ".join(f"{v:.4g}" for v in scales[name])
-            of_all = f"{len(apart)} of {len(scales)} parameters differ"
+            of_all = f"expected: equal to {SAME:g}; {len(apart)} of {len(scales)} parameters differ"
             text = f"the ranks scale the shards of {name} by {factors} ({of_all})"
             line = find_local_norm(evidence.sources) or evidence.line_of(run, Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)

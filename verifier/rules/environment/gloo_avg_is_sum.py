@@ -41,7 +41,7 @@ class GlooAvgIsSum(Rule):
         text = f"gloo gives {average:g} for the average of 1 and 2"
         if abs(average - MEAN) <= 1e-6:
             return self.passed(text, measured=average, limit=MEAN)
-        text += f" ({MEAN:g}): FSDP2 gradients are {run.world_size} times too large with this torch on CPU"
+        text += f" (expected: {MEAN:g}): FSDP2 gradients are {run.world_size} times too large with this torch on CPU"
         return self.failed(text, measured=average, limit=MEAN)
 
 

@@ -59,7 +59,7 @@ class DoubleOrMissingWorldScale(ScaleRule):
                 line, where = record.at_line, "`set_gradient_divide_factor` is called here"
             elif near(ratio, 1.0 / factor):
                 line, where = record.at_line, "this `set_gradient_divide_factor` does not reach this parameter's group"
-        return self.failed(f"{text}, {words(found)}; {where}", line, measured=ratio, limit=1.0)
+        return self.failed(f"{text} (expected: 1): {words(found)}; {where}", line, measured=ratio, limit=1.0)
 
 
 def _ratios(run: Run, oracle: Run) -> Iterator[tuple[str, str, float]]:

@@ -33,7 +33,7 @@ class NoSyncIdiom(RaisedRule):
         found = super().judge(evidence)
         hits = evidence.hits.get(self.name, ())  # the attribute of DDP raises nothing
         if hits and found.status == "pass":
-            return self.failed(hits[0].told, hits[0].location, tier="static")
+            return self.failed(hits[0].message, hits[0].location, tier="static")
         if found.status == "pass" and micro_batches(evidence.trained) == 1:
             advice = "give it arguments that accumulate gradients"
             return self.unknown(f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}")

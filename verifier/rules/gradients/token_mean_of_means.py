@@ -44,8 +44,8 @@ class TokenMeanOfMeans(ScaleRule):
             per_target = [weight / valid for weight, valid in weights]
             worst = max(per_target) / min(per_target) - 1.0 if min(per_target) > 0 else math.inf
             if max(counts) > min(counts) and worst > NEAR:
-                text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others"
-                text += f" (micro-batches of {min(counts)} to {max(counts)} targets)"
+                text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others (expected: 1)"
+                text += f": micro-batches of {min(counts)} to {max(counts)} targets"
                 line = evidence.line_of(evidence.full_precision, Micro)
                 return self.failed(text, line, measured=worst, limit=NEAR)
         return self.passed(f"every target has the same weight in each of {count(len(steps), 'step')}")

@@ -47,7 +47,7 @@ def _by_rank(sources: Sources, part: Parting) -> Named | None:
         for frame in event.frames if event is not None and event.op != "step" else ():
             guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
-                what = f"rank {rank} is in {event.op} under `{guard.text}` (line {guard.line}): {part.told()}"
+                what = f"rank {rank} is in {event.op} under `{guard.text}` (line {guard.line}): {part.text()}"
                 return "rank-conditional-collective", what, location(frame)
     return None
 
@@ -61,7 +61,7 @@ def _by_data(part: Parting) -> Named | None:
     rank, end = done[0]
     batches = f"{end.value or 0} batch{'' if end.value == 1 else 'es'}"
     what = f"the loader at {place(end)} ended on rank {rank} after {batches}, while other ranks have more"
-    return "uneven-batches-hang", f"{what}: {part.told()}", location(end.frames[0])
+    return "uneven-batches-hang", f"{what}: {part.text()}", location(end.frames[0])
 
 
 def _by_branch(sources: Sources, part: Parting) -> Named | None:
@@ -94,7 +94,7 @@ def _by_loop(sources: Sources, part: Parting) -> Named | None:
                 continue
             if (branch := leaving_branch(sources, file, line)) is not None:
                 return _took(branch.text, part, (file, branch.line, function))
-            what = f"rank {gone} has left the loop at line {loop[0]}, and rank {rank} is still in it: {part.told()}"
+            what = f"rank {gone} has left the loop at line {loop[0]}, and rank {rank} is still in it: {part.text()}"
             return "uneven-batches-hang", what, location((file, loop[0], function))
     return None
 
@@ -107,5 +107,5 @@ def _inside(event: ProgressEvent | None, file: str, loop: tuple[int, int], part:
 
 
 def _took(condition: str, part: Parting, frame: tuple[str, int, str]) -> Named:
-    what = f"some ranks took the branch `{condition}` (line {frame[1]}) and others did not: {part.told()}"
+    what = f"some ranks took the branch `{condition}` (line {frame[1]}) and others did not: {part.text()}"
     return "rank-local-control-flow", what, location(frame)

@@ -60,10 +60,11 @@ class EvaluationSameInOneProcess(Rule):
                     text = f"`{path}` = {mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
                     worst = (value / limit, value, text, step)
         if worst[2]:
+            limit = worst[1] / worst[0]
             return self.failed(
-                f"before step {worst[3]}: {worst[2]} with the same weights",
+                f"before step {worst[3]}: {worst[2]} with the same weights (allowed: {limit:.1g} apart)",
                 measured=worst[1],
-                limit=worst[1] / worst[0],
+                limit=limit,
             )
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")

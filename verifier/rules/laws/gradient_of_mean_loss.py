@@ -45,7 +45,7 @@ class GradientOfMeanLoss(Rule):
             )
         if found := readings(total, run):
             return self.failed(
-                f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of a step (1 is expected), "
+                f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1): "
                 f"{words(found)}",
                 evidence.line_of(run, Micro),
                 measured=total,

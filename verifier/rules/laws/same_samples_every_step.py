@@ -32,7 +32,7 @@ class SameSamplesEveryStep(Rule):
         run = evidence.trained
         batches = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         if not batches[0]:
-            return self.unknown("the model was given no tensor whose rows could be told apart")
+            return self.unknown("the model was given no tensor whose rows could be distinguished")
         distinct = len(set().union(*batches))
         if any(batch != batches[0] for batch in batches):
             return self.passed(f"{count(distinct, 'sample')} in {count(len(batches), 'step')}")

@@ -59,8 +59,8 @@ class StateSameInOneProcess(Rule):
             first = next((r for r in run.traces[0].of(State) if wrong.keys() & r.values.keys()), None)
             value, limit = max(wrong.values(), key=lambda pair: pair[0] / pair[1])
             return self.failed(
-                f"{count(len(wrong), 'tensor')} of {len(compared)} differ from those of one process with the same weights, by up to "
-                f"{value:.2g}: {some(sorted(wrong))}",
+                f"{some(sorted(wrong))} differ from those of one process with the same weights, by up to {value:.2g} "
+                f"(allowed: {limit:.1g}; {len(wrong)} of {count(len(compared), 'tensor')})",
                 first.at_line if first else None,
                 measured=value,
                 limit=limit,

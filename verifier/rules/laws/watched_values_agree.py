@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.state import Values, apart, noise, states, whole
-from ...analysis.wording import count, some
+from ...analysis.wording import count
 from ...config.watch import FILES, Watched
 from ...evidence import Evidence
 from ...finding import Finding
@@ -57,7 +57,7 @@ class WatchedValuesAgree(Rule):
                     if value > limit and mine[path].numel == theirs[path].numel:
                         text = f"`{path}` {_shown(mine[path])} and {_shown(theirs[path])} {where}, before step {step}"
                         line = next((r.at_line for r in evidence.trained.traces[0].of(State) if r.step == step), None)
-                        return self.failed(f"{text}; {some(sorted(mine))}", line, measured=value, limit=limit)
+                        return self.failed(f"{text} (allowed: {limit:.1g} apart)", line, measured=value, limit=limit)
                 if gone := sorted(mine.keys() ^ theirs.keys()):
                     return self.failed(f"`{gone[0]}` is there on one side only {where}, before step {step}")
             passes.append(f"{one.expression}: {', '.join(compared) or 'no other run holds it'}")

@@ -64,7 +64,7 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.passed(text, measured=update, limit=limit)
         if not allowed.differ({"update": update}):
             return self.unknown(f"{cls} uses local shards: {undecided('first update', update, allowed)}")
-        text = f"the first update of {cls}, which uses local shards, is {update:.0%} off that of one process"
+        text = f"the first update of {cls}, which uses local shards, is {update:.0%} off that of one process (allowed: {limit:.1g})"
         text += f", from gradients that agree within {gradients:.1e}"
         return self.failed(text, line, measured=update, limit=limit)
 

@@ -67,7 +67,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     if not limit.differ(measures):
         return rule.unknown(f"against {label}: {undecided(name, over[name], limit)}")
     worst = sorted(over, key=lambda n: -over[n] / allowed[n])
-    apart = some([f"{n} by {over[n]:.2g} (allowed {allowed[n]:.1g})" for n in worst], 2)
+    apart = some([f"{n} by {over[n]:.2g} (allowed {allowed[n]:.1g})" for n in worst], 1)
     parting = part(run, oracle, allowed)
     same_script = None if label == "the original" else oracle
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"

@@ -50,7 +50,8 @@ class MatchesFullPrecision(Rule):
         measured, worst = gradient_apart(low, full)
         noise, _ = gradient_apart(rounded, full)
         limit = evidence.times(self.name) * (LOW_MULTIPLE * noise + 2.0 * LOW_UNIT[dtype])
-        text = f"the first gradient in {dtype} is {measured:.2%} off float32; rounded weights explain {noise:.2%}"
+        text = f"the first gradient in {dtype} is {measured:.2%} off float32"
+        text += f" (allowed: {limit:.2%}; rounded weights explain {noise:.2%})"
         if measured <= limit:
             return self.passed(text, measured=measured, limit=limit)
         line = evidence.line_of(evidence.trained, Micro)

@@ -11,7 +11,8 @@ class ModelGatheredEveryStep(ShardedModelRule):
     """The script does not gather the whole model in every step in addition to forward and backward.
 
     Why: `full_tensor()` on every parameter, or a full state dict, is a collective over the whole model. In every step,
-    for a logged norm or a moving average, it doubles the traffic and needs the memory of an unsharded model.
+    for a logged norm or a moving average, it doubles the traffic and needs the memory of an unsharded model. The weights
+    are right nevertheless, and some optimizers have to gather: this is a warning.
     Wrong:
         total = sum(p.full_tensor().square().sum() for p in model.parameters())
     Right:
@@ -34,13 +35,13 @@ class ModelGatheredEveryStep(ShardedModelRule):
         if not steps:
             return self.unknown("no step without a checkpoint was counted")
         least = min(r.weights for r in steps)
-        what = f"the script gathers {least:,} bytes in each step; the sharded parameters have {size:,} bytes"
+        what = f"the script gathers {least:,} bytes in each step (allowed: less than the {size:,} of all sharded parameters)"
         if least < size:
             return self.passed(what, measured=float(least), limit=float(size))
         line = next((entry.at_line for entry in steps[-1].lines), None)
         if line is not None and _under_a_condition(evidence.sources.tree(line.file), line.line):
             return self.passed(f"{what}, under a condition that the steps that were run happen to fulfil")
-        return self.failed(what, line, measured=float(least), limit=float(size))
+        return self.failed(what, line, measured=float(least), limit=float(size), required=False)
 
 
 def _under_a_condition(tree: ast.Module, line: int) -> bool:

@@ -34,8 +34,8 @@ class RankDivergentParamUse(ShardedModelRule):
             if record.filled or len(set(sets.values())) < 2:
                 continue
             differ = "; ".join(
-                f"rank {rank} has none of {some(sorted(names))}" if names else f"rank {rank} has all"
-                for rank, names in sorted(sets.items())[:4]
+                f"rank {rank} has none of {some(sorted(names), 1)}" if names else f"rank {rank} has all"
+                for rank, names in sorted(sets.items())[:3]
             )
             group = record.group or "root"
             return self.failed(

@@ -44,7 +44,8 @@ class ShardsAreEven(ShardedModelRule):
         ideal = {name: whole_bytes(run, name) / _ways(entries[0]) for name, entries in sharded.items()}
         total, even = sum(held.values()), sum(ideal.values())
         limits = {"measured": float(total), "limit": UNEVEN * even}
-        what = f"a rank holds up to {total / 2**20:.1f} MiB of parameters; even shards would be {even / 2**20:.1f} MiB"
+        size = f"expected: {even / 2**20:.1f} MiB, allowed: {UNEVEN * even / 2**20:.1f} MiB"
+        what = f"a rank holds up to {total / 2**20:.1f} MiB of parameters ({size})"
         if total <= UNEVEN * even or total - even < FLOOR:
             return self.passed(what, **limits)
         worst = max(held, key=lambda name: held[name] - ideal[name])

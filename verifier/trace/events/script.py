@@ -60,9 +60,9 @@ class Reached(Event):
 
 
 class Adapted(Event):
-    """What the probe changed in a library so that it shards on the CPU, in words (substitutes/libraries.py)."""
+    """What the probe changed in a library so that it shards on the CPU (substitutes/libraries.py)."""
 
-    told: str
+    text: str
 
 
 class ProbeError(Event):
