@@ -1,0 +1,54 @@
+"""Autocast and attention: `autocast("cuda")` is the CPU's, in the dtype of CUDA's, and the backend MATH is never left out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from ...dispatcher import Call
+from ...session import Session
+from ._answers import always
+
+_FLAGS = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+
+
+def _began(call: Call) -> None:
+    """`autocast(device_type, dtype=None, ...)`, without the device: float16 is CUDA's dtype."""
+    given = call.given(1, "device_type")
+    if str(given).partition(":")[0] != "cuda":
+        return
+    if call.given(2, "dtype") is None:
+        call.kwargs["dtype"] = torch.float16
+        call.args = (*call.args[:2], torch.float16, *call.args[3:])
+        del call.kwargs["dtype"]
+    if len(call.args) > 1:
+        call.args = (call.args[0], "cpu", *call.args[2:])
+    else:
+        call.kwargs["device_type"] = "cpu"
+
+
+def _of_cpu(call: Call, proceed: Callable[[], Any]) -> Any:
+    """The same of the CPU; without a device, CUDA is meant."""
+    if not call.args or isinstance(call.args[0], bool):
+        call.args = ("cpu", *call.args)
+    elif call.args[0] == "cuda":
+        call.args = ("cpu", *call.args[1:])
+    return proceed()
+
+
+def _with_math(call: Call) -> None:
+    """`sdpa_kernel` without the backends that only a GPU has would leave none."""
+    asked = call.given(0, "backends")
+    found = [*(asked if isinstance(asked, list | tuple) else [asked]), SDPBackend.MATH]
+    call.args, call.kwargs = (found, *call.args[1:]), {k: v for k, v in call.kwargs.items() if k != "backends"}
+
+
+def install(session: Session) -> None:
+    """Let autocast and its flags work on the CPU's."""
+    session.around("torch:autocast.__init__", before=_began)
+    for name in _FLAGS:
+        session.around(f"torch:{name}", replace=_of_cpu, optional=True)
+    session.around("torch:get_autocast_gpu_dtype", replace=lambda call, proceed: torch.get_autocast_dtype("cpu"), optional=True)
+    session.around("torch.nn.attention:sdpa_kernel", before=_with_math)
+    session.around("torch.backends.cuda:enable_math_sdp", replace=always(None))

@@ -1,0 +1,28 @@
+"""Files of `torch.save`: tensors on CUDA are saved as such, and lie there again when they are loaded."""
+
+from typing import Any
+
+import torch
+
+from ...session import Session
+from .marks import MARK, device_from
+
+_BEFORE_THE_CPU = 5  # torch's own is 10
+
+
+def _tag(storage: Any) -> str | None:
+    storage = getattr(storage, "_untyped_storage", storage)
+    device = getattr(storage, MARK, None)
+    return str(device) if device is not None and device.type == "cuda" else None
+
+
+def _restore(storage: Any, location: str) -> Any:
+    if not str(location).startswith("cuda"):
+        return None
+    setattr(storage, MARK, device_from(location))
+    return storage
+
+
+def install(session: Session) -> None:
+    """Register both with torch."""
+    torch.serialization.register_package(_BEFORE_THE_CPU, _tag, _restore)
