@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, WAITED_PART, find
+from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, KERNELS, WAITED_PART, find
 
 TENSOR_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 
@@ -46,3 +46,9 @@ def answer_groups(device_of: Callable[[Tensor], torch.device]) -> None:
 def is_fake(types: Sequence[type]) -> bool:
     """Whether an operation on tensors of these types works on shapes alone."""
     return _current_mode(_FAKE) is not None or FakeTensor in types
+
+
+def kernel_of(operator: Any) -> Callable[..., Any] | None:
+    """What a higher-order operator calls for CUDA, if that is a function of Python."""
+    kernels: dict[Any, Callable[..., Any]] = getattr(operator, KERNELS, None) or {}
+    return kernels.get(torch._C.DispatchKey.CUDA)

@@ -45,6 +45,7 @@ BUILTINS = "torch.jit._builtins"
 FAKE_TENSOR = "torch._subclasses.fake_tensor:FakeTensor"
 CURRENT_MODE = "torch._C:_get_dispatch_mode"
 FAKE_MODE = "torch._C:_TorchDispatchModeKey.FAKE"
+KERNELS = "py_kernels"
 LAZY_INIT = "torch.cuda:_lazy_init"
 CONSTRUCTORS = "torch.utils._device:_device_constructors"
 ACCELERATOR = ("_get_accelerator", "_accelerator_getAccelerator")

@@ -13,6 +13,7 @@ from .marks import CUDA, device_from
 
 NAME = "CUDA on the CPU (fsdp2)"
 CAPABILITY = (8, 0)  # bfloat16, and none of the features of later GPUs
+NCCL = (2, 27, 3)
 _REAL = torch.device
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -100,6 +101,7 @@ def install(session: Session) -> None:
             "get_device_capability": always({"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}),
         },
     )
+    answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})
     torch.device = _Device  # type: ignore[assignment, misc]
     torch.cuda.device, torch.cuda.device_of = _Chosen, _ChosenOf  # type: ignore[assignment, misc]
     if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "device_index"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...compat.cuda import is_fake
+from ...compat.cuda import is_fake, kernel_of
 from ...dispatcher import Call
 from ...session import Session
 from .marks import CPU, PLAIN, device_from, mark_of, put
@@ -44,6 +44,9 @@ class Placement(TorchDispatchMode):
             return func(*args, **kwargs)  # shapes alone
         if any(kind not in PLAIN for kind in types):
             return NotImplemented  # of subclasses, the operations on their parts
+        if (kernel := kernel_of(func)) is not None:
+            with self:
+                return kernel(*args, **kwargs)
         given = list(_tensors((*args, *kwargs.values())))
         marks = [mark_of(tensor) for tensor in given]
         there = wanted or next((mark for mark in marks if mark is not None and mark.type == "cuda"), None)
