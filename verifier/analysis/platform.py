@@ -17,7 +17,7 @@ NOT_HERE = "platform: not on CUDA/NCCL"
 _CUDA = re.compile(r"cuda|nccl|nvidia|\bgpus?\b|accelerator", re.IGNORECASE)
 _LACKING = re.compile(
     r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
-    r"dummy base class|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
+    r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
 )
 _KERNELS = (
     *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex", "amp_C", "transformer_engine", "xformers"),
@@ -29,6 +29,8 @@ def asks_for_cuda(run: Run) -> bool:
     """Whether a run made no step for want of CUDA, as far as its error or its line says so."""
     if run.steps() or run.completed or run.timed_out or run.foreign or run.probe_failed:
         return False
+    if beyond_cuda_on_cpu(run):
+        return True
     cause = root_cause(run)
     lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]
     return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines))

@@ -40,12 +40,13 @@ def assemble(
 
 
 def environment_of(
-    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str]
+    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str], on_cpu: bool
 ) -> dict[str, object]:
-    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not."""
+    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.told(backend, nproc, versions["devices"]) if backend else carried
-    return {**versions, "platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    known = {**versions, "platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    return {**known, "cuda_on_cpu": on_cpu}
 
 
 def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list[str]:

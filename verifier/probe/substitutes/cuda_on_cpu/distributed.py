@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from ....launch.average import RIGHT
 from ...compat.cuda import premul_factor
 from ...dispatcher import Call
 from ...session import Session
@@ -50,14 +52,17 @@ def _backend(call: Call, proceed: Proceed) -> Any:
 
 
 def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
-    """PREMUL_SUM is the sum of what is multiplied before."""
+    """PREMUL_SUM, and on versions whose gloo does not average AVG too, is the sum of what is multiplied before."""
 
     def replaced(call: Call, proceed: Proceed) -> Any:
         position, at = where
         op = call.given(at, "op")
-        if op is None or op != dist.ReduceOp.PREMUL_SUM:
+        if op is None or op not in (dist.ReduceOp.PREMUL_SUM, dist.ReduceOp.AVG):
             return proceed()
-        factor = premul_factor(op)
+        if op == dist.ReduceOp.AVG and torch.__version__.partition("+")[0] in RIGHT:
+            return proceed()
+        average = op == dist.ReduceOp.AVG
+        factor = 1 / dist.get_world_size(call.given(at + 1, "group")) if average else premul_factor(op)
         if position == 0:
             call.given(0, "tensor").mul_(factor)
         elif len(call.args) > 1:
