@@ -20,6 +20,11 @@ def inner_tensor(tensor: Tensor) -> Tensor | None:
     return getattr(tensor, WAITED_PART, None) if found is None else found
 
 
+def note_initialized() -> None:
+    """Let activation checkpointing and others see that CUDA is used."""
+    torch.cuda._initialized = True
+
+
 def answer_accelerator(device: torch.device) -> None:
     """Let torch's own modules find this accelerator."""
     for name in ACCELERATOR:

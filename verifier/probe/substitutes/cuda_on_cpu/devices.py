@@ -64,10 +64,6 @@ def _properties(device: Any = None) -> SimpleNamespace:
     return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape)
 
 
-def _begin() -> None:
-    CUDA.initialized = True
-
-
 def install(session: Session) -> None:
     """Answer `torch.cuda` and `torch.accelerator`."""
     same = {
@@ -80,7 +76,7 @@ def install(session: Session) -> None:
         "torch.cuda",
         {
             **same,
-            **{"_lazy_init": _begin, "init": _begin, "is_initialized": lambda: CUDA.initialized},
+            **{"_lazy_init": CUDA.begin, "init": CUDA.begin, "is_initialized": lambda: CUDA.initialized},
             **{"current_device": lambda: _index(), "set_device": _set},
             **{"get_device_name": lambda device=None: NAME, "get_device_capability": lambda device=None: CAPABILITY},
             **{"get_device_properties": _properties, "get_arch_list": lambda: ["sm_80"]},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...compat.cuda import TENSOR_DEVICE, inner_tensor
+from ...compat.cuda import TENSOR_DEVICE, inner_tensor, note_initialized
 
 CPU = torch.device("cpu")
 MARK = "fsdp2_device"
@@ -22,6 +22,12 @@ class Cuda:
 
     current: int = 0
     initialized: bool = False
+
+    def begin(self) -> None:
+        """CUDA is used from now on."""
+        if not self.initialized:
+            self.initialized = True
+            note_initialized()
 
     @property
     def count(self) -> int:
@@ -39,7 +45,7 @@ def device_from(value: Any) -> torch.device | None:
     device = torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
     if device.type != "cuda":
         return device
-    CUDA.initialized = True
+    CUDA.begin()
     index = CUDA.current if device.index is None else device.index
     if index >= CUDA.count:
         raise RuntimeError(f"CUDA error: invalid device ordinal ({index}; this node has {CUDA.count})")

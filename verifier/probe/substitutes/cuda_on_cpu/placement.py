@@ -59,8 +59,9 @@ class Placement(TorchDispatchMode):
         if there is None and given and None not in marks:
             there = CPU
         if there is not None:
+            composed = not hasattr(func, "overloadpacket")  # a higher-order operator, whose parts were not seen
             for tensor in _tensors((result,)):
-                if wanted is not None or mark_of(tensor) is None:
+                if wanted is not None or composed or mark_of(tensor) is None:
                     put(tensor, there)
         return result
 

@@ -112,7 +112,7 @@ def _fresh() -> int:
 
 
 def install(session: Session) -> None:
-    """Answer the random functions of `torch.cuda`, and let `torch.manual_seed` seed CUDA as well."""
+    """Answer the random functions of `torch.cuda`; `torch.manual_seed` calls them."""
     answer(
         session,
         "torch.cuda.random",
@@ -128,5 +128,4 @@ def install(session: Session) -> None:
             "seed_all": lambda: _seed_all(_fresh()),
         },
     )
-    session.around("torch:manual_seed", before=lambda call: _seed_all(call.given(0, "seed")))
     torch.Generator = Generator  # type: ignore[misc]

@@ -1,11 +1,14 @@
-"""Files of `torch.save`: tensors on CUDA are saved as such, and lie there again when they are loaded."""
+"""Files of `torch.save`: tensors on CUDA are saved as such, and lie there again when they are loaded.
+
+A file may name a device that only a run on more ranks had.
+"""
 
 from typing import Any
 
 import torch
 
 from ...session import Session
-from .marks import MARK, device_from
+from .marks import CUDA, MARK
 
 _BEFORE_THE_CPU = 5  # torch's own is 10
 
@@ -19,7 +22,8 @@ def _tag(storage: Any) -> str | None:
 def _restore(storage: Any, location: str) -> Any:
     if not str(location).startswith("cuda"):
         return None
-    setattr(storage, MARK, device_from(location))
+    index = torch.device(location).index or 0
+    setattr(storage, MARK, torch.device("cuda", index if index < CUDA.count else 0))
     return storage
 
 
