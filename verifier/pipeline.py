@@ -118,7 +118,9 @@ def verify_with(
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
     known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
-    environment = environment_of(launcher.versions, tier, backend, target.nproc, target.launcher, known, evidence.cuda_on_cpu)
+    environment = environment_of(
+        launcher.versions, tier, backend, target.nproc, target.launcher, known, evidence.cuda_on_cpu
+    )
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import copy
+import copy  # noqa: F401 (used by EXPRESSIONS)
 import io
 import json
-import pickle
+import pickle  # noqa: F401
 import sys
 import tempfile
 import threading

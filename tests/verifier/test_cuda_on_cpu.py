@@ -6,20 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import Verify
+from cuda_spelling import for_gpus
 
+from records import LINE, trace
 from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda_on_cpu
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
-from verified_fsdp2.verifier.trace.events import End, Place
-
-from ..conftest import Verify
-from .cuda_spelling import for_gpus
-from .records import run
+from verified_fsdp2.verifier.trace import Ended, Run
 
 ZOO = Path(__file__).parents[1] / "zoo"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -40,7 +38,14 @@ def test_what_training_code_calls() -> None:
 
 @pytest.mark.launch
 def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify) -> None:
-    only = ("run-completes", "matches-ddp", "matches-single-process", "resume-is-exact", "gloo-premul-sum", "device-mismatch")
+    only = (
+        "run-completes",
+        "matches-ddp",
+        "matches-single-process",
+        "resume-is-exact",
+        "gloo-premul-sum",
+        "device-mismatch",
+    )
     verdict = verify_script(ZOO / "written_for_gpus.py", only)
     found = {finding.rule: finding.status for finding in verdict.findings}
     assert found == {**dict.fromkeys(only, "pass"), "gloo-premul-sum": "not_applicable"}
@@ -52,7 +57,9 @@ def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify) -> None:
 def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verify, tmp_path: Path) -> None:
     text = (ZOO / "written_for_gpus.py").read_text(encoding="utf-8")
     wrong = tmp_path / "wrong.py"
-    wrong.write_text(text.replace("model.set_requires_gradient_sync(micro == 1)", "model.set_requires_gradient_sync(micro == 0)"))
+    wrong.write_text(
+        text.replace("model.set_requires_gradient_sync(micro == 1)", "model.set_requires_gradient_sync(micro == 0)")
+    )
     verdict = verify_script(wrong, ("gradients", "matches-ddp"))
     assert "accum-never-resynced" in {finding.rule for finding in verdict.findings if finding.status == "fail"}
 
@@ -61,7 +68,10 @@ def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verif
 def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
     verdict = verify_script(ZOO / "minimal.py", ("run-completes", "device-mismatch"))
     assert verdict.environment["cuda_on_cpu"] is False
-    assert {f.rule: f.status for f in verdict.findings} == {"run-completes": "pass", "device-mismatch": "not_applicable"}
+    assert {f.rule: f.status for f in verdict.findings} == {
+        "run-completes": "pass",
+        "device-mismatch": "not_applicable",
+    }
 
 
 @pytest.mark.launch
@@ -95,7 +105,6 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
     assert [finding.status for finding in found] == ["inconclusive"]
 
 
-def _stopped(error: str, message: str):  # type: ignore[no-untyped-def]
-    line = Place(file="train.py", line=3, function="main", code="start()")
-    end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [line]}
-    return replace(run([end]), ended=())
+def _stopped(error: str, message: str) -> Run:
+    end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [LINE], "seq": 0, "at": 0.0}
+    return Run("train", 1, (trace(0, [end]),), (Ended(0, 1, False),))

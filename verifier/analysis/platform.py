@@ -20,8 +20,26 @@ _LACKING = re.compile(
     r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
 )
 _KERNELS = (
-    *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex", "amp_C", "transformer_engine", "xformers"),
-    *("deepspeed", "bitsandbytes", "liger_kernel", "fused_layer_norm_cuda", "causal_conv1d", "mamba_ssm", "deep_gemm", "cupy"),
+    *(
+        "triton",
+        "flash_attn",
+        "flash_attn_interface",
+        "flash_attn_2_cuda",
+        "apex",
+        "amp_C",
+        "transformer_engine",
+        "xformers",
+    ),
+    *(
+        "deepspeed",
+        "bitsandbytes",
+        "liger_kernel",
+        "fused_layer_norm_cuda",
+        "causal_conv1d",
+        "mamba_ssm",
+        "deep_gemm",
+        "cupy",
+    ),
 )
 
 
@@ -47,7 +65,7 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     files = [frame.file for frame in raised.frames] if raised is not None else []
     inside = next((name for file in files for name in _KERNELS if f"/{name}/" in file), "")
     if (kernel := inside or (named if named in _KERNELS else "")) != "":
-        return f"the script stopped at kernels of `{kernel}`, which need a GPU: run it with the implementation of PyTorch instead, or on GPUs"
+        return f"the script stopped at kernels of `{kernel}`, which need a GPU: choose PyTorch's implementation instead, or run on GPUs"
     if _LACKING.search(cause.error):
         return f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on GPUs"
     return ""

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, KERNELS, WAITED_PART, find
 
-TENSOR_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+TENSOR_DEVICE: Callable[[Any], torch.device] = Tensor.device.__get__
 
 
 FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(FAKE_MODE)
@@ -39,13 +40,16 @@ def premul_factor(op: Any) -> float:
 
 def answer_groups(device_of: Callable[[Tensor], torch.device]) -> None:
     """Let optimizers and clipping group tensors by `device_of`, where C++ knows the CPU alone."""
-    real = torch._C._group_tensors_by_device_and_dtype
+    real: Any = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
         found = real(lists, with_indices)
-        return {(device_of(group[0][0][0]) if group[0][0] else device, dtype): group for (device, dtype), group in found.items()}
+        return {
+            (device_of(group[0][0][0]) if group[0][0] else device, dtype): group
+            for (device, dtype), group in found.items()
+        }
 
-    torch._C._group_tensors_by_device_and_dtype = grouped
+    torch._C._group_tensors_by_device_and_dtype = grouped  # type: ignore[assignment]
 
 
 def is_fake(types: Sequence[type]) -> bool:

@@ -9,7 +9,19 @@ What it cannot show: kernels of CUDA or Triton, NCCL, CUDA's allocator, and what
 """
 
 from ...session import Session
-from . import autocast, devices, distributed, factories, memory, placement, profiling, randomness, saved, streams, tensors
+from . import (
+    autocast,
+    devices,
+    distributed,
+    factories,
+    memory,
+    placement,
+    profiling,
+    randomness,
+    saved,
+    streams,
+    tensors,
+)
 
 
 def install(session: Session) -> None:

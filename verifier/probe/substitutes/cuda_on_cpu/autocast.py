@@ -49,6 +49,8 @@ def install(session: Session) -> None:
     session.around("torch:autocast.__init__", before=_began)
     for name in _FLAGS:
         session.around(f"torch:{name}", replace=_of_cpu, optional=True)
-    session.around("torch:get_autocast_gpu_dtype", replace=lambda call, proceed: torch.get_autocast_dtype("cpu"), optional=True)
+    session.around(
+        "torch:get_autocast_gpu_dtype", replace=lambda call, proceed: torch.get_autocast_dtype("cpu"), optional=True
+    )
     session.around("torch.nn.attention:sdpa_kernel", before=_with_math)
     session.around("torch.backends.cuda:enable_math_sdp", replace=always(None))

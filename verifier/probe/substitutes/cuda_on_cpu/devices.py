@@ -58,7 +58,12 @@ class _ChosenOf(_Chosen):
 def _properties(device: Any = None) -> SimpleNamespace:
     _index(device)
     major, minor = CAPABILITY
-    shape = {"multi_processor_count": os.cpu_count(), "warp_size": 32, "L2_cache_size": 1 << 25, "regs_per_multiprocessor": 65536}
+    shape = {
+        "multi_processor_count": os.cpu_count(),
+        "warp_size": 32,
+        "L2_cache_size": 1 << 25,
+        "regs_per_multiprocessor": 65536,
+    }
     shape |= {"shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 163 << 10}
     shape |= {"shared_memory_per_multiprocessor": 164 << 10, "max_threads_per_multi_processor": 2048}
     return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape)
@@ -76,14 +81,24 @@ def install(session: Session) -> None:
         "torch.cuda",
         {
             **same,
-            **{"_lazy_init": CUDA.begin, "init": CUDA.begin, "is_initialized": lambda: CUDA.initialized},
-            **{"current_device": lambda: _index(), "set_device": _set},
-            **{"get_device_name": lambda device=None: NAME, "get_device_capability": lambda device=None: CAPABILITY},
-            **{"get_device_properties": _properties, "get_arch_list": lambda: ["sm_80"]},
-            **{"is_bf16_supported": always(True), "is_tf32_supported": always(True)},
-            **{"can_device_access_peer": always(True), "ipc_collect": always(None), "utilization": always(0)},
-            **{"set_sync_debug_mode": always(None), "get_sync_debug_mode": always(0)},
-            **{"is_current_stream_capturing": always(False), "cudart": lambda: _Runtime()},
+            "_lazy_init": CUDA.begin,
+            "init": CUDA.begin,
+            "is_initialized": lambda: CUDA.initialized,
+            "current_device": lambda: _index(),
+            "set_device": _set,
+            "get_device_name": lambda device=None: NAME,
+            "get_device_capability": lambda device=None: CAPABILITY,
+            "get_device_properties": _properties,
+            "get_arch_list": lambda: ["sm_80"],
+            "is_bf16_supported": always(True),
+            "is_tf32_supported": always(True),
+            "can_device_access_peer": always(True),
+            "ipc_collect": always(None),
+            "utilization": always(0),
+            "set_sync_debug_mode": always(None),
+            "get_sync_debug_mode": always(0),
+            "is_current_stream_capturing": always(False),
+            "cudart": lambda: _Runtime(),
         },
     )
     answer(
@@ -92,8 +107,10 @@ def install(session: Session) -> None:
         {
             **same,
             "current_accelerator": lambda check_available=False: torch.device("cuda"),
-            **{"current_device_index": lambda: _index(), "current_device_idx": lambda: _index()},
-            **{"set_device_index": _set, "set_device_idx": _set},
+            "current_device_index": lambda: _index(),
+            "current_device_idx": lambda: _index(),
+            "set_device_index": _set,
+            "set_device_idx": _set,
             "get_device_capability": always({"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}),
         },
     )

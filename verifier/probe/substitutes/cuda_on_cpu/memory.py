@@ -1,7 +1,9 @@
 """CUDA's memory figures: those of this process, since its tensors lie in its own memory."""
 
+import contextlib
 import resource
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,8 @@ def _peak() -> int:
 
 
 def _reset() -> None:
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def _free() -> tuple[int, int]:
@@ -46,7 +46,10 @@ def _stats() -> "OrderedDict[str, Any]":
     for kind in _KINDS:
         for pool in ("all", "large_pool", "small_pool"):
             values = (held, peak, peak, 0) if pool == "all" and "inactive" not in kind else (0, 0, 0, 0)
-            found |= {f"{kind}.{pool}.{name}": value for name, value in zip(("current", "peak", "allocated", "freed"), values, strict=True)}
+            found |= {
+                f"{kind}.{pool}.{name}": value
+                for name, value in zip(("current", "peak", "allocated", "freed"), values, strict=True)
+            }
     return OrderedDict(sorted(found.items()))
 
 
@@ -70,7 +73,7 @@ def _set_fraction(fraction: float, device: Any = None) -> None:
 def install(session: Session) -> None:
     """Answer the memory functions of `torch.cuda` and `torch.accelerator`."""
     held, peak, reset = (lambda device=None: _held()), (lambda device=None: _peak()), (lambda device=None: _reset())
-    both = {
+    both: dict[str, Callable[..., Any]] = {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), held),
         **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), peak),
         **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), reset),
@@ -79,7 +82,7 @@ def install(session: Session) -> None:
         "reset_accumulated_memory_stats": always(None),
     }
     answer(session, "torch.accelerator.memory", {**both, "get_memory_info": lambda device=None: _free()})
-    more = {
+    more: dict[str, Callable[..., Any]] = {
         "mem_get_info": lambda device=None: _free(),
         "memory_stats_as_nested_dict": lambda device=None: _nested(),
         "memory_snapshot": always([]),

@@ -1,7 +1,7 @@
 """The dispatch mode below all of torch: results lie where their inputs lie, or on CUDA where that is asked for.
 
-Only a function that Python calls puts a mark of the CPU on what it makes (factories.py): C++ asks for the CPU by itself in a backward, where
-it copies the options of a tensor. So a tensor that is marked as on the CPU was left there by the script.
+Only a function that Python calls puts a mark of the CPU on what it makes (factories.py): C++ asks for the CPU by itself in a
+backward, where it copies the options of a tensor. So a tensor that is marked as on the CPU was left there by the script.
 """
 
 import functools
@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...compat.cuda import is_fake, kernel_of
+from ...compat.cuda import TorchDispatchMode, is_fake, kernel_of
 from ...dispatcher import Call
 from ...session import Session
 from .marks import CPU, PLAIN, device_from, mark_of, put
@@ -28,7 +27,7 @@ _TOGETHER = frozenset(
 )
 
 
-class Placement(TorchDispatchMode):
+class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Marks the results of every operation."""
 
     supports_higher_order_operators = True
@@ -68,10 +67,10 @@ class Placement(TorchDispatchMode):
 
 def install(session: Session) -> None:
     """Enter the mode, in this thread and in those that it starts."""
-    Placement().__enter__()
+    Placement().__enter__()  # type: ignore[no-untyped-call]
 
     def started(call: Call, proceed: Any) -> Any:
-        with Placement():
+        with Placement():  # type: ignore[no-untyped-call]
             return proceed()
 
     session.around("threading:Thread.run", replace=started)
@@ -89,7 +88,9 @@ def _refuse_two_devices(given: list[Tensor], marks: list[torch.device | None], t
     """Raise what a GPU raises if some inputs were left on the CPU."""
     for tensor, mark in zip(given, marks, strict=True):
         if mark is not None and mark != there and tensor.dim() > 0:
-            message = f"Expected all tensors to be on the same device, but found at least two devices, {there} and {mark}!"
+            message = (
+                f"Expected all tensors to be on the same device, but found at least two devices, {there} and {mark}!"
+            )
             raise RuntimeError(message)
 
 

@@ -26,5 +26,9 @@ def install(session: Session) -> None:
     session.around("torch:compile", before=_in_eager_mode)
     session.around("torch.profiler:profile.__init__", before=_without_cuda)
     session.around("torch.profiler:supported_activities", replace=lambda call, _: {ProfilerActivity.CPU}, optional=True)
-    answer(session, "torch.cuda.nvtx", dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), always(0)))
+    answer(
+        session,
+        "torch.cuda.nvtx",
+        dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), always(0)),
+    )
     torch.cuda.nvtx.range = torch.profiler.record_function  # type: ignore[assignment]

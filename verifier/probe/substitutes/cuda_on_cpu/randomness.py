@@ -4,6 +4,7 @@ Its state is a seed and an offset, 16 bytes as on a GPU, which DTensor moves to 
 on both alone. The numbers are others than a GPU's.
 """
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,8 +67,10 @@ class _OfAnyDevice(type(_REAL)):  # type: ignore[misc]
         return isinstance(value, _REAL)
 
 
-class Generator(_REAL, metaclass=_OfAnyDevice):  # type: ignore[misc, valid-type]
+class Generator(_REAL, metaclass=_OfAnyDevice):
     """`torch.Generator(device="cuda")`: one of the CPU that names CUDA as its device."""
+
+    named: torch.device
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """A generator of the device."""
@@ -75,16 +78,16 @@ class Generator(_REAL, metaclass=_OfAnyDevice):  # type: ignore[misc, valid-type
         if found.type != "cuda":
             return _REAL(found)
         made = _REAL.__new__(cls)
-        made._named = found
+        made.named = found
         return made
 
     def __init__(self, device: Any = "cpu") -> None:
         """Nothing is left to do."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The device that was asked for."""
-        return self._named  # type: ignore[no-any-return]
+        return self.named
 
 
 def _seed(seed: int) -> None:
@@ -108,7 +111,7 @@ def _load_all(states: Iterable[Tensor]) -> None:
 
 
 def _fresh() -> int:
-    return int.from_bytes(__import__("os").urandom(7), "little")
+    return int.from_bytes(os.urandom(7), "little")
 
 
 def install(session: Session) -> None:

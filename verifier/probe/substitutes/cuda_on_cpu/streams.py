@@ -1,6 +1,7 @@
 """Streams and events: all work is done in the order in which it is called, so there is nothing to wait for."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,9 +45,8 @@ class Stream:
 
     def record_event(self, event: Any = None) -> "Event":
         """An event that has happened."""
-        found = Event() if event is None else event
-        found.record()
-        return found  # type: ignore[no-any-return]
+        found: Event = Event() if event is None else event
+        return found.record()
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -117,9 +117,14 @@ def _set(stream: Stream) -> None:
 def install(session: Session) -> None:
     """Give `torch.cuda`, `torch.accelerator` and `torch` these streams and events."""
     for module in (torch.cuda, torch.cuda.streams, torch):
-        module.Stream, module.Event = Stream, Event  # type: ignore[assignment, attr-defined, misc, union-attr]
+        module.Stream, module.Event = Stream, Event  # type: ignore[attr-defined]
     torch.cuda.StreamContext = _Within  # type: ignore[assignment, misc]
-    answers = {"current_stream": _current, "default_stream": _default, "set_stream": _set, "stream": _Within}
+    answers: dict[str, Callable[..., Any]] = {
+        "current_stream": _current,
+        "default_stream": _default,
+        "set_stream": _set,
+        "stream": _Within,
+    }
     answer(session, "torch.cuda", answers)
     answer(session, "torch.accelerator", answers)
     answer(session, "torch", {"Tensor.record_stream": always(None)})

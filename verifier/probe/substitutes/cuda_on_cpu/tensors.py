@@ -50,8 +50,7 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
     here = device_of(tensor)
     if here == target:
         return proceed() if call.kwargs else tensor
-    result = put(_copy(call, proceed), target)
-    return result
+    return put(_copy(call, proceed), target)
 
 
 def _copy(call: Call, proceed: Proceed) -> Any:
@@ -101,9 +100,9 @@ def install(session: Session) -> None:
     around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
     around("torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed()))
     answer_groups(device_of)
-    Tensor.device = property(device_of)  # type: ignore[assignment, misc]
-    Tensor.is_cuda = property(lambda tensor: device_of(tensor).type == "cuda")  # type: ignore[assignment, misc]
-    Tensor.is_cpu = property(lambda tensor: device_of(tensor).type == "cpu")  # type: ignore[assignment, misc]
+    Tensor.device = property(device_of)  # type: ignore[assignment]
+    Tensor.is_cuda = property(lambda tensor: device_of(tensor).type == "cuda")  # type: ignore[assignment]
+    Tensor.is_cpu = property(lambda tensor: device_of(tensor).type == "cpu")  # type: ignore[assignment]
 
 
 def _number(tensor: Tensor) -> int:
