@@ -45,6 +45,7 @@ BUILTINS = "torch.jit._builtins"
 FAKE_TENSOR = "torch._subclasses.fake_tensor:FakeTensor"
 CURRENT_MODE = "torch._C:_get_dispatch_mode"
 FAKE_MODE = "torch._C:_TorchDispatchModeKey.FAKE"
+WRAPPER = "torch:Tensor._make_wrapper_subclass"
 KERNELS = "py_kernels"
 LAZY_INIT = "torch.cuda:_lazy_init"
 CONSTRUCTORS = "torch.utils._device:_device_constructors"
@@ -87,7 +88,7 @@ TABLE = (
     Name(AS_PLAIN, "reads of replaced parameters", _NEW),
     Name(BUILTINS, "functions of TorchScript", _NEW, ("_builtin_table",)),
     Name(LAZY_INIT, "CUDA on the CPU", _NEW),
-    *(Name(one, "CUDA on the CPU", _NEW) for one in (FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
+    *(Name(one, "CUDA on the CPU", _NEW) for one in (WRAPPER, FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
     Name(CONSTRUCTORS, "CUDA on the CPU", _NEW),
     Name("torch._C", "CUDA on the CPU", _NEW, ACCELERATOR),
     Name("torch._dynamo", "any optimizer: over a second to import", _BOTH),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...compat.cuda import answer_groups
+from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
 from ._answers import always
@@ -78,6 +79,13 @@ def _numpy(call: Call, proceed: Proceed) -> Any:
     return proceed()
 
 
+def _wrapped(call: Call, proceed: Proceed) -> Any:
+    """A tensor around another one lies where that one really is."""
+    if (device := call.kwargs.get("device")) is not None and torch.device(device).type == "cuda":
+        call.kwargs["device"] = CPU
+    return proceed()
+
+
 def _module_to(call: Call, proceed: Proceed) -> Any:
     """`Module.to(0)`: torch itself reads the number of a device only where there is one."""
     if len(call.args) > 1 and isinstance(call.args[1], int):
@@ -95,6 +103,7 @@ def install(session: Session) -> None:
     around("torch:Tensor.cpu", replace=_cpu)
     around("torch:Tensor.numpy", replace=_numpy)
     around("torch.nn:Module.to", replace=_module_to)
+    around(WRAPPER, replace=_wrapped)
     around("torch:Tensor.pin_memory", replace=lambda call, proceed: call.args[0])
     around("torch:Tensor.is_pinned", replace=always(False))
     around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
