@@ -97,6 +97,7 @@ class Evidence:
     followed: bool = False  # whether the static tier has come to the training by following the sources
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
+    cuda_on_cpu: bool = False  # whether the script asked for CUDA, and had one that computes on the CPU
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened

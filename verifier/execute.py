@@ -69,6 +69,7 @@ class Executor:
         self.launcher, self.work, self.files, self.progress = launcher, work, files, progress
         self.ended: list[Run] = [] if ended is None else ended
         self.backend = backend
+        self.cuda_on_cpu = False
         self.longest = 0.0
         self._number = 0
         self._going: list[_Going] = []
@@ -139,6 +140,7 @@ class Executor:
             argv=[word.replace("{checkpoint}", str(checkpoint)) for word in planned.arguments],
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
+            cuda_on_cpu=self.cuda_on_cpu,
             timeout=self.timeout(planned),
             secret=self._secret,
             starting_point=str(self.work / "starting_point") if planned.starting_point else "",

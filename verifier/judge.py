@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
 from .evidence import Evidence, Sources
@@ -61,6 +62,8 @@ def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
 
 
 def _judged(rule: Rule, evidence: Evidence) -> Finding:
+    if evidence.cuda_on_cpu and rule.only_on_cpu:
+        return rule.not_applicable(NOT_HERE)
     if reason := rule.too_short(evidence):
         return rule.unknown(reason)
     if reason := rule.applies(evidence):
@@ -71,9 +74,17 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         found = rule.judge(evidence)
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
         return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
+    if found.status == "fail" and evidence.cuda_on_cpu and (reason := _lacks(rule, evidence)):
+        return rule.unknown(reason)
     if found.status in ("pass", "not_applicable") and rule.family in LISTENED and (reason := _probe_error(evidence)):
         return rule.unknown(reason)
     return found
+
+
+def _lacks(rule: Rule, evidence: Evidence) -> str:
+    """Which part of CUDA a run of this rule stopped at that CUDA on the CPU does not have."""
+    runs = (run for run in evidence.runs if run.role in rule.needs | rule.reads)
+    return next((reason for run in runs if (reason := beyond_cuda_on_cpu(run))), "")
 
 
 def fault(rule: str, error: Exception) -> Finding:

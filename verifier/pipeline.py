@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import plan
+from .analysis.platform import asks_for_cuda
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Course, Evidence
-from .execute import Executor, Progress, added, backend_for
+from .execute import Executor, Made, Progress, added, backend_for
 from .judge import apply_policy, judge
 from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
@@ -117,7 +118,9 @@ def verify_with(
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
     known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
-    environment = environment_of(launcher.versions, tier, backend, target.nproc, target.launcher, known)
+    environment = environment_of(
+        launcher.versions, tier, backend, target.nproc, target.launcher, known, evidence.cuda_on_cpu
+    )
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
@@ -133,15 +136,27 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     target = settings.target
     course = Course(sizes_chosen=target.sizes_chosen)
-    evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
+    tolerances, own = target.policy.tolerances, executor.cuda_on_cpu
+    evidence = Evidence(tolerances=tolerances, course=course, watch=target.watch, cuda_on_cpu=own)
     evidence = with_sources(evidence, target.script, target.module)
     for stage in plan.stages(settings.tier):
         while due := stage(settings, evidence):
-            evidence = added(evidence, executor.make(due), executor.files)
+            made = executor.make(due)
+            if evidence.train is None and _stopped_for_want_of_cuda(target, executor, made):
+                executor.cuda_on_cpu = True
+                return gather(replace(settings, target=target), executor)
+            evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is plan.first:
             report_early(settings, evidence, executor.progress)
     return evidence if settings.tier == "simulate" else replace(evidence, missing=plan.missing(settings, evidence))
+
+
+def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence[Made]) -> bool:
+    """Whether the first run ended where the script asks for CUDA, and may be made again with one that computes on the CPU."""
+    if target.device != "auto" or executor.cuda_on_cpu or executor.launcher.versions["devices"]:
+        return False
+    return any(one.run is not None and asks_for_cuda(one.run) for one in made)
 
 
 def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:

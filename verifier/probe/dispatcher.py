@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from .compat.names import find
+from .compat.names import find, forget_builtins
 
 Report = Callable[[str, BaseException], None]
 Leave = Callable[[], object]
@@ -161,6 +161,7 @@ class Dispatcher:
                 for real, ours in by_name[name]:
                     if held[name] is real:
                         setattr(module, name, ours)
+        forget_builtins()
 
     def _point(self, target: str) -> Point | None:
         module, _, path = target.partition(":")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import platform
+import platform as machine
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..analysis.platform import NOTE
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
@@ -39,12 +40,13 @@ def assemble(
 
 
 def environment_of(
-    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str]
+    versions: Mapping[str, Any], tier: str, backend: str, nproc: int, launcher: str, notes: Sequence[str], on_cpu: bool
 ) -> dict[str, object]:
-    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not."""
+    """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.described(backend, nproc, versions["devices"]) if backend else carried
-    return {**versions, "platform": platform.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    known = {**versions, "platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    return {**known, "cuda_on_cpu": on_cpu}
 
 
 def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list[str]:
@@ -52,4 +54,5 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
-    return [note for note in (early, *libraries, evidence.course.stale, *files) if note]
+    platform = NOTE if evidence.cuda_on_cpu else ""
+    return [note for note in (platform, early, *libraries, evidence.course.stale, *files) if note]

@@ -40,6 +40,16 @@ FUNCTIONAL = "torch.distributed._functional_collectives"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 DTENSOR_PART = "_local_tensor"
 AS_PLAIN = "torch._C:DisableTorchFunctionSubclass"
+WAITED_PART = "elem"
+BUILTINS = "torch.jit._builtins"
+FAKE_TENSOR = "torch._subclasses.fake_tensor:FakeTensor"
+CURRENT_MODE = "torch._C:_get_dispatch_mode"
+FAKE_MODE = "torch._C:_TorchDispatchModeKey.FAKE"
+WRAPPER = "torch:Tensor._make_wrapper_subclass"
+KERNELS = "py_kernels"
+LAZY_INIT = "torch.cuda:_lazy_init"
+CONSTRUCTORS = "torch.utils._device:_device_constructors"
+ACCELERATOR = ("_get_accelerator", "_accelerator_getAccelerator")
 
 TABLE = (
     Name(GET_STATE, "parameters of FSDP groups", _BOTH),
@@ -79,6 +89,11 @@ TABLE = (
     Name(FUNCTIONAL, "traffic", _BOTH),
     Name(FAKE_STORE, "the simulated tier", _BOTH),
     Name(AS_PLAIN, "reads of replaced parameters", _NEW),
+    Name(BUILTINS, "functions of TorchScript", _NEW, ("_builtin_table",)),
+    Name(LAZY_INIT, "CUDA on the CPU", _NEW),
+    *(Name(one, "CUDA on the CPU", _NEW) for one in (WRAPPER, FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
+    Name(CONSTRUCTORS, "CUDA on the CPU", _NEW),
+    Name("torch._C", "CUDA on the CPU", _NEW, ACCELERATOR),
     Name("torch._dynamo", "any optimizer: over a second to import", _BOTH),
 )
 
@@ -113,3 +128,9 @@ def need(path: str) -> Any:
 def missing() -> list[Name]:
     """The names of the table that this torch lacks. It imports every module of the table, as a launcher does before it forks."""
     return [name for name in TABLE if find(name.path) is None]
+
+
+def forget_builtins() -> None:
+    """Let TorchScript make its table of functions again: it knows them by identity, and some have been patched."""
+    if (module := find(BUILTINS)) is not None:
+        module._builtin_table = None

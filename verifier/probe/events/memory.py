@@ -15,12 +15,12 @@ from ..session import Session
 
 
 def install(session: Session) -> None:
-    before = resident("VmRSS")
+    before, real = resident("VmRSS"), not session.request["cuda_on_cpu"]
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         params = [slot.param for slot in session.all_slots()]
         states = [v for one in session.optimizers_alive() for state in one.state.values() for v in state.values()]
-        cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.max_memory_allocated() if real and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         session.write(
             Memory(
                 parameters=_bytes(params),

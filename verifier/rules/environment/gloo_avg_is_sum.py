@@ -27,6 +27,7 @@ class GlooAvgIsSum(Rule):
     """
 
     wants = "run"
+    only_on_cpu = True
 
     def applies(self, evidence: Evidence) -> str:
         unmeasured = evidence.average is None and _version(evidence.trained) not in RIGHT

@@ -24,6 +24,7 @@ class GlooPremulSum(RaisedRule):
     """
 
     simulated = False
+    only_on_cpu = True
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
 
     def absent(self, train: Run) -> str:

@@ -1,0 +1,110 @@
+"""Scripts that are written for GPUs, on a machine without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Verify
+from cuda_spelling import for_gpus
+
+from records import LINE, trace
+from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda_on_cpu
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.trace import Ended, Run
+
+ZOO = Path(__file__).parents[1] / "zoo"
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+
+RESPELLED = (
+    *("minimal", "mixed_precision", "gradient_accumulation", "fp16_scaler", "autocast", "activation_checkpointing"),
+    *("tied_embeddings", "manual_global_clip", "distributed_sampler", "ema", "checkpoint_functions", "hsdp"),
+)
+
+
+def test_what_training_code_calls() -> None:
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, str(Path(__file__).with_name("cuda_calls.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.launch
+def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify) -> None:
+    only = (
+        "run-completes",
+        "matches-ddp",
+        "matches-single-process",
+        "resume-is-exact",
+        "gloo-premul-sum",
+        "device-mismatch",
+    )
+    verdict = verify_script(ZOO / "written_for_gpus.py", only)
+    found = {finding.rule: finding.status for finding in verdict.findings}
+    assert found == {**dict.fromkeys(only, "pass"), "gloo-premul-sum": "not_applicable"}
+    assert verdict.environment["cuda_on_cpu"] is True
+    assert any("CUDA" in note for note in verdict.environment["notes"])
+
+
+@pytest.mark.launch
+def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verify, tmp_path: Path) -> None:
+    text = (ZOO / "written_for_gpus.py").read_text(encoding="utf-8")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        text.replace("model.set_requires_gradient_sync(micro == 1)", "model.set_requires_gradient_sync(micro == 0)")
+    )
+    verdict = verify_script(wrong, ("gradients", "matches-ddp"))
+    assert "accum-never-resynced" in {finding.rule for finding in verdict.findings if finding.status == "fail"}
+
+
+@pytest.mark.launch
+def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
+    verdict = verify_script(ZOO / "minimal.py", ("run-completes", "device-mismatch"))
+    assert verdict.environment["cuda_on_cpu"] is False
+    assert {f.rule: f.status for f in verdict.findings} == {
+        "run-completes": "pass",
+        "device-mismatch": "not_applicable",
+    }
+
+
+@pytest.mark.launch
+@pytest.mark.full
+@pytest.mark.parametrize("name", RESPELLED)
+def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path: Path) -> None:
+    script = tmp_path / f"{name}.py"
+    script.write_text(for_gpus((ZOO / f"{name}.py").read_text(encoding="utf-8")), encoding="utf-8")
+    verdict = verify_script(script)
+    assert verdict.environment["cuda_on_cpu"] is True
+    assert [f for f in verdict.findings if f.status in ("fail", "error")] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "asks"),
+    [
+        ("AssertionError", "Torch not compiled with CUDA enabled", True),
+        ("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", True),
+        ("ModuleNotFoundError", "No module named 'flash_attn'", True),
+        ("ValueError", "the batch does not divide", False),
+    ],
+)
+def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None:
+    assert asks_for_cuda(_stopped(error, message)) is asks
+
+
+def test_kernels_are_inconclusive_and_never_a_failure() -> None:
+    stopped = _stopped("ModuleNotFoundError", "No module named 'flash_attn'")
+    assert "flash_attn" in beyond_cuda_on_cpu(stopped)
+    found = judge(Evidence(train=stopped, cuda_on_cpu=True), ["run-completes"])
+    assert [finding.status for finding in found] == ["inconclusive"]
+
+
+def _stopped(error: str, message: str) -> Run:
+    end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [LINE], "seq": 0, "at": 0.0}
+    return Run("train", 1, (trace(0, [end]),), (Ended(0, 1, False),))

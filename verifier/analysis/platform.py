@@ -1,0 +1,71 @@
+"""What a script cannot do on this machine: CUDA where there is none, and what CUDA on the CPU lacks."""
+
+from __future__ import annotations
+
+import re
+
+from ..trace import Run
+from ..trace.events import Raised
+from .root_cause import root_cause
+
+NOTE = (
+    "the script asks for CUDA and this machine has none: its ranks had a CUDA that computes on the CPU, over gloo. "
+    "Not shown: CUDA and Triton kernels, NCCL, CUDA's memory, overlap of work"
+)
+NOT_HERE = "platform: not on CUDA/NCCL"
+
+_CUDA = re.compile(r"cuda|nccl|nvidia|\bgpus?\b|accelerator", re.IGNORECASE)
+_LACKING = re.compile(
+    r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
+    r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
+)
+_KERNELS = (
+    *(
+        "triton",
+        "flash_attn",
+        "flash_attn_interface",
+        "flash_attn_2_cuda",
+        "apex",
+        "amp_C",
+        "transformer_engine",
+        "xformers",
+    ),
+    *(
+        "deepspeed",
+        "bitsandbytes",
+        "liger_kernel",
+        "fused_layer_norm_cuda",
+        "causal_conv1d",
+        "mamba_ssm",
+        "deep_gemm",
+        "cupy",
+    ),
+)
+
+
+def asks_for_cuda(run: Run) -> bool:
+    """Whether a run made no step for want of CUDA, as far as its error or its line says so."""
+    if run.steps() or run.completed or run.timed_out or run.foreign or run.probe_failed:
+        return False
+    if beyond_cuda_on_cpu(run):
+        return True
+    cause = root_cause(run)
+    lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]
+    return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines))
+
+
+def beyond_cuda_on_cpu(run: Run) -> str:
+    """The part of CUDA that the CPU has not, at which a run stopped, and what to do; "" if it stopped for another reason."""
+    if run.completed or run.timed_out:
+        return ""
+    cause = root_cause(run)
+    missing = re.search(r"No module named '(\w+)", cause.error)
+    named = missing.group(1) if missing else ""
+    raised = next((found for t in run.traces if t.rank == cause.rank and (found := t.first(Raised))), None)
+    files = [frame.file for frame in raised.frames] if raised is not None else []
+    inside = next((name for file in files for name in _KERNELS if f"/{name}/" in file), "")
+    if (kernel := inside or (named if named in _KERNELS else "")) != "":
+        return f"the script stopped at kernels of `{kernel}`, which need a GPU: choose PyTorch's implementation instead, or run on GPUs"
+    if _LACKING.search(cause.error):
+        return f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on GPUs"
+    return ""

@@ -1,0 +1,63 @@
+"""What CUDA on the CPU needs of torch's private names."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, KERNELS, WAITED_PART, find
+
+TENSOR_DEVICE: Callable[[Any], torch.device] = Tensor.device.__get__
+
+
+FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(FAKE_MODE)
+
+
+def inner_tensor(tensor: Tensor) -> Tensor | None:
+    """The plain tensor in a DTensor, or in the result of a collective that is not waited for."""
+    found = getattr(tensor, DTENSOR_PART, None)
+    return getattr(tensor, WAITED_PART, None) if found is None else found
+
+
+def note_initialized() -> None:
+    """Let activation checkpointing and others see that CUDA is used."""
+    torch.cuda._initialized = True
+
+
+def answer_accelerator(device: torch.device) -> None:
+    """Let torch's own modules find this accelerator."""
+    for name in ACCELERATOR:
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, lambda *args: device)
+
+
+def premul_factor(op: Any) -> float:
+    """The factor of `ReduceOp.PREMUL_SUM`."""
+    return float(op.__getstate__()[1])
+
+
+def answer_groups(device_of: Callable[[Tensor], torch.device]) -> None:
+    """Let optimizers and clipping group tensors by `device_of`, where C++ knows the CPU alone."""
+    real: Any = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+        found = real(lists, with_indices)
+        return {
+            (device_of(group[0][0][0]) if group[0][0] else device, dtype): group
+            for (device, dtype), group in found.items()
+        }
+
+    torch._C._group_tensors_by_device_and_dtype = grouped  # type: ignore[assignment]
+
+
+def is_fake(types: Sequence[type]) -> bool:
+    """Whether an operation on tensors of these types works on shapes alone."""
+    return _current_mode(_FAKE) is not None or FakeTensor in types
+
+
+def kernel_of(operator: Any) -> Callable[..., Any] | None:
+    """What a higher-order operator calls for CUDA, if that is a function of Python."""
+    kernels: dict[Any, Callable[..., Any]] = getattr(operator, KERNELS, None) or {}
+    return kernels.get(torch._C.DispatchKey.CUDA)

@@ -1,0 +1,147 @@
+"""Which CUDA devices there are, which is the current one, and what they are like."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ...compat.cuda import answer_accelerator
+from ...session import Session
+from ._answers import always, answer
+from .marks import CUDA, device_from
+
+NAME = "CUDA on the CPU (fsdp2)"
+CAPABILITY = (8, 0)  # bfloat16, and none of the features of later GPUs
+NCCL = (2, 27, 3)
+_REAL = torch.device
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def total_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE
+
+
+def _index(device: Any = None) -> int:
+    found = device_from("cuda" if device is None else device)
+    return CUDA.current if found is None or found.index is None else found.index
+
+
+def _set(device: Any) -> None:
+    if not isinstance(device, int) or device >= 0:
+        CUDA.current = _index(device)
+
+
+class _Chosen:
+    """`torch.cuda.device(...)`: another current device for a while."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = -1 if device is None or device == -1 else _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = CUDA.current
+        _set(self.idx)
+
+    def __exit__(self, *error: object) -> None:
+        CUDA.current = self.prev_idx
+
+
+class _ChosenOf(_Chosen):
+    """`torch.cuda.device_of(tensor)`."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__(tensor.device if getattr(tensor, "is_cuda", False) else None)
+
+
+def _properties(device: Any = None) -> SimpleNamespace:
+    _index(device)
+    major, minor = CAPABILITY
+    shape = {
+        "multi_processor_count": os.cpu_count(),
+        "warp_size": 32,
+        "L2_cache_size": 1 << 25,
+        "regs_per_multiprocessor": 65536,
+    }
+    shape |= {"shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 163 << 10}
+    shape |= {"shared_memory_per_multiprocessor": 164 << 10, "max_threads_per_multi_processor": 2048}
+    return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=total_memory(), gcnArchName="", **shape)
+
+
+def install(session: Session) -> None:
+    """Answer `torch.cuda` and `torch.accelerator`."""
+    same = {
+        "is_available": always(True),
+        "device_count": lambda: CUDA.count,
+        "synchronize": always(None),
+    }
+    answer(
+        session,
+        "torch.cuda",
+        {
+            **same,
+            "_lazy_init": CUDA.begin,
+            "init": CUDA.begin,
+            "is_initialized": lambda: CUDA.initialized,
+            "current_device": lambda: _index(),
+            "set_device": _set,
+            "get_device_name": lambda device=None: NAME,
+            "get_device_capability": lambda device=None: CAPABILITY,
+            "get_device_properties": _properties,
+            "get_arch_list": lambda: ["sm_80"],
+            "is_bf16_supported": always(True),
+            "is_tf32_supported": always(True),
+            "can_device_access_peer": always(True),
+            "ipc_collect": always(None),
+            "utilization": always(0),
+            "set_sync_debug_mode": always(None),
+            "get_sync_debug_mode": always(0),
+            "is_current_stream_capturing": always(False),
+            "cudart": lambda: _Runtime(),
+        },
+    )
+    answer(
+        session,
+        "torch.accelerator",
+        {
+            **same,
+            "current_accelerator": lambda check_available=False: torch.device("cuda"),
+            "current_device_index": lambda: _index(),
+            "current_device_idx": lambda: _index(),
+            "set_device_index": _set,
+            "set_device_idx": _set,
+            "get_device_capability": always({"supported_dtypes": {torch.float32, torch.bfloat16, torch.float16}}),
+        },
+    )
+    answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})
+    torch.device = _Device  # type: ignore[assignment, misc]
+    torch.cuda.device, torch.cuda.device_of = _Chosen, _ChosenOf  # type: ignore[assignment, misc]
+    if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "device_index"):
+        torch.accelerator.device_index = _Chosen  # type: ignore[assignment, misc]
+    answer_accelerator(torch.device("cuda"))
+
+
+class _AnyDevice(type):
+    """`torch.device`, which reads the number of a device only where there is one."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _REAL)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else kwargs.get("device")
+        return _REAL("cuda", first) if isinstance(first, int) else _REAL(*args, **kwargs)
+
+
+class _Device(metaclass=_AnyDevice):
+    pass
+
+
+_Device.__module__, _Device.__name__, _Device.__qualname__ = "torch", "device", "device"
+
+
+class _Runtime:
+    """`torch.cuda.cudart()`: every call succeeds and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return always(0)

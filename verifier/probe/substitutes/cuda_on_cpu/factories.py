@@ -1,0 +1,57 @@
+"""Functions that make tensors: a device may be a number, and what copies data in C++ is placed here."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compat.names import CONSTRUCTORS, need
+from ...dispatcher import Call
+from ...session import Session
+from .marks import CPU, device_from, device_of, mark_of, put
+
+_FROM_DATA = ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor")
+_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "normal")
+_NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+
+
+def _made(call: Call, proceed: Callable[[], Any]) -> Any:
+    """What lies on the device that is asked for, on that of its inputs or on the default one; else on the CPU."""
+    asked = call.kwargs.get("device")
+    if isinstance(asked, int):
+        call.kwargs["device"] = asked = device_from(asked)
+    found = proceed()
+    if isinstance(found, Tensor) and (mark_of(found) is None or (asked is not None and device_from(asked) == CPU)):
+        put(found, CPU)
+    return found
+
+
+def _from_data(call: Call, proceed: Callable[[], Any]) -> Any:
+    """A tensor of the data, first on the CPU."""
+    data, asked = call.given(0, "data"), call.kwargs.get("device")
+    target = torch.empty(0).device if asked is None and not isinstance(data, Tensor) else device_from(asked)
+    if target is None or target.type != "cuda":
+        return _made(call, proceed)
+    call.kwargs["device"] = CPU
+    return proceed().to(target)
+
+
+def _new_tensor(call: Call, proceed: Callable[[], Any]) -> Any:
+    asked = call.kwargs.pop("device", None)
+    return put(proceed(), device_of(call.args[0]) if asked is None else device_from(asked) or CPU)
+
+
+def install(session: Session) -> None:
+    """Patch every function that takes `device=`."""
+    constructors = need(CONSTRUCTORS)()  # torch keeps this set: it must hold the real functions
+    names = {function.__name__ for function in constructors} - {*_FROM_DATA}
+    for name in (*sorted(names), *_LIKE):
+        session.around(f"torch:{name}", replace=_made, optional=True)
+    for name in _NEW:
+        session.around(f"torch:Tensor.{name}", replace=_made)
+    for name in ("from_numpy", "frombuffer"):
+        session.around(f"torch:{name}", replace=_made)
+    for name in _FROM_DATA:
+        session.around(f"torch:{name}", replace=_from_data)
+    session.around("torch:Tensor.new_tensor", replace=_new_tensor)

@@ -1,0 +1,85 @@
+"""Where the script has placed a tensor: a mark on its storage, which views, `detach` and `.data` share."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...compat.cuda import TENSOR_DEVICE, inner_tensor, note_initialized
+
+CPU = torch.device("cpu")
+MARK = "fsdp2_device"
+_NO_STORAGE = (NotImplementedError, RuntimeError)  # sparse tensors, and those of functorch
+PLAIN = (Tensor, nn.Parameter)
+
+
+@dataclass
+class Cuda:
+    """The state of CUDA in this process."""
+
+    current: int = 0
+    initialized: bool = False
+
+    def begin(self) -> None:
+        """CUDA is used from now on."""
+        if not self.initialized:
+            self.initialized = True
+            note_initialized()
+
+    @property
+    def count(self) -> int:
+        """One device for each rank of this node."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+
+
+CUDA = Cuda()
+
+
+def device_from(value: Any) -> torch.device | None:
+    """What names a device as a device; CUDA without a number is the current one. None for None."""
+    if value is None:
+        return None
+    device = torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
+    if device.type != "cuda":
+        return device
+    CUDA.begin()
+    index = CUDA.current if device.index is None else device.index
+    if index >= CUDA.count:
+        raise RuntimeError(f"CUDA error: invalid device ordinal ({index}; this node has {CUDA.count})")
+    return torch.device("cuda", index)
+
+
+def mark_of(tensor: Tensor) -> torch.device | None:
+    """The device on which a CPU tensor was placed; None if that is not known, as for what C++ has made."""
+    if type(tensor) not in PLAIN and (inner := inner_tensor(tensor)) is not None:
+        return mark_of(inner)
+    try:
+        return getattr(tensor.untyped_storage(), MARK, None)
+    except _NO_STORAGE:
+        return None
+
+
+def put(tensor: Any, device: torch.device) -> Any:
+    """Mark a tensor, or the local part of a DTensor, as placed on `device`."""
+    if type(tensor) not in PLAIN and (inner := inner_tensor(tensor)) is not None:
+        put(inner, device)
+    elif TENSOR_DEVICE(tensor).type == "cpu":
+        with contextlib.suppress(*_NO_STORAGE):
+            setattr(tensor.untyped_storage(), MARK, device)
+    return tensor
+
+
+def keep(source: Any, copy: Any) -> Any:
+    """Hand the mark of a storage on to its copy."""
+    if (device := getattr(source, MARK, None)) is not None:
+        setattr(copy, MARK, device)
+    return copy
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """What `Tensor.device` answers."""
+    real: torch.device = TENSOR_DEVICE(tensor)
+    return (mark_of(tensor) or real) if real.type == "cpu" else real

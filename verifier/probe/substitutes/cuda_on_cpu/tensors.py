@@ -1,0 +1,119 @@
+"""Tensors that move between devices, and what they answer about the one on which they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...compat.cuda import answer_groups
+from ...compat.names import WRAPPER
+from ...dispatcher import Call
+from ...session import Session
+from ._answers import always
+from .marks import CPU, device_from, device_of, keep, put
+
+Proceed = Callable[[], Any]
+
+
+def _to(call: Call, proceed: Proceed) -> Any:
+    """`Tensor.to`, whose first argument may be a device, a dtype or another tensor."""
+    tensor, *rest = call.args
+    if rest and isinstance(rest[0], Tensor):
+        other = rest.pop(0)
+        call.kwargs.setdefault("dtype", other.dtype)
+        target: torch.device | None = device_of(other)
+        rest = [None, None, *rest]  # device, dtype
+    elif rest and isinstance(rest[0], torch.dtype):
+        target = None
+        call.kwargs["dtype"] = rest.pop(0)
+        rest = [None, None, *rest]
+    else:
+        target = device_from(rest[0] if rest else call.kwargs.get("device"))
+    for name, value in zip(("device", "dtype", "non_blocking", "copy"), rest, strict=False):
+        if value is not None:
+            call.kwargs[name] = value
+    call.args = (tensor,)
+    call.kwargs.pop("non_blocking", None)
+    if call.kwargs.get("dtype", ...) is None:
+        del call.kwargs["dtype"]
+    return _moved(call, proceed, target)
+
+
+def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
+    """What `proceed`, a call of `Tensor.to` with names only, gives on `target`."""
+    tensor = call.args[0]
+    call.kwargs.pop("device", None)
+    if target is None or target.type not in ("cpu", "cuda"):
+        if target is not None:
+            call.kwargs["device"] = target
+        return proceed()
+    here = device_of(tensor)
+    if here == target:
+        return proceed() if call.kwargs else tensor
+    return put(_copy(call, proceed), target)
+
+
+def _copy(call: Call, proceed: Proceed) -> Any:
+    call.kwargs |= {"device": CPU, "copy": True}
+    return proceed()
+
+
+def _asked_for(device: Any, tensor: Tensor, options: dict[str, Any]) -> Any:
+    return tensor.to(device, **{k: v for k, v in options.items() if k == "memory_format"})
+
+
+def _cuda(call: Call, proceed: Proceed) -> Any:
+    device = call.given(1, "device")
+    return _asked_for("cuda" if device is None else device_from(device), call.args[0], call.kwargs)
+
+
+def _cpu(call: Call, proceed: Proceed) -> Any:
+    return _asked_for(CPU, call.args[0], call.kwargs)
+
+
+def _numpy(call: Call, proceed: Proceed) -> Any:
+    if (device := device_of(call.args[0])).type == "cuda":
+        how = "Use Tensor.cpu() to copy the tensor to host memory first."
+        raise TypeError(f"can't convert {device} device type tensor to numpy. {how}")
+    return proceed()
+
+
+def _wrapped(call: Call, proceed: Proceed) -> Any:
+    """A tensor around another one lies where that one really is."""
+    if (device := call.kwargs.get("device")) is not None and torch.device(device).type == "cuda":
+        call.kwargs["device"] = CPU
+    return proceed()
+
+
+def _module_to(call: Call, proceed: Proceed) -> Any:
+    """`Module.to(0)`: torch itself reads the number of a device only where there is one."""
+    if len(call.args) > 1 and isinstance(call.args[1], int):
+        call.args = (call.args[0], device_from(call.args[1]), *call.args[2:])
+    if isinstance(call.kwargs.get("device"), int):
+        call.kwargs["device"] = device_from(call.kwargs["device"])
+    return proceed()
+
+
+def install(session: Session) -> None:
+    """Patch the methods and properties of tensors and storages."""
+    around = session.around
+    around("torch:Tensor.to", replace=_to)
+    around("torch:Tensor.cuda", replace=_cuda)
+    around("torch:Tensor.cpu", replace=_cpu)
+    around("torch:Tensor.numpy", replace=_numpy)
+    around("torch.nn:Module.to", replace=_module_to)
+    around(WRAPPER, replace=_wrapped)
+    around("torch:Tensor.pin_memory", replace=lambda call, proceed: call.args[0])
+    around("torch:Tensor.is_pinned", replace=always(False))
+    around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
+    around("torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed()))
+    answer_groups(device_of)
+    Tensor.device = property(device_of)  # type: ignore[assignment]
+    Tensor.is_cuda = property(lambda tensor: device_of(tensor).type == "cuda")  # type: ignore[assignment]
+    Tensor.is_cpu = property(lambda tensor: device_of(tensor).type == "cpu")  # type: ignore[assignment]
+
+
+def _number(tensor: Tensor) -> int:
+    index = device_of(tensor).index
+    return -1 if index is None else index
