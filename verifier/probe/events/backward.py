@@ -17,6 +17,8 @@ BACKWARD = "torch.autograd:backward"
 def install(session: Session) -> None:
     """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes it, is a part of it."""
 
+    clipped = False  # since the last backward
+
     def before(call: Call) -> Leave | None:
         if session.in_backward:
             return None
@@ -65,7 +67,6 @@ def install(session: Session) -> None:
             with torch.no_grad():
                 session.grads = gradient_sketches(session.all_slots())
 
-    clipped = False  # since the last backward
     session.around(BACKWARD, before=before, after=after)
     session.subscribe("backward", ended)
     for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
