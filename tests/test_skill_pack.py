@@ -22,7 +22,7 @@ PAGES = [ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
 # What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
 SUSPICIOUS = r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
-FILES = 460  # that a copy may have: a rule has a file of its own
+FILES = 480  # that a copy may have: a rule has a file of its own
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
 PLUGIN_PARTS = ("skills", "commands", "agents", "hooks", "bin", "monitors", "workflows", "output-styles", "themes")
 
@@ -96,7 +96,7 @@ def test_size(copy: Path) -> None:
     assert tokens(text) <= 3000
     files = [path for path in copy.rglob("*") if path.is_file()]
     assert len(files) <= FILES
-    assert sum(path.stat().st_size for path in files) <= 1_950_000
+    assert sum(path.stat().st_size for path in files) <= 2_000_000
 
 
 def test_the_estimate_is_above_what_was_counted() -> None:

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Verify
 from cuda_spelling import for_gpus
 
 from records import LINE, trace
@@ -18,7 +18,9 @@ from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.trace import Ended, Run
+from verified_fsdp2.verifier.verdict import Verdict
 
+Verify = Callable[..., Verdict]
 ZOO = Path(__file__).parents[1] / "zoo"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 

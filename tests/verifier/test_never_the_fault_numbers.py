@@ -65,7 +65,7 @@ class TestWithoutNoise:
         assert found.status == status, found.evidence
 
     def test_an_envelope_that_ended_early(self) -> None:
-        mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
+        mine, single = trained(grads={"a.weight": 1.001}), trained(1)
         short = trained(1, losses=(3.0, 2.0), role="perturbed")
         assert judge("matches-single-process", mine, None, single, perturbed=short).status == "inconclusive"
         whole = trained(1, role="perturbed")
@@ -74,7 +74,7 @@ class TestWithoutNoise:
         assert not limits(Evidence(single=single, perturbed=whole), "matches-ddp").underived
 
     def test_an_envelope_whose_numbers_are_not_finite(self) -> None:
-        mine, single = trained(losses=(3.0, 2.0, 1.01)), trained(1)
+        mine, single = trained(grads={"a.weight": 1.001}), trained(1)
         broken = trained(1, losses=(3.0, 2.0, float("nan")), role="perturbed")
         found = limits(Evidence(single=single, perturbed=broken), "matches-ddp")
         assert (found.allowed["loss"], found.gross["loss"]) == (FLOOR, GROSS)

@@ -5,6 +5,7 @@ a draw in a forward that a backward recomputes, must start from one of these sta
 """
 
 import sys
+import types
 
 import torch
 
@@ -50,11 +51,11 @@ def install(session: Session) -> None:
 
 def _recomputed() -> bool:
     """Whether the code that runs was called by torch's activation checkpointing."""
-    frame = sys._getframe(2)
+    frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

@@ -91,7 +91,7 @@ def install(session: Session) -> None:
         "get_per_process_memory_fraction": lambda device=None: _fraction["of"],
         "_record_memory_history": always(None),
         "_snapshot": lambda device=None, **more: {"segments": [], "device_traces": []},
-        "_dump_snapshot": lambda filename="dump_snapshot.pickle", **more: Path(filename).write_bytes(b""),
+        "_dump_snapshot": lambda filename="snapshot", **more: Path(filename).write_bytes(b""),
         "device_memory_used": held,
         "host_memory_stats": lambda: defaultdict(int),
         "reset_peak_host_memory_stats": always(None),
