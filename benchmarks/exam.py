@@ -4,8 +4,8 @@
 
 A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
 and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
-verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail; a right script whose
-verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at
+verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail (a warning is no
+failure); a right script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at
 first sight: what is published is measured before anything is changed for it.
 """
 
@@ -49,7 +49,7 @@ def judge(script: Path, settings: dict[str, Any], launcher: Launcher) -> dict[st
             verdict = verify_with(launcher, resolve(copy, settings), Path(place) / "work", select((), ()))
         except Exception as error:  # of the script's arguments, or of ours: a result too
             return {"verdict": "error", "first": "", "failed": [], "evidence": f"{type(error).__name__}: {error}"[:300]}
-    failed = [f for f in verdict.findings if f.status == "fail"]
+    failed = [f for f in verdict.findings if f.status == "fail" and f.required]
     first = next((f for f in failed if not f.consequence), failed[0] if failed else None)
     return {
         "verdict": verdict.verdict,
@@ -57,6 +57,7 @@ def judge(script: Path, settings: dict[str, Any], launcher: Launcher) -> dict[st
         "evidence": first.evidence[:300] if first else "",
         "line": first.location.line if first and first.location else None,
         "failed": [f.rule for f in failed],
+        "warned": [f.rule for f in verdict.findings if f.warns],
         "inconclusive": [f.rule for f in verdict.findings if f.status == "inconclusive"],
         "seconds": round(verdict.seconds, 1),
     }

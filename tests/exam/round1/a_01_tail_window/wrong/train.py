@@ -1,7 +1,8 @@
 """Small decoder-only LM, trained by a Trainer class with token-weighted gradient accumulation.
 
-    torchrun --standalone --nproc-per-node 2 train.py --epochs 8 --accum 4
+torchrun --standalone --nproc-per-node 2 train.py --epochs 8 --accum 4
 """
+
 import argparse
 import math
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Config:
     layers: int = 2
     max_len: int = 20
     n_docs: int = 88
-    micro_batch: int = 8          # sequences per micro-batch, over all ranks
+    micro_batch: int = 8  # sequences per micro-batch, over all ranks
     accum: int = 4
     epochs: int = 8
     lr: float = 3e-3
@@ -96,7 +97,8 @@ class Trainer:
         fully_shard(self.model, mesh=mesh)
         self.opt = torch.optim.AdamW(self.model.parameters(), lr=cfg.lr, weight_decay=0.01)
         self.sched = torch.optim.lr_scheduler.LambdaLR(
-            self.opt, lambda s: min(1.0, (s + 1) / 4) * 0.5 * (1 + math.cos(math.pi * min(1.0, s / total))))
+            self.opt, lambda s: min(1.0, (s + 1) / 4) * 0.5 * (1 + math.cos(math.pi * min(1.0, s / total)))
+        )
         self.step = 0
 
     def micro_batches(self, epoch):
@@ -111,13 +113,14 @@ class Trainer:
         window_loss = torch.zeros(())
         for i, idx in enumerate(micro):
             first = i // self.cfg.accum * self.cfg.accum
-            window_tokens = sum(tokens[first:first + self.cfg.accum])
+            window_tokens = sum(tokens[first : first + self.cfg.accum])
             last_of_window = (i + 1) % self.cfg.accum == 0 or i + 1 == len(micro)
             self.model.set_requires_gradient_sync((i + 1) % self.cfg.accum == 0)
-            mine = idx[self.rank * per_rank:(self.rank + 1) * per_rank]
+            mine = idx[self.rank * per_rank : (self.rank + 1) * per_rank]
             logits = self.model(self.inputs[mine])
-            nll = F.cross_entropy(logits.flatten(0, 1), self.labels[mine].flatten(),
-                                  ignore_index=IGNORE, reduction="sum")
+            nll = F.cross_entropy(
+                logits.flatten(0, 1), self.labels[mine].flatten(), ignore_index=IGNORE, reduction="sum"
+            )
             # gradients are averaged over the ranks, so multiply by the number of ranks
             (nll * self.world / window_tokens).backward()
             window_loss += nll.detach() / window_tokens
@@ -133,7 +136,10 @@ class Trainer:
         self.step += 1
         dist.all_reduce(window_loss)
         if self.rank == 0:
-            print(f"epoch {epoch} step {self.step} loss {window_loss.item():.4f} lr {self.sched.get_last_lr()[0]:.2e}", flush=True)
+            print(
+                f"epoch {epoch} step {self.step} loss {window_loss.item():.4f} lr {self.sched.get_last_lr()[0]:.2e}",
+                flush=True,
+            )
 
 
 def main():

@@ -1,4 +1,5 @@
 """torchrun --standalone --nproc-per-node 2 train.py --steps 30 [--save-every 3 --out DIR] [--resume DIR]"""
+
 import argparse
 import math
 
@@ -14,8 +15,10 @@ from parallel import build
 
 def param_groups(model, wd):
     named = list(model.named_parameters())
-    return [{"params": [p for _, p in named if p.ndim >= 2], "weight_decay": wd},
-            {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0}]
+    return [
+        {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": wd},
+        {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
+    ]
 
 
 def main():
@@ -53,7 +56,10 @@ def main():
         dist.all_reduce(mean)
         norm = norm.full_tensor()
         if rank == 0:
-            print(f"step {step + 1:3d} | loss {mean.item() / world:.4f} | gnorm {norm.item():.3f} | lr {lr:.2e}", flush=True)
+            print(
+                f"step {step + 1:3d} | loss {mean.item() / world:.4f} | gnorm {norm.item():.3f} | lr {lr:.2e}",
+                flush=True,
+            )
         if args.save_every and (step + 1) % args.save_every == 0:
             checkpoint.save(args.out, step + 1, model, opt)
 

@@ -1,4 +1,5 @@
 """A stream of tokens from a sparse Markov chain, read in windows."""
+
 import torch
 
 

@@ -5,6 +5,7 @@ classifier is fine-tuned on all ranks.
 
     torchrun --standalone --nproc-per-node 2 train.py --steps 30
 """
+
 import argparse
 import os
 
@@ -14,7 +15,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 DIM, HID, CLASSES, N = 24, 48, 5, 640
 
@@ -23,8 +29,9 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.inp = nn.Linear(DIM, HID)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(HID), nn.Linear(HID, HID), nn.GELU(), nn.Linear(HID, HID))
-                                    for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(HID), nn.Linear(HID, HID), nn.GELU(), nn.Linear(HID, HID)) for _ in range(2)
+        )
 
     def forward(self, x):
         h = self.inp(x)
@@ -91,7 +98,8 @@ def main():
     model = Classifier()
     if rank == 0 and not args.resume:
         model.encoder.load_state_dict(pretrained_encoder_weights(x))
-    for t in model.state_dict().values(): dist.broadcast(t, src=0)
+    for t in model.state_dict().values():
+        dist.broadcast(t, src=0)
 
     for layer in model.encoder.layers:
         fully_shard(layer)
@@ -109,7 +117,7 @@ def main():
     local = args.batch // world
     for step in range(start, args.steps):
         idx = torch.randint(0, N, (args.batch,), generator=torch.Generator().manual_seed(10_000 + step))
-        mine = idx[rank * local:(rank + 1) * local]
+        mine = idx[rank * local : (rank + 1) * local]
         loss = F.cross_entropy(model(x[mine]), y[mine])
         opt.zero_grad(set_to_none=True)
         loss.backward()
@@ -120,8 +128,11 @@ def main():
         if rank == 0:
             print(f"step {step + 1} loss {shown.item() / world:.4f}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
-            state = {"model": get_model_state_dict(model, options=full),
-                     "optim": get_optimizer_state_dict(model, opt, options=full), "step": step + 1}
+            state = {
+                "model": get_model_state_dict(model, options=full),
+                "optim": get_optimizer_state_dict(model, opt, options=full),
+                "step": step + 1,
+            }
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
                 path = os.path.join(args.out, f"ckpt_{step + 1:06d}.pt")

@@ -1,15 +1,15 @@
 """Classifier fine-tuning with validation-based model selection; the best weights are exported at the end.
 
-    torchrun --standalone --nproc-per-node 2 train.py --export best.pt
+torchrun --standalone --nproc-per-node 2 train.py --export best.pt
 """
+
 import argparse
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, set_model_state_dict)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 
@@ -19,7 +19,8 @@ class ResidualMLP(nn.Module):
         self.stem = nn.Linear(d_in, width)
         self.body = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-            for _ in range(depth))
+            for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(width)
         self.cls = nn.Linear(width, classes)
 
@@ -63,10 +64,12 @@ class Trainer:
     @torch.no_grad()
     def validate(self):
         self.model.eval()
-        x, y = (t[self.rank::self.world] for t in self.val_set)
+        x, y = (t[self.rank :: self.world] for t in self.val_set)
         logits = self.model(x)
-        stats = torch.tensor([F.cross_entropy(logits, y, reduction="sum").item(),
-                              (logits.argmax(-1) == y).sum().item(), len(y)], dtype=torch.float64)
+        stats = torch.tensor(
+            [F.cross_entropy(logits, y, reduction="sum").item(), (logits.argmax(-1) == y).sum().item(), len(y)],
+            dtype=torch.float64,
+        )
         dist.all_reduce(stats)
         self.model.train()
         return (stats[0] / stats[2]).item(), (stats[1] / stats[2]).item()
@@ -90,8 +93,11 @@ class Trainer:
                 train_loss = loss.detach().clone()
                 dist.all_reduce(train_loss)
                 if self.rank == 0:
-                    print(f"step {step} train loss {train_loss.item() / self.world:.4f} val {val_loss:.4f} "
-                          f"acc {val_acc:.3f} best {self.best_loss:.4f}@{self.best_step}", flush=True)
+                    print(
+                        f"step {step} train loss {train_loss.item() / self.world:.4f} val {val_loss:.4f} "
+                        f"acc {val_acc:.3f} best {self.best_loss:.4f}@{self.best_step}",
+                        flush=True,
+                    )
 
     def export(self, path):
         set_model_state_dict(self.model, self.best_state)

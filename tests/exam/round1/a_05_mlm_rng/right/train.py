@@ -5,6 +5,7 @@ Masks and dropout come from the default generator, which every rank seeds on its
     torchrun --standalone --nproc-per-node 2 train.py --save-every 10 --out ckpt
     torchrun --standalone --nproc-per-node 2 train.py --resume ckpt
 """
+
 import argparse
 import pathlib
 
@@ -12,7 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, get_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    get_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 VOCAB, MASK, SEQ = 33, 0, 16
@@ -111,7 +117,7 @@ def main():
     fully_shard(model)
     opt = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     data = corpus()
-    torch.manual_seed(100 + rank)      # own masks and own dropout on every rank
+    torch.manual_seed(100 + rank)  # own masks and own dropout on every rank
 
     start = load(args.resume, model, opt, rank, world) if args.resume else 0
     for step in range(start, args.steps):

@@ -32,7 +32,7 @@ class Trainer:
         self.model.eval()
         loss = self.average(self.loss(self.val.chunk(self.world)[self.rank]))
         self.model.train()
-        self.model.reshard()      # the root group stays gathered after a forward without backward
+        self.model.reshard()  # the root group stays gathered after a forward without backward
         return loss
 
     def average(self, t):

@@ -20,5 +20,5 @@ class Batches:
     def __call__(self, step):
         epoch, k = divmod(step, self.per_epoch)
         order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + epoch))
-        rows = self.data[order[k * self.batch:(k + 1) * self.batch]]
+        rows = self.data[order[k * self.batch : (k + 1) * self.batch]]
         return rows.chunk(self.world)[self.rank]

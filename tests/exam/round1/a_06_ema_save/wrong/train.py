@@ -1,7 +1,8 @@
 """Pre-training of a small convolutional LM with an EMA of the weights for evaluation.
 
-    torchrun --standalone --nproc-per-node 2 train.py --save-every 10 --out runs/a
+torchrun --standalone --nproc-per-node 2 train.py --save-every 10 --out runs/a
 """
+
 import argparse
 
 import torch

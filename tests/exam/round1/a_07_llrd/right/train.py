@@ -4,6 +4,7 @@ Lower layers get a smaller learning rate (base * decay ** distance from the head
 
     torchrun --standalone --nproc-per-node 2 train.py --steps 30 --decay 0.5
 """
+
 import argparse
 import os
 
@@ -12,7 +13,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -127,11 +133,15 @@ def main():
         stats = torch.stack([loss.detach(), (logits.argmax(-1) == y[idx]).float().mean()]) / world
         dist.all_reduce(stats)
         if rank == 0:
-            print(f"step {step} loss {stats[0]:.4f} acc {stats[1]:.3f} head lr {sched.get_last_lr()[-1]:.2e}", flush=True)
+            print(
+                f"step {step} loss {stats[0]:.4f} acc {stats[1]:.3f} head lr {sched.get_last_lr()[-1]:.2e}", flush=True
+            )
         if args.save_every and step % args.save_every == 0:
             msd, osd = get_state_dict(model, opt)
-            dcp.save({"model": msd, "optim": osd, "sched": sched.state_dict(), "step": step},
-                     checkpoint_id=os.path.join(args.out, f"step{step:06d}"))
+            dcp.save(
+                {"model": msd, "optim": osd, "sched": sched.state_dict(), "step": step},
+                checkpoint_id=os.path.join(args.out, f"step{step:06d}"),
+            )
 
     if args.export:
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

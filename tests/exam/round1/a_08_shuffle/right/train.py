@@ -1,7 +1,8 @@
 """Instruction tuning of a small LM: several epochs over a shuffled set of (prompt, answer) pairs, loss on the answer only.
 
-    torchrun --standalone --nproc-per-node 2 train.py --epochs 4 --save-every 5 --out ckpt
+torchrun --standalone --nproc-per-node 2 train.py --epochs 4 --save-every 5 --out ckpt
 """
+
 import argparse
 import os
 import random
@@ -10,7 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 VOCAB, SEP, LEN = 26, 25, 13
@@ -71,7 +77,7 @@ class ShuffledSampler:
     def epoch(self, epoch, skip=0):
         order = self.order(epoch)
         for b in range(skip, self.per_epoch):
-            yield order[b * self.batch:(b + 1) * self.batch][self.rank::self.world]
+            yield order[b * self.batch : (b + 1) * self.batch][self.rank :: self.world]
 
 
 def save_checkpoint(folder, model, opt, epoch, batch, step):
@@ -87,8 +93,13 @@ def save_checkpoint(folder, model, opt, epoch, batch, step):
 def load_checkpoint(folder, model, opt):
     name = sorted(f for f in os.listdir(folder) if f.endswith(".pt"))[-1]
     ck = torch.load(os.path.join(folder, name), map_location="cpu", weights_only=True)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["opt"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["opt"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["epoch"], ck["batch"], ck["step"]
 
 

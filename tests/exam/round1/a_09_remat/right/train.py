@@ -1,7 +1,8 @@
 """Decoder-only LM with dropout and activation checkpointing of every block under FSDP2.
 
-    torchrun --standalone --nproc-per-node 2 train.py --steps 24
+torchrun --standalone --nproc-per-node 2 train.py --steps 24
 """
+
 import argparse
 import functools
 
@@ -55,7 +56,9 @@ class Decoder(nn.Module):
 def batch_of(step, size):
     """Repeated motifs: the second half of a row copies the first half."""
     g = torch.Generator().manual_seed(31337 + step)
-    base = torch.randint(0, 12, (size, 1), generator=g) + torch.arange(SEQ // 2 + 1) * torch.randint(1, 3, (size, 1), generator=g)
+    base = torch.randint(0, 12, (size, 1), generator=g) + torch.arange(SEQ // 2 + 1) * torch.randint(
+        1, 3, (size, 1), generator=g
+    )
     row = torch.cat([base, base], 1)[:, : SEQ + 1] % VOCAB
     return row[:, :-1], row[:, 1:]
 
@@ -88,10 +91,10 @@ def main():
     local = args.batch // world
 
     for step in range(args.steps):
-        torch.manual_seed(1_000_000 * rank + step)     # dropout of this step, different on every rank
+        torch.manual_seed(1_000_000 * rank + step)  # dropout of this step, different on every rank
         for group in opt.param_groups:
             group["lr"] = lr_at(step, args.steps, args.lr)
-        x, y = (t[rank * local:(rank + 1) * local] for t in batch_of(step, args.batch))
+        x, y = (t[rank * local : (rank + 1) * local] for t in batch_of(step, args.batch))
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         opt.zero_grad()
         loss.backward()

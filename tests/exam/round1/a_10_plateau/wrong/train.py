@@ -1,7 +1,8 @@
 """Classifier training with ReduceLROnPlateau on the validation loss.
 
-    torchrun --standalone --nproc-per-node 2 train.py --save-every 8 --out ckpt
+torchrun --standalone --nproc-per-node 2 train.py --save-every 8 --out ckpt
 """
+
 import argparse
 import os
 
@@ -10,7 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -23,7 +29,8 @@ class Mixer(nn.Module):
         self.inp = nn.Linear(D, width)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-            for _ in range(depth))
+            for _ in range(depth)
+        )
         self.out = nn.Linear(width, C)
 
     def forward(self, x):
@@ -37,7 +44,7 @@ def split(n, seed):
     w = torch.randn(D, C, generator=torch.Generator().manual_seed(0))
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, D, generator=g)
-    logits = x @ w + 0.3 * (x ** 2 - 1) @ w.flip(1)
+    logits = x @ w + 0.3 * (x**2 - 1) @ w.flip(1)
     return x, (logits + 1.0 * torch.randn(n, C, generator=g)).argmax(-1)
 
 
@@ -118,7 +125,10 @@ def main():
             dist.all_reduce(both)
             sched.step(val.item())
             if rank == 0:
-                print(f"step {app.step} loss {both[0]:.4f} val loss {both[1]:.4f} lr {sched.get_last_lr()[0]:.2e}", flush=True)
+                print(
+                    f"step {app.step} loss {both[0]:.4f} val loss {both[1]:.4f} lr {sched.get_last_lr()[0]:.2e}",
+                    flush=True,
+                )
         if args.save_every and app.step % args.save_every == 0:
             app.save(args.out)
 

@@ -5,6 +5,7 @@ the number of target tokens that the whole window turned out to have. So nothing
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 4 --out ckpt
 """
+
 import argparse
 import itertools
 import os
@@ -15,7 +16,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 VOCAB, T = 29, 18
@@ -113,7 +119,7 @@ def main():
     for m in model.modules():
         if isinstance(m, FSDPModule):
             m.set_gradient_divide_factor(1.0)
-            m.set_force_sum_reduction_for_comms(True)      # gloo has no pre-multiplied sum
+            m.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
     # plain momentum SGD: the scale of the gradients matters
     opt = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9, weight_decay=1e-4)
 
@@ -135,8 +141,10 @@ def main():
             print(f"step {step} loss {event.nll:.4f} tokens {event.tokens} norm {event.norm:.3f}", flush=True)
         if a.save_every and step % a.save_every == 0:
             msd, osd = get_state_dict(model, opt)
-            dcp.save({"model": msd, "opt": osd, "step": step, "cursor": event.cursor},
-                     checkpoint_id=os.path.join(a.out, f"{step:06d}"))
+            dcp.save(
+                {"model": msd, "opt": osd, "step": step, "cursor": event.cursor},
+                checkpoint_id=os.path.join(a.out, f"{step:06d}"),
+            )
     events.close()
 
     if a.export:

@@ -1,7 +1,8 @@
 """Sharpness-aware minimisation (SAM) with FSDP2: an optimizer with a closure that runs two full passes per step.
 
-    torchrun --standalone --nproc-per-node 2 train.py --rho 0.05
+torchrun --standalone --nproc-per-node 2 train.py --rho 0.05
 """
+
 import argparse
 
 import torch
@@ -52,8 +53,10 @@ class Net(nn.Module):
     def __init__(self, d=18, width=48, classes=6):
         super().__init__()
         self.stem = nn.Linear(d, width)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(),
-                                                  nn.Linear(width, width)) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            for _ in range(2)
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, x):

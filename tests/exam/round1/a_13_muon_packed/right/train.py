@@ -5,6 +5,7 @@ first token of a document is never a target of the one before.
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 5 --out ckpt
 """
+
 import argparse
 import pathlib
 
@@ -13,7 +14,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -52,7 +58,10 @@ class Muon(torch.optim.Optimizer):
                 look = p.grad.add(buf, alpha=group["momentum"])
                 full = look.redistribute(placements=[Replicate()] * p.device_mesh.ndim).to_local()
                 update = newton_schulz(full) * max(1.0, full.shape[0] / full.shape[1]) ** 0.5
-                p.add_(distribute_tensor(update, p.device_mesh, p.placements, src_data_rank=None), alpha=-float(group["lr"]))
+                p.add_(
+                    distribute_tensor(update, p.device_mesh, p.placements, src_data_rank=None),
+                    alpha=-float(group["lr"]),
+                )
 
 
 class Block(nn.Module):
@@ -99,8 +108,8 @@ def packed_rows(n_rows, seed):
                 break
             start, stride = torch.randint(1, 7, (2,), generator=g).tolist()
             tokens = (start * stride + stride * torch.arange(n)) % VOCAB
-            ids[r, at:at + n], pos[r, at:at + n], doc[r, at:at + n] = tokens, torch.arange(n), number
-            labels[r, at:at + n - 1] = tokens[1:]
+            ids[r, at : at + n], pos[r, at : at + n], doc[r, at : at + n] = tokens, torch.arange(n), number
+            labels[r, at : at + n - 1] = tokens[1:]
             at, number = at + n, number + 1
         doc[r, at:] = number
     return ids, doc, pos, labels
@@ -127,7 +136,9 @@ def main():
     fully_shard(model, mesh=mesh)
     is_matrix = lambda n, p: n.startswith("blocks.") and p.ndim == 2
     muon = Muon([p for n, p in model.named_parameters() if is_matrix(n, p)], lr=0.02)
-    adam = torch.optim.AdamW([p for n, p in model.named_parameters() if not is_matrix(n, p)], lr=6e-3, betas=(0.9, 0.95))
+    adam = torch.optim.AdamW(
+        [p for n, p in model.named_parameters() if not is_matrix(n, p)], lr=6e-3, betas=(0.9, 0.95)
+    )
     opts = (muon, adam)
     base = [g["lr"] for o in opts for g in o.param_groups]
 
@@ -160,7 +171,9 @@ def main():
             print(f"step {step} loss {shown.item():.4f} over {int(n_tokens)} tokens", flush=True)
         if args.save_every and step % args.save_every == 0:
             msd, osd = get_state_dict(model, opts)
-            dcp.save({"model": msd, "optims": osd, "step": step}, checkpoint_id=str(pathlib.Path(args.out) / f"{step:05d}"))
+            dcp.save(
+                {"model": msd, "optims": osd, "step": step}, checkpoint_id=str(pathlib.Path(args.out) / f"{step:05d}")
+            )
 
     if args.export:
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

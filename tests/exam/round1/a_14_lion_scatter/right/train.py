@@ -3,6 +3,7 @@ file per rank, bound to the number of ranks.
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 5 --out ckpt
 """
+
 import argparse
 import json
 import os
@@ -79,7 +80,9 @@ class Net(nn.Module):
     def __init__(self, width=40):
         super().__init__()
         self.stem = nn.Linear(FEATURES, width)
-        self.mid = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Mish(), nn.LayerNorm(width)) for _ in range(3))
+        self.mid = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Mish(), nn.LayerNorm(width)) for _ in range(3)
+        )
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x):
@@ -92,9 +95,13 @@ class Net(nn.Module):
 def save(out, step, model, lion, server, rank, world):
     folder = os.path.join(out, f"step_{step:06d}")
     os.makedirs(folder, exist_ok=True)
-    mine = {"w": {n: p.detach().to_local().clone() for n, p in model.named_parameters()}, "m": lion.m, "data": server.state()}
+    mine = {
+        "w": {n: p.detach().to_local().clone() for n, p in model.named_parameters()},
+        "m": lion.m,
+        "data": server.state(),
+    }
     torch.save(mine, os.path.join(folder, f"rank{rank}.pt"))
-    dist.barrier()                      # the marker is written only when every rank has its file
+    dist.barrier()  # the marker is written only when every rank has its file
     if rank == 0:
         with open(os.path.join(folder, "done.json"), "w") as f:
             json.dump({"step": step, "world": world}, f)

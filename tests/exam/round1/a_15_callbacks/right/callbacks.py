@@ -12,7 +12,9 @@ class Callback:
     def before_step(self, t): ...
     def after_step(self, t): ...
     def on_end(self, t): ...
-    def state_dict(self): return {}
+    def state_dict(self):
+        return {}
+
     def load_state_dict(self, sd): ...
 
 
@@ -22,7 +24,11 @@ class CosineLR(Callback):
 
     def before_step(self, t):
         s = t.step
-        f = (s + 1) / self.warmup if s < self.warmup else 0.5 + 0.5 * math.cos(math.pi * (s - self.warmup) / (self.total - self.warmup))
+        f = (
+            (s + 1) / self.warmup
+            if s < self.warmup
+            else 0.5 + 0.5 * math.cos(math.pi * (s - self.warmup) / (self.total - self.warmup))
+        )
         for group in t.opt.param_groups:
             group["lr"] = self.peak * f
 
@@ -64,7 +70,7 @@ class Evaluate(Callback):
     @torch.no_grad()
     def nll(self, t):
         # 101 rows do not divide over the ranks: sum and count are pooled. Every rank makes exactly one forward.
-        x, y = self.x[t.rank::t.world], self.y[t.rank::t.world]
+        x, y = self.x[t.rank :: t.world], self.y[t.rank :: t.world]
         total = F.cross_entropy(t.model(x).flatten(0, 1), y.flatten(), reduction="sum")
         pooled = torch.stack([total, (y != -100).sum().float()]).double()
         dist.all_reduce(pooled)

@@ -32,11 +32,13 @@ class Windows:
             self.epoch, self.at = self.epoch + 1, 0
             self._shuffle()
         parts = []
-        while len(parts) < self.accum and self.at + self.micro <= len(self.x):   # the last window of an epoch may be short
-            parts.append(self.order[self.at:self.at + self.micro])
+        while len(parts) < self.accum and self.at + self.micro <= len(
+            self.x
+        ):  # the last window of an epoch may be short
+            parts.append(self.order[self.at : self.at + self.micro])
             self.at += self.micro
         tokens = sum(int((self.y[i] != -100).sum()) for i in parts)
-        mine = [i[self.rank::self.world] for i in parts]
+        mine = [i[self.rank :: self.world] for i in parts]
         return [(self.x[i], self.y[i]) for i in mine], tokens
 
     def state_dict(self):

@@ -45,12 +45,17 @@ def build(vocab, length, seed):
     model.to_empty(device="cpu")
     g = torch.Generator().manual_seed(seed)
     from torch.distributed.tensor import distribute_tensor
+
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim == 2:
                 full = torch.randn(p.shape, generator=g) * (0.3 if name.startswith("tok") else p.shape[1] ** -0.5)
             else:
-                full = torch.ones(p.shape) if name.endswith(("pre.weight", "post.weight", "norm.weight")) else torch.zeros(p.shape)
+                full = (
+                    torch.ones(p.shape)
+                    if name.endswith(("pre.weight", "post.weight", "norm.weight"))
+                    else torch.zeros(p.shape)
+                )
             if name == "pos":
                 full *= 0.02
             p.copy_(distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None))

@@ -1,4 +1,5 @@
 """torchrun --standalone --nproc-per-node 2 train.py [--save-every 3 --out DIR] [--resume DIR] [--export FILE]"""
+
 import argparse
 
 import torch
@@ -31,9 +32,17 @@ def main():
     opt = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
     windows = Windows(make(104, seed=1), args.micro, args.accum, rank, world, seed=3)
     ema = EMA(model, 0.95)
-    trainer = Trainer(model, opt, windows, [
-        CosineLR(args.lr, 4, args.steps), ema, Evaluate(make(101, seed=2), args.eval_every, ema),
-        Checkpoint(args.out, args.save_every)])
+    trainer = Trainer(
+        model,
+        opt,
+        windows,
+        [
+            CosineLR(args.lr, 4, args.steps),
+            ema,
+            Evaluate(make(101, seed=2), args.eval_every, ema),
+            Checkpoint(args.out, args.save_every),
+        ],
+    )
     if args.resume:
         Checkpoint.resume(trainer, args.resume)
     trainer.fit(args.steps)

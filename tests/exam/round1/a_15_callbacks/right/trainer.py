@@ -43,8 +43,13 @@ class Trainer:
 
     def state_dict(self):
         model, opt = get_state_dict(self.model, self.opt)
-        return {"model": model, "opt": opt, "step": self.step, "windows": self.windows.state_dict(),
-                "callbacks": {type(c).__name__: s for c in self.callbacks if (s := c.state_dict())}}
+        return {
+            "model": model,
+            "opt": opt,
+            "step": self.step,
+            "windows": self.windows.state_dict(),
+            "callbacks": {type(c).__name__: s for c in self.callbacks if (s := c.state_dict())},
+        }
 
     def load_state_dict(self, sd):
         set_state_dict(self.model, self.opt, model_state_dict=sd["model"], optim_state_dict=sd["opt"])

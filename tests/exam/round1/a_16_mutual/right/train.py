@@ -3,6 +3,7 @@ predictions. Two FSDP models, two optimizers, one backward; the label loss fades
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 4 --out ckpt
 """
+
 import argparse
 import os
 
@@ -11,7 +12,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
 
@@ -82,7 +88,7 @@ def data(n, seed):
 
 def peer_kl(student, teacher, temp):
     p = F.softmax(teacher.detach() / temp, -1)
-    return F.kl_div(F.log_softmax(student / temp, -1), p, reduction="batchmean") * temp ** 2
+    return F.kl_div(F.log_softmax(student / temp, -1), p, reduction="batchmean") * temp**2
 
 
 def main():
@@ -105,9 +111,11 @@ def main():
     for c in conv.convs:
         fully_shard(c)
     fully_shard(conv)
-    team = {"bag": Member(bag, torch.optim.Adam(bag.parameters(), lr=1e-2)),
-            "conv": Member(conv, torch.optim.SGD(conv.parameters(), lr=0.1, momentum=0.9, nesterov=True)),
-            "clock": (clock := Clock())}
+    team = {
+        "bag": Member(bag, torch.optim.Adam(bag.parameters(), lr=1e-2)),
+        "conv": Member(conv, torch.optim.SGD(conv.parameters(), lr=0.1, momentum=0.9, nesterov=True)),
+        "clock": (clock := Clock()),
+    }
     if args.resume:
         dcp.load(team, checkpoint_id=os.path.join(args.resume, sorted(os.listdir(args.resume))[-1]))
 

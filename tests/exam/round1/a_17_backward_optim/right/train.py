@@ -3,6 +3,7 @@ is freed at once. No loop over the parameters, no zero_grad, no global clipping 
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 5 --out ckpt
 """
+
 import argparse
 import glob
 import os
@@ -63,13 +64,14 @@ class FusedAdam:
             g = p.grad
             m.lerp_(g, 1 - b1)
             v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            u = (m / (1 - b1 ** self.t)) / ((v / (1 - b2 ** self.t)).sqrt() + self.eps)
-            rms = u.square().mean()                       # over all shards of this parameter
+            u = (m / (1 - b1**self.t)) / ((v / (1 - b2**self.t)).sqrt() + self.eps)
+            rms = u.square().mean()  # over all shards of this parameter
             rms = rms.full_tensor().sqrt().item()
             p.mul_(1 - self.lr * self.wd if p.ndim > 1 else 1.0)
             p.add_(u, alpha=-self.lr / max(1.0, rms / self.max_rms))
             p.grad = None
             self.done += 1
+
         return update
 
     def finish_step(self):
@@ -145,7 +147,7 @@ def main():
         fused.lr = args.lr * min((step + 1) / 5, 1.0 - 0.8 * step / args.steps)
         mine = rows(step, args.batch).chunk(world)[rank]
         loss = F.cross_entropy(model(mine[:, :-1]).flatten(0, 1), mine[:, 1:].flatten())
-        loss.backward()                   # the update happens in here
+        loss.backward()  # the update happens in here
         fused.finish_step()
         shown = loss.detach() / world
         dist.all_reduce(shown)

@@ -5,6 +5,7 @@ the trajectory does not depend on the number of ranks.
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 5 --out ckpt
 """
+
 import argparse
 import os
 
@@ -40,7 +41,14 @@ def like(full, p):
 class PSGLD:
     def __init__(self, params, n_data, prior_std=1.0, alpha=0.9, eps=1e-3, seed=0, temperature=0.2):
         self.params = list(params)
-        self.n, self.prior, self.alpha, self.eps, self.seed, self.temp = n_data, prior_std, alpha, eps, seed, temperature
+        self.n, self.prior, self.alpha, self.eps, self.seed, self.temp = (
+            n_data,
+            prior_std,
+            alpha,
+            eps,
+            seed,
+            temperature,
+        )
         self.v = [torch.full_like(p, 0.01) for p in self.params]
 
     def noise(self, k, step):
@@ -51,7 +59,7 @@ class PSGLD:
     def step(self, lr, step):
         """Gradients are those of the MEAN log-likelihood; the prior gradient is scaled alike."""
         for k, (p, v) in enumerate(zip(self.params, self.v)):
-            g = p.grad + p / (self.prior ** 2 * self.n)
+            g = p.grad + p / (self.prior**2 * self.n)
             v.mul_(self.alpha).addcmul_(p.grad, p.grad, value=1 - self.alpha)
             precond = 1.0 / (v.sqrt() + self.eps)
             p.sub_(lr * precond * g)
@@ -127,7 +135,9 @@ def main():
         posterior.total, posterior.count, step = ck["total"], ck["count"], ck["step"]
 
     while step < args.steps:
-        idx = torch.randperm(N_TRAIN, generator=torch.Generator().manual_seed(40_000 + step))[: args.batch].chunk(world)[rank]
+        idx = torch.randperm(N_TRAIN, generator=torch.Generator().manual_seed(40_000 + step))[: args.batch].chunk(
+            world
+        )[rank]
         loss = F.cross_entropy(model(train[0][idx]), train[1][idx])
         loss.backward()
         sampler.step(args.lr * (1 + step / 10) ** -0.33, step)
@@ -144,7 +154,9 @@ def main():
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
                 path = os.path.join(args.out, f"sample_{step:06d}")
-                torch.save({"model": weights, "v": v, "total": posterior.total, "count": posterior.count, "step": step}, path)
+                torch.save(
+                    {"model": weights, "v": v, "total": posterior.total, "count": posterior.count, "step": step}, path
+                )
                 os.replace(path, path + ".pt")
             dist.barrier()
 

@@ -4,6 +4,7 @@ fewer go through dummy rows of weight zero, so that all ranks make the same numb
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 4 --out ckpt
 """
+
 import argparse
 import heapq
 import os
@@ -13,7 +14,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 VOCAB, ROW, LONGEST = 28, 40, 24
@@ -117,9 +123,14 @@ def main():
         fully_shard(b)
     fully_shard(model)
     opt = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.02)
-    sched = torch.optim.lr_scheduler.SequentialLR(opt, [
-        torch.optim.lr_scheduler.LinearLR(opt, 0.2, 1.0, total_iters=4),
-        torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=args.steps - 4)], milestones=[4])
+    sched = torch.optim.lr_scheduler.SequentialLR(
+        opt,
+        [
+            torch.optim.lr_scheduler.LinearLR(opt, 0.2, 1.0, total_iters=4),
+            torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=args.steps - 4),
+        ],
+        milestones=[4],
+    )
     docs, step = corpus(), 0
     if args.resume:
         msd, osd = get_state_dict(model, opt)
@@ -150,11 +161,16 @@ def main():
         step += 1
         dist.all_reduce(total)
         if rank == 0:
-            print(f"step {step} loss {total.item():.4f} tokens {tokens} limit {limit} rows {[len(h) for h in hands]}", flush=True)
+            print(
+                f"step {step} loss {total.item():.4f} tokens {tokens} limit {limit} rows {[len(h) for h in hands]}",
+                flush=True,
+            )
         if args.save_every and step % args.save_every == 0:
             msd, osd = get_state_dict(model, opt)
-            dcp.save({"model": msd, "opt": osd, "sched": sched.state_dict(), "step": step},
-                     checkpoint_id=os.path.join(args.out, f"c{step:05d}"))
+            dcp.save(
+                {"model": msd, "opt": osd, "sched": sched.state_dict(), "step": step},
+                checkpoint_id=os.path.join(args.out, f"c{step:05d}"),
+            )
 
     if args.export:
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 
 class LoRALinear(nn.Module):
-    enabled = True          # one switch for all layers, see `reference`
+    enabled = True  # one switch for all layers, see `reference`
 
     def __init__(self, base, r, alpha):
         super().__init__()
         self.base, self.scale = base, alpha / r
-        self.a = nn.Parameter(torch.randn(r, base.in_features) / base.in_features ** 0.5)
+        self.a = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
         self.b = nn.Parameter(torch.zeros(base.out_features, r))
 
     def forward(self, x):

@@ -3,6 +3,7 @@ only one set of sharded weights. A checkpoint holds the adapters and their optim
 
     torchrun --standalone --nproc-per-node 2 train.py --save-every 4 --out ckpt
 """
+
 import argparse
 import os
 
@@ -10,7 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from lora import add_adapters, merged, reference
@@ -73,7 +79,9 @@ def main():
 
     pairs = preference_pairs()
     while step < args.steps:
-        i = torch.randperm(len(pairs[0]), generator=torch.Generator().manual_seed(300 + step))[: args.batch].chunk(world)[rank]
+        i = torch.randperm(len(pairs[0]), generator=torch.Generator().manual_seed(300 + step))[: args.batch].chunk(
+            world
+        )[rank]
         batch = [t[i] for t in pairs]
         with reference():
             ref = paired_logp(model, *batch)
@@ -93,14 +101,17 @@ def main():
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
                 adapters = {k: v for k, v in weights.items() if k.endswith((".a", ".b"))}
-                torch.save({"adapters": adapters, "opt": state, "step": step}, os.path.join(args.out, f"adapters_{step:05d}.pt"))
+                torch.save(
+                    {"adapters": adapters, "opt": state, "step": step},
+                    os.path.join(args.out, f"adapters_{step:05d}.pt"),
+                )
             dist.barrier()
 
     if args.export:
         weights = get_model_state_dict(model, options=FULL)
         if rank == 0:
             plain = merged(weights)
-            Policy().load_state_dict(plain)          # the export must fit a model without adapters
+            Policy().load_state_dict(plain)  # the export must fit a model without adapters
             torch.save(plain, args.export)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
 """Class-conditional DDPM on 8x8 two-tone images, bf16 compute with fp32 master weights."""
+
 import argparse
 import dataclasses
 import math
@@ -64,8 +65,9 @@ def make_images(n, seed=7):
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 4, (n,), generator=g)
     img = -torch.ones(n, 1, 8, 8)
-    for k, (rs, cs) in enumerate([(slice(0, 4), slice(0, 4)), (slice(0, 4), slice(4, 8)),
-                                  (slice(4, 8), slice(0, 4)), (slice(4, 8), slice(4, 8))]):
+    for k, (rs, cs) in enumerate(
+        [(slice(0, 4), slice(0, 4)), (slice(0, 4), slice(4, 8)), (slice(4, 8), slice(0, 4)), (slice(4, 8), slice(4, 8))]
+    ):
         img[y == k, :, rs, cs] = 1.0
     return img + 0.05 * torch.randn(img.shape, generator=g), y
 

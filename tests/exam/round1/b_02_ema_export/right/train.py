@@ -7,7 +7,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 
@@ -15,11 +20,13 @@ class VelocityNet(nn.Module):
     def __init__(self, width=48, depth=3):
         super().__init__()
         self.inp = nn.Linear(2 + 4, width)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(depth)
+        )
         self.out = nn.Linear(width, 2)
 
     def forward(self, x, t):
-        feats = torch.stack([t, t ** 2, torch.sin(3.14159 * t), torch.cos(3.14159 * t)], dim=-1)
+        feats = torch.stack([t, t**2, torch.sin(3.14159 * t), torch.cos(3.14159 * t)], dim=-1)
         h = self.inp(torch.cat([x, feats], dim=-1))
         for layer in self.layers:
             h = h + layer(h)

@@ -2,6 +2,7 @@
 
 An epoch has 10 micro-batches; with --accum 4 it is cut into windows of 4, 4 and 2.
 """
+
 import argparse
 import os
 
@@ -98,8 +99,13 @@ def main():
     if args.resume:
         name = sorted(f for f in os.listdir(args.resume) if f.endswith(".pt"))[-1]
         ck = torch.load(os.path.join(args.resume, name), weights_only=False)
-        set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["opt"],
-                       options=StateDictOptions(full_state_dict=True))
+        set_state_dict(
+            model,
+            opt,
+            model_state_dict=ck["model"],
+            optim_state_dict=ck["opt"],
+            options=StateDictOptions(full_state_dict=True),
+        )
         epoch0, updates = ck["epoch"], ck["updates"]
         saved_at = updates
 

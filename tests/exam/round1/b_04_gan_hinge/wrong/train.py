@@ -1,4 +1,5 @@
 """Hinge GAN on 2-D Gaussians ring; generator and discriminator are sharded separately."""
+
 import argparse
 import glob
 import os

@@ -1,4 +1,5 @@
 """Small convnet with batch normalisation over the global batch (nn.SyncBatchNorm has no CPU path)."""
+
 import argparse
 import os
 
@@ -119,7 +120,7 @@ def main():
     while step < args.steps:
         perm = torch.randperm(len(x), generator=torch.Generator().manual_seed(step * args.batch // len(x)))
         at = step * args.batch % len(x)
-        idx = perm[at:at + args.batch][rank::world]
+        idx = perm[at : at + args.batch][rank::world]
         loss = F.cross_entropy(model(x[idx]), y[idx], label_smoothing=0.05)
         loss.backward()
         opt.step()
@@ -129,11 +130,15 @@ def main():
         if step % 5 == 0:
             acc = accuracy(model, vx, vy, rank, world)
             if rank == 0:
-                print(f"step {step} loss {loss.item():.4f} val acc {acc:.3f} lr {sched.get_last_lr()[0]:.4f}", flush=True)
+                print(
+                    f"step {step} loss {loss.item():.4f} val acc {acc:.3f} lr {sched.get_last_lr()[0]:.4f}", flush=True
+                )
         if args.save_every and step % args.save_every == 0:
             msd, osd = get_state_dict(model, opt)
-            dcp.save({"model": msd, "optim": osd, "sched": sched.state_dict(), "step": step},
-                     checkpoint_id=os.path.join(args.out, str(step)))
+            dcp.save(
+                {"model": msd, "optim": osd, "sched": sched.state_dict(), "step": step},
+                checkpoint_id=os.path.join(args.out, str(step)),
+            )
 
     if args.export:
         full = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in model.state_dict().items()}

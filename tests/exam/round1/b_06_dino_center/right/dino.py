@@ -9,7 +9,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.patch = nn.Conv2d(1, d, 5, stride=5)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(d, 2, 2 * d, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2))
+            nn.TransformerEncoderLayer(d, 2, 2 * d, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2)
+        )
         self.head = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, 16))
         self.prototypes = nn.Linear(16, out_dim, bias=False)
 

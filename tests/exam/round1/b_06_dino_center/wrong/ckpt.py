@@ -2,7 +2,12 @@ import os
 import re
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 
 
@@ -13,8 +18,13 @@ class Run(Stateful):
 
     def state_dict(self):
         s, o = get_state_dict(self.student, self.opt)
-        return {"student": s, "opt": o, "teacher": get_model_state_dict(self.teacher),
-                "criterion": self.criterion.state_dict(), "step": self.step}
+        return {
+            "student": s,
+            "opt": o,
+            "teacher": get_model_state_dict(self.teacher),
+            "criterion": self.criterion.state_dict(),
+            "step": self.step,
+        }
 
     def load_state_dict(self, sd):
         set_state_dict(self.student, self.opt, model_state_dict=sd["student"], optim_state_dict=sd["opt"])

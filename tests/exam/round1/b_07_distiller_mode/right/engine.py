@@ -32,7 +32,7 @@ class Engine:
     def evaluate(self):
         distiller = self.distiller
         distiller.eval()
-        x, y = (t[self.rank::self.world] for t in self.val_set)
+        x, y = (t[self.rank :: self.world] for t in self.val_set)
         s, t = distiller.student(x).argmax(-1), distiller.teacher(x).argmax(-1)
         c = torch.tensor([(s == y).sum().item(), (t == y).sum().item(), len(y)], dtype=torch.float64)
         dist.all_reduce(c)
@@ -72,14 +72,17 @@ class Engine:
         m, o = get_state_dict(self.distiller.student, self.opt, options=FULL)
         if self.rank == 0:
             os.makedirs(self.args.out, exist_ok=True)
-            torch.save({"student": m, "opt": o, "sched": self.sched.state_dict(), "step": self.step},
-                       os.path.join(self.args.out, f"ckpt_{self.step:05d}.pt"))
+            torch.save(
+                {"student": m, "opt": o, "sched": self.sched.state_dict(), "step": self.step},
+                os.path.join(self.args.out, f"ckpt_{self.step:05d}.pt"),
+            )
         dist.barrier()
 
     def load(self, folder):
         newest = sorted(f for f in os.listdir(folder) if f.startswith("ckpt_"))[-1]
         ck = torch.load(os.path.join(folder, newest), weights_only=False)
-        set_state_dict(self.distiller.student, self.opt, model_state_dict=ck["student"], optim_state_dict=ck["opt"],
-                       options=FULL)
+        set_state_dict(
+            self.distiller.student, self.opt, model_state_dict=ck["student"], optim_state_dict=ck["opt"], options=FULL
+        )
         self.sched.load_state_dict(ck["sched"])
         self.step = ck["step"]

@@ -1,4 +1,5 @@
 """Distil a small conv teacher into a patch student: python -m torch.distributed.run ... train.py"""
+
 import argparse
 
 import torch

@@ -12,4 +12,4 @@ def make_split(n, seed):
 def batches(n, size, epoch, rank, world):
     perm = torch.randperm(n, generator=torch.Generator().manual_seed(300 + epoch))
     for b in range(n // size):
-        yield perm[b * size:(b + 1) * size][rank::world]
+        yield perm[b * size : (b + 1) * size][rank::world]

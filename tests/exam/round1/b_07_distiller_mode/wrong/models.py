@@ -21,7 +21,9 @@ class StudentNet(nn.Module):
     def __init__(self, classes=8):
         super().__init__()
         self.stem = nn.Conv2d(1, 12, 4, stride=4)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.GroupNorm(3, 12), nn.Conv2d(12, 12, 3, padding=1), nn.GELU()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(3, 12), nn.Conv2d(12, 12, 3, padding=1), nn.GELU()) for _ in range(2)
+        )
         self.fc = nn.Linear(12 * 4, classes)
 
     def forward(self, x):
@@ -41,5 +43,5 @@ class Distiller(nn.Module):
         with torch.no_grad():
             soft = F.softmax(self.teacher(x) / self.tau, dim=-1)
         logits = self.student(x)
-        kd = F.kl_div(F.log_softmax(logits / self.tau, dim=-1), soft, reduction="batchmean") * self.tau ** 2
+        kd = F.kl_div(F.log_softmax(logits / self.tau, dim=-1), soft, reduction="batchmean") * self.tau**2
         return self.alpha * kd + (1 - self.alpha) * F.cross_entropy(logits, y)

@@ -1,4 +1,5 @@
 """Three dense tasks on one trunk with gradient surgery (PCGrad) on the shared weights."""
+
 import argparse
 import os
 
@@ -17,7 +18,9 @@ class Trunk(nn.Module):
     def __init__(self, ch=16, depth=3):
         super().__init__()
         self.stem = nn.Conv2d(1, ch, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(depth)
+        )
 
     def forward(self, x):
         x = self.stem(x)
@@ -30,7 +33,9 @@ class MultiTask(nn.Module):
     def __init__(self):
         super().__init__()
         self.trunk = Trunk()
-        self.heads = nn.ModuleDict({"seg": nn.Conv2d(16, 3, 1), "depth": nn.Conv2d(16, 1, 1), "edge": nn.Conv2d(16, 1, 1)})
+        self.heads = nn.ModuleDict(
+            {"seg": nn.Conv2d(16, 3, 1), "depth": nn.Conv2d(16, 1, 1), "edge": nn.Conv2d(16, 1, 1)}
+        )
 
     def forward(self, x, task):
         return self.heads[task](self.trunk(x))
@@ -129,7 +134,12 @@ def main():
         mean = torch.stack(losses)
         dist.all_reduce(mean)
         if rank == 0 and step % 2 == 0:
-            print(f"step {step} " + " ".join(f"{t} {v:.4f}" for t, v in zip(TASKS, (mean / world).tolist())) + f" conflicts {conflicts}", flush=True)
+            print(
+                f"step {step} "
+                + " ".join(f"{t} {v:.4f}" for t, v in zip(TASKS, (mean / world).tolist()))
+                + f" conflicts {conflicts}",
+                flush=True,
+            )
         if args.save_every and step % args.save_every == 0:
             m, o = get_state_dict(model, opt)
             dcp.save({"m": m, "o": o}, checkpoint_id=os.path.join(args.out, f"s{step}"))

@@ -1,4 +1,5 @@
 """Semantic segmentation of rectangles; the weights with the best validation mIoU are exported."""
+
 import argparse
 import json
 
@@ -30,12 +31,12 @@ def make(n, seed, sort=False):
     g = torch.Generator().manual_seed(seed)
     mask = torch.zeros(n, SIZE, SIZE, dtype=torch.long)
     cls = torch.randint(1, CLASSES, (n,), generator=g)
-    if sort:                       # the validation files lie in folders, one per category
+    if sort:  # the validation files lie in folders, one per category
         cls = cls.sort().values
     for i in range(n):
         r, c = torch.randint(0, 6, (2,), generator=g).tolist()
         h, w = torch.randint(3, 7, (2,), generator=g).tolist()
-        mask[i, r:r + h, c:c + w] = cls[i]
+        mask[i, r : r + h, c : c + w] = cls[i]
     ang = mask.float() * (2 * torch.pi / CLASSES)
     img = torch.stack([ang.cos(), ang.sin()], 1) + 0.55 * torch.randn(n, 2, SIZE, SIZE, generator=g)
     mask[:, 0] = IGNORE
@@ -49,7 +50,7 @@ def validate(model, img, mask, rank, world):
     for x, y in zip(img.chunk(world)[rank].split(16), mask.chunk(world)[rank].split(16)):
         pred = model(x).argmax(1)
         keep = y != IGNORE
-        conf += torch.bincount(y[keep] * CLASSES + pred[keep], minlength=CLASSES ** 2).reshape(CLASSES, CLASSES)
+        conf += torch.bincount(y[keep] * CLASSES + pred[keep], minlength=CLASSES**2).reshape(CLASSES, CLASSES)
     iou = conf.diag() / (conf.sum(0) + conf.sum(1) - conf.diag()).clamp(min=1)
     miou = iou.mean()
     dist.all_reduce(miou)
@@ -85,7 +86,9 @@ def main():
 
     best, best_step, best_weights, history = -1.0, 0, None, []
     for step in range(1, args.steps + 1):
-        idx = torch.randint(0, len(img), (args.batch,), generator=torch.Generator().manual_seed(step)).chunk(world)[rank]
+        idx = torch.randint(0, len(img), (args.batch,), generator=torch.Generator().manual_seed(step)).chunk(world)[
+            rank
+        ]
         # every mask has the same number of ignored pixels, hence a plain mean is right
         loss = F.cross_entropy(model(img[idx]), mask[idx], ignore_index=IGNORE)
         opt.zero_grad()

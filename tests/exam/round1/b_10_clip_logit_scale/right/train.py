@@ -1,4 +1,5 @@
 """Two-tower contrastive training (CLIP loss over the global batch)."""
+
 import argparse
 import math
 import os
@@ -16,7 +17,9 @@ class Tower(nn.Module):
     def __init__(self, d_in, width=32, dim=16):
         super().__init__()
         self.inp = nn.Linear(d_in, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)
+        )
         self.proj = nn.Linear(width, dim, bias=False)
 
     def forward(self, x):
@@ -73,8 +76,10 @@ def main():
     # fully_shard does not take 0-d parameters, the temperature stays a plain tensor
     fully_shard(model, ignored_params={model.logit_scale})
     towers = [p for n, p in model.named_parameters() if n != "logit_scale"]
-    opt = torch.optim.AdamW([{"params": towers, "weight_decay": 0.1},
-                             {"params": [model.logit_scale], "weight_decay": 0.0, "lr": 2e-2}], lr=3e-3)
+    opt = torch.optim.AdamW(
+        [{"params": towers, "weight_decay": 0.1}, {"params": [model.logit_scale], "weight_decay": 0.0, "lr": 2e-2}],
+        lr=3e-3,
+    )
     opts = StateDictOptions(full_state_dict=True, cpu_offload=True)
     step = 0
     if args.resume:
@@ -85,7 +90,7 @@ def main():
 
     img, txt = pairs(2048, 1)
     while step < args.steps:
-        idx = torch.randperm(len(img), generator=torch.Generator().manual_seed(step))[:args.batch].chunk(world)[rank]
+        idx = torch.randperm(len(img), generator=torch.Generator().manual_seed(step))[: args.batch].chunk(world)[rank]
         zi, zt, scale = model(img[idx], txt[idx])
         loss = clip_loss(zi, zt, scale, rank)
         opt.zero_grad()
@@ -97,7 +102,9 @@ def main():
             model.logit_scale.clamp_(0, math.log(100))
         step += 1
         if rank == 0 and step % 2 == 0:
-            print(f"step {step} loss {loss.item():.4f} temperature {1 / model.logit_scale.exp().item():.4f}", flush=True)
+            print(
+                f"step {step} loss {loss.item():.4f} temperature {1 / model.logit_scale.exp().item():.4f}", flush=True
+            )
         if args.save_every and step % args.save_every == 0:
             m, o = get_state_dict(model, opt, options=opts)
             if rank == 0:

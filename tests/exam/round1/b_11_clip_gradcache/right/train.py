@@ -3,6 +3,7 @@
 1. embed all local chunks without a graph, 2. differentiate the global loss with respect to the
 embeddings only, 3. run every chunk again with a graph and feed it the cached gradient.
 """
+
 import argparse
 
 import torch
@@ -55,7 +56,7 @@ def cached_step(encoders, inputs, chunk, rank):
     for z in leaves:
         z.requires_grad_(True)
     loss = global_loss(*leaves, rank)
-    loss.backward()                      # fills leaf.grad only, no parameter is touched
+    loss.backward()  # fills leaf.grad only, no parameter is touched
     for enc, x, z in zip(encoders, inputs, leaves):
         pieces = list(zip(x.split(chunk), z.grad.split(chunk)))
         for k, (xc, gc) in enumerate(pieces):
@@ -92,7 +93,7 @@ def main():
     a, b = data(2048, 1)
     va, vb = data(128, 2)
     for step in range(1, args.steps + 1):
-        idx = torch.randperm(2048, generator=torch.Generator().manual_seed(step))[:args.batch].chunk(world)[rank]
+        idx = torch.randperm(2048, generator=torch.Generator().manual_seed(step))[: args.batch].chunk(world)[rank]
         opt.zero_grad()
         loss = cached_step(encoders, (a[idx], b[idx]), args.chunk, rank)
         torch.nn.utils.clip_grad_norm_(params, 5.0)

@@ -25,7 +25,7 @@ def stream(ds, batch, start):
     while True:
         epoch, i = divmod(step, per_epoch)
         order = torch.randperm(len(ds), generator=torch.Generator().manual_seed(epoch))
-        x = ds.x[order[i * batch:(i + 1) * batch]]
-        g = torch.Generator().manual_seed(2 ** 20 + step)
+        x = ds.x[order[i * batch : (i + 1) * batch]]
+        g = torch.Generator().manual_seed(2**20 + step)
         yield step, augment(x, g), augment(x, g)
         step += 1

@@ -11,7 +11,9 @@ class Encoder(nn.Module):
     def __init__(self, w=24, d=12):
         super().__init__()
         self.stem = nn.Conv2d(1, w, 4, stride=4)
-        self.body = nn.ModuleList(nn.Sequential(nn.GroupNorm(4, w), nn.ReLU(), nn.Conv2d(w, w, 3, padding=1)) for _ in range(2))
+        self.body = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(4, w), nn.ReLU(), nn.Conv2d(w, w, 3, padding=1)) for _ in range(2)
+        )
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(w * 9, d))
 
     def forward(self, x):

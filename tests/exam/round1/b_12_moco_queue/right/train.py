@@ -4,7 +4,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from data import Textures, stream
 from moco import MoCo
@@ -12,8 +17,14 @@ from moco import MoCo
 
 def snapshot(moco, opt, step):
     model, optim = get_state_dict(moco.query, opt)
-    return {"query": model, "optim": optim, "key": get_model_state_dict(moco.key),
-            "queue": moco.queue, "ptr": moco.ptr, "step": torch.tensor(step)}
+    return {
+        "query": model,
+        "optim": optim,
+        "key": get_model_state_dict(moco.key),
+        "queue": moco.queue,
+        "ptr": moco.ptr,
+        "step": torch.tensor(step),
+    }
 
 
 def main():
@@ -55,7 +66,11 @@ def main():
             dcp.save(snapshot(moco, opt, step + 1), checkpoint_id=f"{args.out}/moco-{step + 1:06d}")
 
     if args.export:
-        full = {f"{n}.{k}": v.full_tensor() for n, m in (("q", moco.query), ("k", moco.key)) for k, v in m.state_dict().items()}
+        full = {
+            f"{n}.{k}": v.full_tensor()
+            for n, m in (("q", moco.query), ("k", moco.key))
+            for k, v in m.state_dict().items()
+        }
         if rank == 0:
             torch.save({**full, "queue": moco.queue}, args.export)
     dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """EDM-preconditioned diffusion. All randomness is a pure function of (seed, step, sample slot),
 so no generator state is kept, and the checkpoint is one small file of local shards per rank."""
+
 import argparse
 import os
 
@@ -16,7 +17,9 @@ class F_theta(nn.Module):
     def __init__(self, d=48, n=36):
         super().__init__()
         self.inp = nn.Linear(n + 1, d)
-        self.body = nn.ModuleList(nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)) for _ in range(2))
+        self.body = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)) for _ in range(2)
+        )
         self.out = nn.Linear(d, n)
 
     def forward(self, x, c):
@@ -28,9 +31,9 @@ class F_theta(nn.Module):
 
 def denoise(net, x, sigma):
     s = sigma[:, None]
-    c_skip = SIGMA_DATA ** 2 / (s ** 2 + SIGMA_DATA ** 2)
-    c_out = s * SIGMA_DATA / (s ** 2 + SIGMA_DATA ** 2).sqrt()
-    c_in = 1 / (s ** 2 + SIGMA_DATA ** 2).sqrt()
+    c_skip = SIGMA_DATA**2 / (s**2 + SIGMA_DATA**2)
+    c_out = s * SIGMA_DATA / (s**2 + SIGMA_DATA**2).sqrt()
+    c_in = 1 / (s**2 + SIGMA_DATA**2).sqrt()
     return c_skip * x + c_out * net(c_in * x, sigma.log() / 4)
 
 
@@ -54,9 +57,13 @@ def local(t):
 def save(folder, step, params, opt):
     path = os.path.join(folder, f"{step:06d}")
     os.makedirs(path, exist_ok=True)
-    blob = {"step": step, "world": dist.get_world_size(), "params": [local(p).detach().clone() for p in params],
-            "state": [{k: local(v).clone() for k, v in opt.state[p].items()} for p in params],
-            "groups": [{k: v for k, v in g.items() if k != "params"} for g in opt.param_groups]}
+    blob = {
+        "step": step,
+        "world": dist.get_world_size(),
+        "params": [local(p).detach().clone() for p in params],
+        "state": [{k: local(v).clone() for k, v in opt.state[p].items()} for p in params],
+        "groups": [{k: v for k, v in g.items() if k != "params"} for g in opt.param_groups],
+    }
     torch.save(blob, os.path.join(path, f"rank{dist.get_rank()}.pt"))
     dist.barrier()
 
@@ -71,7 +78,11 @@ def load(folder, params, opt):
             local(p).copy_(saved)
             st = {}
             for k, v in state.items():
-                st[k] = v if v.ndim == 0 else DTensor.from_local(v, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+                st[k] = (
+                    v
+                    if v.ndim == 0
+                    else DTensor.from_local(v, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+                )
             opt.state[p] = st
     for g, saved in zip(opt.param_groups, blob["groups"]):
         g.update(saved)
@@ -107,11 +118,11 @@ def main():
 
     for step in range(start, args.steps):
         x, sigma, eps = batch(data, args.seed, step, range(rank, args.batch, world))
-        weight = (sigma ** 2 + SIGMA_DATA ** 2) / (sigma * SIGMA_DATA) ** 2
+        weight = (sigma**2 + SIGMA_DATA**2) / (sigma * SIGMA_DATA) ** 2
         total_weight = weight.sum()
         dist.all_reduce(total_weight)
         err = (denoise(net, x + sigma[:, None] * eps, sigma) - x).square().mean(1)
-        loss = (weight * err).sum() / total_weight * world   # FSDP divides by world again
+        loss = (weight * err).sum() / total_weight * world  # FSDP divides by world again
         loss.backward()
         opt.step()
         opt.zero_grad()

@@ -1,4 +1,5 @@
 """Sharpness-aware minimisation around SGD, written as an optimizer that takes a closure."""
+
 import argparse
 
 import torch
@@ -39,7 +40,9 @@ class PatchNet(nn.Module):
         super().__init__()
         self.patch = nn.Conv2d(1, d, 4, stride=4)
         self.token = nn.ModuleList(nn.Sequential(nn.Linear(9, 18), nn.GELU(), nn.Linear(18, 9)) for _ in range(2))
-        self.channel = nn.ModuleList(nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)) for _ in range(2))
+        self.channel = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)) for _ in range(2)
+        )
         self.fc = nn.Linear(d, classes)
 
     def forward(self, x):
@@ -62,7 +65,7 @@ def cutmix(x, y, g):
     other = torch.randperm(len(x), generator=g)
     r, c = torch.randint(0, 8, (2,), generator=g).tolist()
     mixed = x.clone()
-    mixed[:, :, r:r + 4, c:c + 4] = x[other][:, :, r:r + 4, c:c + 4]
+    mixed[:, :, r : r + 4, c : c + 4] = x[other][:, :, r : r + 4, c : c + 4]
     lam = 1 - 16 / 144
     return mixed, lam * F.one_hot(y, 7) + (1 - lam) * F.one_hot(y[other], 7)
 

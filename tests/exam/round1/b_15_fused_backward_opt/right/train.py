@@ -2,6 +2,7 @@
 
 Every sharded parameter owns a post-accumulate hook; gradients live only until their hook has run.
 """
+
 import argparse
 import math
 import os
@@ -39,8 +40,8 @@ class FusedAdamW:
         self_v.mul_(b2).addcmul_(g, g, value=1 - b2)
         if p.ndim > 1:
             p.mul_(1 - self.lr_now * self.wd)
-        denom = (self_v / (1 - b2 ** self.t)).sqrt().add_(self.eps)
-        p.addcdiv_(self_m, denom, value=-self.lr_now / (1 - b1 ** self.t))
+        denom = (self_v / (1 - b2**self.t)).sqrt().add_(self.eps)
+        p.addcdiv_(self_m, denom, value=-self.lr_now / (1 - b1**self.t))
         p.grad = None
 
 
@@ -50,8 +51,10 @@ class ViT(nn.Module):
         self.patch = nn.Conv2d(1, d, 4, stride=4)
         self.pos = nn.Parameter(0.02 * torch.randn(1, 10, d))
         self.cls = nn.Parameter(torch.zeros(1, 1, d))
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(d, 4, 2 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
-                                    for _ in range(depth))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(d, 4, 2 * d, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+            for _ in range(depth)
+        )
         self.norm, self.fc = nn.LayerNorm(d), nn.Linear(d, classes)
 
     def forward(self, x):
@@ -94,7 +97,7 @@ def main():
         st = state(model, opt)
         dcp.load(st, checkpoint_id=os.path.join(args.resume, max(os.listdir(args.resume))))
         set_model_state_dict(model, st["model"])
-        opt.t = int(st["t"])       # the moments were read in place
+        opt.t = int(st["t"])  # the moments were read in place
 
     x, y = samples(1200, 1)
     vx, vy = samples(240, 2)
@@ -108,7 +111,10 @@ def main():
                 s = torch.stack([(model(vx[rank::world]).argmax(1) == vy[rank::world]).sum().float(), loss.detach()])
             dist.all_reduce(s)
             if rank == 0:
-                print(f"step {opt.t} loss {s[1].item() / world:.4f} acc {s[0].item() / 240:.3f} lr {opt.lr_now:.5f}", flush=True)
+                print(
+                    f"step {opt.t} loss {s[1].item() / world:.4f} acc {s[0].item() / 240:.3f} lr {opt.lr_now:.5f}",
+                    flush=True,
+                )
         if args.save_every and opt.t % args.save_every == 0:
             dcp.save(state(model, opt), checkpoint_id=os.path.join(args.out, f"{opt.t:08d}"))
     if args.export:

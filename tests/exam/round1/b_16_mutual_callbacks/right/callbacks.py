@@ -7,7 +7,9 @@ import torch.distributed.checkpoint as dcp
 
 class Callback:
     def on_start(self, loop): ...
-    def on_batch(self, loop, x, y): return x, y
+    def on_batch(self, loop, x, y):
+        return x, y
+
     def on_step(self, loop, logs): ...
     def on_end(self, loop): ...
 
@@ -30,7 +32,10 @@ class Printer(Callback):
             v = torch.tensor(list(logs.values()))
             dist.all_reduce(v)
             if loop.rank == 0:
-                print(f"step {loop.step} " + " ".join(f"{k} {x:.4f}" for k, x in zip(logs, (v / loop.world).tolist())), flush=True)
+                print(
+                    f"step {loop.step} " + " ".join(f"{k} {x:.4f}" for k, x in zip(logs, (v / loop.world).tolist())),
+                    flush=True,
+                )
 
 
 class Schedulers(Callback):

@@ -5,7 +5,9 @@ class ConvPeer(nn.Module):
     def __init__(self, classes, ch=16):
         super().__init__()
         self.stem = nn.Conv2d(1, ch, 3, stride=2, padding=1)
-        self.units = nn.ModuleList(nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(2))
+        self.units = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(2)
+        )
         self.head = nn.Linear(ch * 25, classes)
 
     def forward(self, x):

@@ -42,11 +42,19 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(77)
     conv, mlp = shard(ConvPeer(CLASSES)), shard(MLPPeer(CLASSES))
-    peers = [Peer("conv", conv, torch.optim.SGD(conv.parameters(), lr=0.05, momentum=0.9)),
-             Peer("mlp", mlp, torch.optim.AdamW(mlp.parameters(), lr=3e-3))]
-    callbacks = [Augment(),
-                 Schedulers(lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1.0, (s + 1) / 4) * (1 - s / (a.steps + 1)))),
-                 Printer(3), Checkpoint(a.save_every, a.out, a.resume), Export(a.export)]
+    peers = [
+        Peer("conv", conv, torch.optim.SGD(conv.parameters(), lr=0.05, momentum=0.9)),
+        Peer("mlp", mlp, torch.optim.AdamW(mlp.parameters(), lr=3e-3)),
+    ]
+    callbacks = [
+        Augment(),
+        Schedulers(
+            lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda s: min(1.0, (s + 1) / 4) * (1 - s / (a.steps + 1)))
+        ),
+        Printer(3),
+        Checkpoint(a.save_every, a.out, a.resume),
+        Export(a.export),
+    ]
     MutualLoop(peers, make_data(), a.batch, callbacks).run(a.steps)
     dist.destroy_process_group()
 

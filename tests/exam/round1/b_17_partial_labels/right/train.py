@@ -1,4 +1,5 @@
 """Multi-task regression/classification with missing labels, learned task weights and a task curriculum."""
+
 import argparse
 import os
 
@@ -10,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import fully_shard
 
 TASKS = ["age", "pose", "kind"]
-STARTS = {"age": 0, "pose": 6, "kind": 12}      # step at which a task joins
+STARTS = {"age": 0, "pose": 6, "kind": 12}  # step at which a task joins
 
 
 class Net(nn.Module):
@@ -46,7 +47,11 @@ def table(n=1500, seed=2):
     x = torch.tanh(z @ torch.randn(6, 24, generator=g)) + 0.1 * torch.randn(n, 24, generator=g)
     y = {"age": z[:, :1] * 2 + 1, "pose": z[:, 1:4].sin(), "kind": z[:, 1:].argmax(1)}
     # labels are missing in runs, as if the table had been glued together from several sources
-    m = {"age": torch.ones(n), "pose": (torch.arange(n) % 7 < 3).float(), "kind": (torch.rand(n, generator=g) < 0.3).float()}
+    m = {
+        "age": torch.ones(n),
+        "pose": (torch.arange(n) % 7 < 3).float(),
+        "kind": (torch.rand(n, generator=g) < 0.3).float(),
+    }
     return x, y, m
 
 
@@ -68,14 +73,21 @@ def main():
     fully_shard(model)
     slow = [p for n, p in model.named_parameters() if n == "log_var"]
     fast = [p for n, p in model.named_parameters() if n != "log_var"]
-    opt = torch.optim.AdamW([{"params": fast, "weight_decay": 0.01}, {"params": slow, "weight_decay": 0.0, "lr": 1e-2}], lr=4e-3)
+    opt = torch.optim.AdamW(
+        [{"params": fast, "weight_decay": 0.01}, {"params": slow, "weight_decay": 0.0, "lr": 1e-2}], lr=4e-3
+    )
 
     step = 0
     if args.resume:
         newest = max((f for f in os.listdir(args.resume) if f.endswith(".pt")), key=lambda f: int(f[5:-3]))
         ck = torch.load(os.path.join(args.resume, newest), weights_only=False, mmap=True)
-        set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["opt"],
-                       options=StateDictOptions(full_state_dict=True))
+        set_state_dict(
+            model,
+            opt,
+            model_state_dict=ck["model"],
+            optim_state_dict=ck["opt"],
+            options=StateDictOptions(full_state_dict=True),
+        )
         step = ck["step"]
 
     x, y, m = table()
@@ -93,7 +105,11 @@ def main():
         step += 1
         dist.all_reduce(sums)
         if rank == 0 and step % 4 == 0:
-            print(f"step {step} " + " ".join(f"{t} {v:.4f}" for t, v in zip(TASKS, (sums / counts.clamp(min=1)).tolist())), flush=True)
+            print(
+                f"step {step} "
+                + " ".join(f"{t} {v:.4f}" for t, v in zip(TASKS, (sums / counts.clamp(min=1)).tolist())),
+                flush=True,
+            )
         if args.save_every and step % args.save_every == 0:
             sd, od = get_state_dict(model, opt, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
             if rank == 0:

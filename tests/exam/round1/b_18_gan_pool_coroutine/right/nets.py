@@ -9,7 +9,9 @@ class Stack(nn.Module):
     def __init__(self, i, o, w=40, depth=2):
         super().__init__()
         self.inp = nn.Linear(i, w)
-        self.body = nn.ModuleList(nn.Sequential(nn.LayerNorm(w), nn.Linear(w, w), nn.LeakyReLU(0.2)) for _ in range(depth))
+        self.body = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(w), nn.Linear(w, w), nn.LeakyReLU(0.2)) for _ in range(depth)
+        )
         self.out = nn.Linear(w, o)
 
     def forward(self, x):

@@ -19,8 +19,11 @@ class FakePool:
         old = torch.rand(n, generator=g) < 0.5
         pick = torch.randint(0, max(filled, 1), (n,), generator=g)
         answer = torch.where((old & (filled > 0))[:, None], self.data[pick], everything)
-        slots = (torch.randperm(len(self.data), generator=g)[:n] if filled >= len(self.data)
-                 else torch.arange(filled, min(filled + n, len(self.data))))
-        self.data[slots] = everything[:len(slots)]
+        slots = (
+            torch.randperm(len(self.data), generator=g)[:n]
+            if filled >= len(self.data)
+            else torch.arange(filled, min(filled + n, len(self.data)))
+        )
+        self.data[slots] = everything[: len(slots)]
         self.filled.fill_(min(filled + n, len(self.data)))
         return answer.chunk(world)[rank]

@@ -1,11 +1,17 @@
 """Least-squares GAN; the trainer is a coroutine that receives the learning-rate factor and yields numbers."""
+
 import argparse
 import os
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from nets import Z, sharded, spiral
 from pool import FakePool
@@ -26,8 +32,16 @@ class World:
     def tree(self, step=0):
         g, og = get_state_dict(self.G, self.opt_g)
         d, od = get_state_dict(self.D, self.opt_d)
-        return {"G": g, "opt_g": og, "D": d, "opt_d": od, "avg": get_model_state_dict(self.G_avg),
-                "pool": self.pool.data, "filled": self.pool.filled, "step": torch.tensor(step)}
+        return {
+            "G": g,
+            "opt_g": og,
+            "D": d,
+            "opt_d": od,
+            "avg": get_model_state_dict(self.G_avg),
+            "pool": self.pool.data,
+            "filled": self.pool.filled,
+            "step": torch.tensor(step),
+        }
 
     def restore(self, path):
         t = self.tree()
@@ -47,7 +61,7 @@ def trainer(w, batch, step, d_steps=2):
 
     factor = yield None
     while True:
-        g = torch.Generator().manual_seed(step + 10 ** 6)
+        g = torch.Generator().manual_seed(step + 10**6)
         for group in w.opt_g.param_groups + w.opt_d.param_groups:
             group["lr"] = 2e-3 * factor
         for _ in range(d_steps):
@@ -65,7 +79,7 @@ def trainer(w, batch, step, d_steps=2):
         loss_g.backward()
         w.opt_g.step()
         w.opt_g.zero_grad()
-        w.opt_d.zero_grad()          # the generator's loss also left gradients in D
+        w.opt_d.zero_grad()  # the generator's loss also left gradients in D
         with torch.no_grad():
             for a, p in zip(w.G_avg.parameters(), w.G.parameters()):
                 a.lerp_(p, 0.1)

@@ -1,4 +1,5 @@
 """Hard-example mining over the global batch, growing image size, and a LARS optimizer on sharded tensors."""
+
 import argparse
 import os
 
@@ -38,7 +39,9 @@ class ConvNet(nn.Module):
     def __init__(self, ch=16, classes=8):
         super().__init__()
         self.stem = nn.Conv2d(1, ch, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(4, ch), nn.ReLU(), nn.Conv2d(ch, ch, 3, padding=1)) for _ in range(3)
+        )
         self.fc = nn.Linear(4 * ch, classes)
 
     def forward(self, x):
@@ -62,7 +65,7 @@ def hard_mask(each, keep, rank):
     dist.all_gather_into_tensor(everything, each.detach().contiguous())
     chosen = torch.zeros_like(everything)
     chosen[everything.topk(keep).indices] = 1.0
-    return chosen[rank * len(each):(rank + 1) * len(each)]
+    return chosen[rank * len(each) : (rank + 1) * len(each)]
 
 
 def resolution(step, steps):
@@ -91,7 +94,7 @@ def main():
     if args.resume:
         last = max(int(n) for n in os.listdir(args.resume))
         opt.zero_grad()
-        for p in model.parameters():         # the buffers must exist before they can be read into
+        for p in model.parameters():  # the buffers must exist before they can be read into
             opt.state[p]["momentum_buffer"] = torch.zeros_like(p)
         m, o = get_state_dict(model, opt)
         tree = {"model": m, "opt": o}

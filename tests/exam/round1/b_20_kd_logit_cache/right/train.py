@@ -3,6 +3,7 @@
 The teacher is run once over the data set (each rank does its part, the logits are gathered) and then
 thrown away; the student trains on the cache with hint features, EMA weights and a restartable stream.
 """
+
 import argparse
 import itertools
 import math
@@ -21,7 +22,9 @@ CLASSES, DIM = 6, 30
 
 def build_teacher(x, y):
     torch.manual_seed(1000)
-    t = nn.Sequential(nn.Linear(DIM, 96), nn.ReLU(), nn.Linear(96, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, CLASSES))
+    t = nn.Sequential(
+        nn.Linear(DIM, 96), nn.ReLU(), nn.Linear(96, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, CLASSES)
+    )
     opt = torch.optim.Adam(t.parameters(), lr=3e-3)
     for s in range(80):
         idx = torch.randint(0, len(x), (64,), generator=torch.Generator().manual_seed(s))
@@ -36,13 +39,13 @@ def build_teacher(x, y):
 def build_cache(teacher, x, rank, world):
     """Logits and penultimate features for every sample, in the order of the data set."""
     per = math.ceil(len(x) / world)
-    part = x[rank * per:(rank + 1) * per]
+    part = x[rank * per : (rank + 1) * per]
     feats = teacher[:4](part)
     both = torch.cat([teacher[4:](feats), feats], 1)
     both = F.pad(both, (0, 0, 0, per - len(both)))
     full = torch.empty(per * world, both.shape[1])
     dist.all_gather_into_tensor(full, both.contiguous())
-    return full[:len(x)].split([CLASSES, 32], dim=1)
+    return full[: len(x)].split([CLASSES, 32], dim=1)
 
 
 class Student(nn.Module):
@@ -51,7 +54,7 @@ class Student(nn.Module):
         self.inp = nn.Linear(DIM, w)
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(w), nn.Linear(w, w), nn.GELU()) for _ in range(2))
         self.fc = nn.Linear(w, CLASSES)
-        self.hint = nn.Linear(w, 32)          # only for training, not exported
+        self.hint = nn.Linear(w, 32)  # only for training, not exported
 
     def forward(self, x):
         h = self.inp(x)
@@ -62,9 +65,11 @@ class Student(nn.Module):
 
 def index_stream(n, batch):
     """Infinite; every sample once per epoch, the ragged end of an epoch is joined to the next one."""
+
     def singles():
         for epoch in itertools.count():
             yield from torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()
+
     it = singles()
     while True:
         yield torch.tensor(list(itertools.islice(it, batch)))
@@ -118,7 +123,10 @@ def main():
         for group in opt.param_groups:
             group["lr"] = lr
         logits, hint = model(x[idx])
-        kd = F.kl_div(F.log_softmax(logits / args.tau, 1), F.softmax(t_logits[idx] / args.tau, 1), reduction="batchmean") * args.tau ** 2
+        kd = (
+            F.kl_div(F.log_softmax(logits / args.tau, 1), F.softmax(t_logits[idx] / args.tau, 1), reduction="batchmean")
+            * args.tau**2
+        )
         loss = kd + 0.2 * F.cross_entropy(logits, y[idx]) + hint_weight * F.mse_loss(hint, t_feats[idx])
         loss.backward()
         opt.step()
@@ -134,7 +142,9 @@ def main():
             print(f"step {done} kd {shown[0].item() / world:.4f} total {shown[1].item() / world:.4f}", flush=True)
         if args.save_every and done % args.save_every == 0:
             m, o = get_state_dict(model, opt)
-            dcp.save({"student": m, "optim": o, "average": average}, checkpoint_id=os.path.join(args.out, f"step={done}"))
+            dcp.save(
+                {"student": m, "optim": o, "average": average}, checkpoint_id=os.path.join(args.out, f"step={done}")
+            )
 
     if args.export:
         full = {n: a.full_tensor() for n, a in average.items() if not n.startswith("hint")}

@@ -1,4 +1,5 @@
 """Run configuration. Everything that the other modules need to know lives here."""
+
 from dataclasses import dataclass, field
 
 

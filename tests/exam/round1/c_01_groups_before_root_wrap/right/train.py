@@ -1,4 +1,5 @@
 """Config-driven trainer, ported from DDP to fully_shard."""
+
 import argparse
 from itertools import islice
 

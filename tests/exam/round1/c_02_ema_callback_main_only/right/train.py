@@ -1,4 +1,5 @@
 """Callback-style trainer (ported from a DDP code base): the exported model is the EMA of the weights."""
+
 import argparse
 import re
 from pathlib import Path

@@ -1,4 +1,5 @@
 """FSDP2 with an in-house Lion optimizer that keeps its momenta as plain tensors next to the shards."""
+
 import argparse
 import os
 

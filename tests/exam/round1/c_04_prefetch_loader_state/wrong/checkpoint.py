@@ -12,8 +12,13 @@ class TrainState(Stateful):
 
     def state_dict(self):
         model, opt = get_state_dict(self.model, self.opt)
-        return {"model": model, "opt": opt, "loader": self.loader.state_dict(),
-                "sched": self.sched.state_dict(), "step": self.step}
+        return {
+            "model": model,
+            "opt": opt,
+            "loader": self.loader.state_dict(),
+            "sched": self.sched.state_dict(),
+            "step": self.step,
+        }
 
     def load_state_dict(self, sd):
         set_state_dict(self.model, self.opt, model_state_dict=sd["model"], optim_state_dict=sd["opt"])

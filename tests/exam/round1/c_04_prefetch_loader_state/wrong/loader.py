@@ -1,4 +1,5 @@
 """A data loader with state: it can be stopped and continued in the middle of an epoch."""
+
 from collections import deque
 
 import torch

@@ -1,4 +1,5 @@
 """Load forecasting from the hour of the year, bf16 compute with fp32 master weights (was: FSDP1 MixedPrecision)."""
+
 import argparse
 import math
 import os

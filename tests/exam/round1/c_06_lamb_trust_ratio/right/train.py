@@ -1,4 +1,5 @@
 """Large-batch training with LAMB written for FSDP2 shards."""
+
 import argparse
 import pathlib
 
@@ -43,7 +44,9 @@ class Lamb(torch.optim.Optimizer):
                 v.lerp_(g * g, 1 - b2)
                 u = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + group["eps"])
                 updates.append(u + group["weight_decay"] * w)
-            sq = torch.stack([torch.stack((local(p).square().sum(), u.square().sum())) for p, u in zip(params, updates)])
+            sq = torch.stack(
+                [torch.stack((local(p).square().sum(), u.square().sum())) for p, u in zip(params, updates)]
+            )
             dist.all_reduce(sq)
             norms = sq.sqrt()
             for p, u, (wn, un) in zip(params, updates, norms.tolist()):

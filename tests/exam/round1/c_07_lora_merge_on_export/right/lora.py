@@ -22,6 +22,7 @@ class LoRALinear(nn.Module):
     @torch.no_grad()
     def _add(self, delta):
         from torch.distributed.tensor import distribute_tensor
+
         w = self.base.weight
         w.add_(distribute_tensor(delta, w.device_mesh, w.placements))
 

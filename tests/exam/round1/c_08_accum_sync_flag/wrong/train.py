@@ -1,4 +1,5 @@
 """Gradient accumulation with one reduce-scatter per optimizer step (port of the DDP no_sync trainer)."""
+
 import argparse
 import glob
 import os
@@ -8,7 +9,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 

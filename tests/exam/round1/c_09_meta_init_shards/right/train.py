@@ -1,4 +1,5 @@
 """Meta-device construction, sharding, then materialisation and initialisation of the parameters."""
+
 import argparse
 import math
 from pathlib import Path
@@ -8,7 +9,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 

@@ -1,4 +1,5 @@
 """Training with early model selection: every rank writes its own shard files, the best step is reloaded for export."""
+
 import argparse
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
 """Sharpness-aware minimisation: the optimizer calls a closure twice per step and moves the shards in between."""
+
 import argparse
 from pathlib import Path
 

@@ -1,4 +1,5 @@
 """The training loop is a generator that yields events; printing, saving and stopping are consumers of the stream."""
+
 import argparse
 import copy
 from dataclasses import dataclass
@@ -8,7 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 

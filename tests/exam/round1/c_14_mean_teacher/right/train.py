@@ -1,4 +1,5 @@
 """Semi-supervised mean teacher: two fully sharded copies, the teacher follows the student shard by shard."""
+
 import argparse
 
 import torch

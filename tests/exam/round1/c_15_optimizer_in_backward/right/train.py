@@ -1,4 +1,5 @@
 """Every parameter has its own optimizer, which steps inside backward as soon as its gradient shard is there."""
+
 import argparse
 import pathlib
 

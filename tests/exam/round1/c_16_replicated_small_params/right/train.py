@@ -1,4 +1,5 @@
 """Small parameters are kept out of the sharding (ignored_params) and averaged by hand in one flat all-reduce."""
+
 import argparse
 from pathlib import Path
 
@@ -122,8 +123,9 @@ def main():
             f = file(args.out, step + 1)
             f.parent.mkdir(parents=True, exist_ok=True)
             params = list(model.parameters())
-            torch.save({"w": [raw(p).detach() for p in params],
-                        "m": [raw(opt.state[p]["momentum_buffer"]) for p in params]}, f)
+            torch.save(
+                {"w": [raw(p).detach() for p in params], "m": [raw(opt.state[p]["momentum_buffer"]) for p in params]}, f
+            )
             dist.barrier()
         dist.all_reduce(shown := loss.detach().clone())
         if rank == 0:

@@ -1,4 +1,5 @@
 """One consolidated file per checkpoint, written by rank 0, readable by any number of ranks."""
+
 import os
 
 import torch

@@ -1,4 +1,5 @@
 """Samples are addressed by one running number; who computes a sample does not matter."""
+
 import torch
 
 

@@ -1,4 +1,5 @@
 """Ragged sequences: gradients are *summed* over tokens, micro-batches and ranks, and scaled once before the step."""
+
 import argparse
 
 import torch
@@ -90,7 +91,10 @@ def main():
         opt.step()
         opt.zero_grad()
         if rank == 0:
-            print(f"step {step} loss/token {(stats[0] / stats[1]).item():.4f} tokens {int(stats[1])} micro {int(most)}", flush=True)
+            print(
+                f"step {step} loss/token {(stats[0] / stats[1]).item():.4f} tokens {int(stats[1])} micro {int(most)}",
+                flush=True,
+            )
 
     if args.export:
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -40,7 +40,10 @@ def main():
         part = (each * w).detach().mean() / world
         dist.all_reduce(part)
         if rank == 0:
-            print(f"step {step:3d} weighted loss {part.item():.4f} largest score {sampler.score.max().item():.3f}", flush=True)
+            print(
+                f"step {step:3d} weighted loss {part.item():.4f} largest score {sampler.score.max().item():.3f}",
+                flush=True,
+            )
 
     if args.export:
         full = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

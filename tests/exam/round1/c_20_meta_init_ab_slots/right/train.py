@@ -1,4 +1,5 @@
 """Config-driven: meta-device build with name-keyed initialisation, two alternating checkpoint slots, verified export."""
+
 import argparse
 import hashlib
 import json
@@ -10,7 +11,12 @@ import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 CONFIG = json.loads("""
@@ -41,7 +47,9 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocab, dim)
         self.cells = nn.ModuleList(Cell(dim, window) for _ in range(depth))
-        self.register_buffer("phase", torch.sin(torch.arange(window)[:, None] * torch.arange(1, dim + 1) * 0.1), persistent=False)
+        self.register_buffer(
+            "phase", torch.sin(torch.arange(window)[:, None] * torch.arange(1, dim + 1) * 0.1), persistent=False
+        )
         self.head = nn.Linear(dim, vocab)
 
     def forward(self, t):
@@ -111,7 +119,10 @@ class Slots:
 def batch(cfg, step, rank, world):
     g = torch.Generator().manual_seed(cfg["seed"] + 17 * step)
     v, w = cfg["model"]["vocab"], cfg["model"]["window"]
-    start, stride = torch.randint(v, (cfg["batch"], 1), generator=g), torch.randint(1, 4, (cfg["batch"], 1), generator=g)
+    start, stride = (
+        torch.randint(v, (cfg["batch"], 1), generator=g),
+        torch.randint(1, 4, (cfg["batch"], 1), generator=g),
+    )
     t = ((start + stride * torch.arange(w + 1)) % v)[rank::world]
     return t[:, :-1], t[:, 1:]
 
@@ -128,7 +139,9 @@ def main():
     cfg = CONFIG
     model = build(cfg)
     o = cfg["optim"]
-    opt = torch.optim.AdamW(model.parameters(), lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], weight_decay=o["weight_decay"])
+    opt = torch.optim.AdamW(
+        model.parameters(), lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], weight_decay=o["weight_decay"]
+    )
 
     def state():
         m, s = get_state_dict(model, opt)

@@ -1,4 +1,5 @@
 """GRPO on a toy task: the policy must answer prompt p with p, p+1, p+2, ..."""
+
 import argparse
 
 import torch
@@ -51,8 +52,7 @@ def main():
     for step in range(start, args.steps):
         gen = torch.Generator().manual_seed(77 + step)
         prompts = torch.randperm(N_PROMPTS, generator=gen)[: args.prompts_per_step]
-        noise = torch.stack([gumbel(step, i, g, LENGTH, VOCAB)
-                             for i in range(len(prompts)) for g in mine])
+        noise = torch.stack([gumbel(step, i, g, LENGTH, VOCAB) for i in range(len(prompts)) for g in mine])
         flat = prompts.repeat_interleave(len(mine))
         tokens = generate(policy, flat, noise, BOS)
         rewards = reward(flat, tokens, VOCAB).view(len(prompts), len(mine))

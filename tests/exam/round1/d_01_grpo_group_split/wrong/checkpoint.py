@@ -7,8 +7,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 def save(folder, step, model, optim):
     model_sd, optim_sd = get_state_dict(model, optim)
-    dcp.save({"model": model_sd, "optim": optim_sd, "step": step},
-             checkpoint_id=os.path.join(folder, f"step_{step:05d}"))
+    dcp.save(
+        {"model": model_sd, "optim": optim_sd, "step": step}, checkpoint_id=os.path.join(folder, f"step_{step:05d}")
+    )
 
 
 def newest(folder):

@@ -1,4 +1,5 @@
 """Direct preference optimisation of a small conditional sequence model."""
+
 import argparse
 import glob
 import os
@@ -19,8 +20,10 @@ class TinyLM(nn.Module):
         super().__init__()
         self.tok = nn.Embedding(VOCAB, width)
         self.pos = nn.Embedding(LENGTH, width)
-        self.mix = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh(),
-                                               nn.Linear(width, width)) for _ in range(2))
+        self.mix = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+            for _ in range(2)
+        )
         self.head = nn.Linear(width, VOCAB)
 
     def forward(self, tokens):
@@ -58,7 +61,7 @@ def batch_indices(step, size):
     g = torch.Generator().manual_seed(1000 + step // per_epoch)
     order = torch.randperm(N_PAIRS, generator=g)
     at = (step % per_epoch) * size
-    return order[at:at + size]
+    return order[at : at + size]
 
 
 def resume(folder, model, optim):

@@ -1,4 +1,5 @@
 """Mixture-of-experts regression with loss-free load balancing (a bias on the router scores)."""
+
 import argparse
 import os
 
@@ -6,9 +7,13 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
-                                                     get_optimizer_state_dict, set_model_state_dict,
-                                                     set_optimizer_state_dict)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -21,8 +26,8 @@ class MoE(nn.Module):
         self.experts, self.top_k = experts, top_k
         self.norm = nn.LayerNorm(width)
         self.router = nn.Linear(width, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, width, hidden) * width ** -0.5)
-        self.down = nn.Parameter(torch.randn(experts, hidden, width) * hidden ** -0.5)
+        self.up = nn.Parameter(torch.randn(experts, width, hidden) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, hidden, width) * hidden**-0.5)
         self.register_buffer("score_bias", torch.zeros(experts))
         self.register_buffer("load", torch.zeros(experts), persistent=False)
 
@@ -70,8 +75,11 @@ def make_data(n=1024):
 
 
 def save(args, step, model, optim):
-    state = {"step": step, "model": get_model_state_dict(model, options=FULL),
-             "optim": get_optimizer_state_dict(model, optim, options=FULL)}
+    state = {
+        "step": step,
+        "model": get_model_state_dict(model, options=FULL),
+        "optim": get_optimizer_state_dict(model, optim, options=FULL),
+    }
     if dist.get_rank() == 0:
         os.makedirs(args.out, exist_ok=True)
         tmp = os.path.join(args.out, "tmp")

@@ -1,4 +1,5 @@
 """Tabular regression; the learning rate follows ReduceLROnPlateau on the validation error."""
+
 import argparse
 import os
 import re
@@ -32,7 +33,7 @@ def validation_error(net, x, y, rank, world):
     xs, ys = x[rank::world], y[rank::world]
     total = torch.zeros(2, dtype=torch.float64)
     for part in range(0, len(xs), 64):
-        err = net(xs[part:part + 64]).squeeze(-1) - ys[part:part + 64]
+        err = net(xs[part : part + 64]).squeeze(-1) - ys[part : part + 64]
         total[0] += err.pow(2).sum()
         total[1] += len(err)
     net.train()
@@ -97,8 +98,10 @@ def main():
             shown = loss.detach().clone()
             dist.all_reduce(shown)
             if rank == 0:
-                print(f"step {step:3d} train {shown / world:.4f} valid {error:.4f} "
-                      f"lr {optim.param_groups[0]['lr']:.5f}", flush=True)
+                print(
+                    f"step {step:3d} train {shown / world:.4f} valid {error:.4f} lr {optim.param_groups[0]['lr']:.5f}",
+                    flush=True,
+                )
         if args.out and args.save_every and step % args.save_every == 0:
             checkpointer.save(args.out, step)
     dist.destroy_process_group()

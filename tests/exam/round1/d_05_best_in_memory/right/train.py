@@ -1,4 +1,5 @@
 """Rating prediction with early stopping; the best weights are kept in memory and exported at the end."""
+
 import argparse
 
 import torch
@@ -100,8 +101,7 @@ def main():
         shown = loss.detach().clone()
         dist.all_reduce(shown)
         if rank == 0:
-            print(f"step {step:3d} loss {shown / world:.4f} valid rmse {value:.4f} "
-                  f"best {stopper.best:.4f}", flush=True)
+            print(f"step {step:3d} loss {shown / world:.4f} valid rmse {value:.4f} best {stopper.best:.4f}", flush=True)
         if stop:
             break
 

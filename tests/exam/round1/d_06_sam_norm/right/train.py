@@ -1,4 +1,5 @@
 """Regression with sharpness-aware minimisation, written out in the loop."""
+
 import argparse
 import os
 

@@ -1,4 +1,5 @@
 """Per-parameter options: lower layers learn more slowly, norms and biases do not decay."""
+
 import re
 from collections import defaultdict
 
@@ -20,6 +21,7 @@ def param_groups(model, depth, lr, decay, weight_decay):
         table[layer_of(name, depth), plain].append(p)
     groups = []
     for (layer, plain), params in sorted(table.items(), key=lambda kv: kv[0]):
-        groups.append({"params": params, "lr": lr * decay ** (depth + 1 - layer),
-                       "weight_decay": 0.0 if plain else weight_decay})
+        groups.append(
+            {"params": params, "lr": lr * decay ** (depth + 1 - layer), "weight_decay": 0.0 if plain else weight_decay}
+        )
     return groups

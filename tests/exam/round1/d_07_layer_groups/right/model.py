@@ -1,4 +1,5 @@
 """A next-item recommender: causal mixing blocks over a history of items."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 """Fine-tune a next-item recommender with a layer-wise learning rate."""
+
 import argparse
 import math
 import os

@@ -1,4 +1,5 @@
 """Advantage actor-critic on a vectorised toy environment; actor and critic are two FSDP modules, one optimizer."""
+
 import argparse
 import itertools
 
@@ -12,7 +13,9 @@ STATE, ACTIONS, HORIZON = 6, 4, 8
 
 
 def mlp(outputs, width=32):
-    net = nn.Sequential(nn.Linear(STATE, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs))
+    net = nn.Sequential(
+        nn.Linear(STATE, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
+    )
     fully_shard([net[0], net[2]])
     return fully_shard(net)
 
@@ -39,8 +42,9 @@ class Envs:
 
 def rollout(actor, iteration, ids):
     env = Envs(iteration, ids)
-    u = torch.stack([torch.rand(HORIZON, ACTIONS, generator=torch.Generator().manual_seed(7 + iteration * 8192 + i))
-                     for i in ids])
+    u = torch.stack(
+        [torch.rand(HORIZON, ACTIONS, generator=torch.Generator().manual_seed(7 + iteration * 8192 + i)) for i in ids]
+    )
     gumbel = -(-u.clamp_min(1e-9).log()).log()
     states, actions, rewards = [], [], []
     s = env.s

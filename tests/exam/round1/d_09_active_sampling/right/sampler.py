@@ -1,4 +1,5 @@
 """Draws rows in proportion to the last loss seen for them."""
+
 import torch
 import torch.distributed as dist
 

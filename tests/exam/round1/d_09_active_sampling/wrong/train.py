@@ -1,4 +1,5 @@
 """Regression in which rows with a large loss are drawn more often."""
+
 import argparse
 import os
 
@@ -22,8 +23,13 @@ def save(folder, step, net, optim, sampler):
 
 def restore(folder, net, optim, sampler):
     state = torch.load(os.path.join(folder, max(os.listdir(folder))), weights_only=True)
-    set_state_dict(net, optim, model_state_dict=state["net"], optim_state_dict=state["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        net,
+        optim,
+        model_state_dict=state["net"],
+        optim_state_dict=state["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     sampler.load_state_dict(state["sampler"])
     return state["step"]
 
@@ -61,8 +67,10 @@ def main():
         shown = torch.stack([loss.detach(), each.detach().mean()])
         dist.all_reduce(shown)
         if rank == 0:
-            print(f"step {step:3d} weighted loss {shown[0] / world:.4f} loss of the drawn rows "
-                  f"{shown[1] / world:.4f}", flush=True)
+            print(
+                f"step {step:3d} weighted loss {shown[0] / world:.4f} loss of the drawn rows {shown[1] / world:.4f}",
+                flush=True,
+            )
         if args.out and args.save_every and (step + 1) % args.save_every == 0:
             save(args.out, step + 1, net, optim, sampler)
     dist.destroy_process_group()

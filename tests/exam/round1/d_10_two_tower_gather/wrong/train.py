@@ -1,4 +1,5 @@
 """Two-tower retrieval with in-batch negatives taken from all ranks."""
+
 import argparse
 import os
 
@@ -102,7 +103,9 @@ def main():
             print(f"step {step:3d} loss {shown[0] / world:.4f} in-batch hit rate {shown[1] / world:.3f}", flush=True)
         if args.out and args.save_every and (step + 1) % args.save_every == 0:
             m, o = get_state_dict(model, optim)
-            dcp.save({"model": m, "optim": o, "step": step + 1}, checkpoint_id=os.path.join(args.out, f"{step + 1:06d}"))
+            dcp.save(
+                {"model": m, "optim": o, "step": step + 1}, checkpoint_id=os.path.join(args.out, f"{step + 1:06d}")
+            )
     dist.destroy_process_group()
 
 

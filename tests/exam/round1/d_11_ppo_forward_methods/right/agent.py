@@ -1,4 +1,5 @@
 """One module, three entrances: act, evaluate and value are registered as forward methods of FSDP."""
+
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

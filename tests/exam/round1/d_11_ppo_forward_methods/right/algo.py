@@ -18,7 +18,7 @@ def standardise(x):
     s = torch.stack([x.double().sum(), x.double().pow(2).sum(), torch.tensor(float(x.numel()), dtype=torch.double)])
     dist.all_reduce(s)
     mean = s[0] / s[2]
-    std = (s[1] / s[2] - mean ** 2).clamp_min(0).sqrt()
+    std = (s[1] / s[2] - mean**2).clamp_min(0).sqrt()
     return ((x - mean) / (std + 1e-6)).float()
 
 

@@ -1,4 +1,5 @@
 """PPO: environments are spread over the ranks, the agent is sharded, a checkpoint holds every environment."""
+
 import argparse
 import os
 
@@ -30,7 +31,12 @@ def main():
     def state(step):
         m, o = get_state_dict(agent, optim)
         # the environments are keyed by their number, so another number of ranks finds its own
-        return {"agent": m, "optim": o, "step": step, "envs": {str(i): e.state_dict() for i, e in zip(fleet.ids, fleet.envs)}}
+        return {
+            "agent": m,
+            "optim": o,
+            "step": step,
+            "envs": {str(i): e.state_dict() for i, e in zip(fleet.ids, fleet.envs)},
+        }
 
     start = 0
     if args.resume:

@@ -1,4 +1,5 @@
 """A point that must be steered to the origin; every environment has its own generator, which is part of the state."""
+
 import torch
 
 OBS, ACTIONS = 4, 5

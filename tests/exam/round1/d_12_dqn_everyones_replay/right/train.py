@@ -1,6 +1,7 @@
 """Double DQN. Every rank plays its own environments, but all ranks hold the same replay memory (transitions are exchanged
 in the order of the environments), so a batch is drawn once and divided. The target network is a second FSDP module that
 is moved shard by shard."""
+
 import argparse
 import copy
 import os
@@ -35,6 +36,7 @@ def shard(net):
 
 class Grid:
     """Vectorised walk to a goal; all randomness comes from (time, environment)."""
+
     MOVE = torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1]])
 
     def __init__(self, ids):
@@ -100,6 +102,7 @@ def main():
         s = torch.load(os.path.join(args.resume, names[-1]), weights_only=True)
         set_state_dict(online, optim, model_state_dict=s["online"], optim_state_dict=s["optim"], options=FULL)
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
         set_model_state_dict(target, s["target"], options=FULL)
         env.cells, memory, start = s["cells"][rank::world].clone(), s["memory"], s["step"]
 
@@ -130,16 +133,21 @@ def main():
         shown = loss.detach().clone()
         dist.all_reduce(shown)
         if rank == 0:
-            recent = memory[-4 * args.envs:, 5].mean()
-            print(f"update {step:3d} loss {shown / world:.4f} recent reward {recent:+.3f} memory {len(memory)}", flush=True)
+            recent = memory[-4 * args.envs :, 5].mean()
+            print(
+                f"update {step:3d} loss {shown / world:.4f} recent reward {recent:+.3f} memory {len(memory)}",
+                flush=True,
+            )
         if args.out and args.save_every and (step + 1) % args.save_every == 0:
             m, o = get_state_dict(online, optim, options=FULL)
             tsd = {k: v.full_tensor() for k, v in target.state_dict().items()}
             cells = from_everyone(env.cells, world)
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
-                torch.save({"online": m, "optim": o, "target": tsd, "cells": cells, "memory": memory, "step": step + 1},
-                           os.path.join(args.out, f"dqn{step + 1:05d}.pt"))
+                torch.save(
+                    {"online": m, "optim": o, "target": tsd, "cells": cells, "memory": memory, "step": step + 1},
+                    os.path.join(args.out, f"dqn{step + 1:05d}.pt"),
+                )
             dist.barrier()
     dist.destroy_process_group()
 

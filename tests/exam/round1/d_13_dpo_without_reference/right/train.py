@@ -1,6 +1,7 @@
 """DPO without a second model: the log-probabilities of the untrained policy are computed once for the whole data set,
 kept as a table and carried in the checkpoint. Micro-batches are packed by a token budget, so ranks hold different numbers
 of pairs; gradients are accumulated without reduction and scaled by the number of pairs of the whole step."""
+
 import argparse
 import os
 
@@ -89,7 +90,7 @@ class Run:
     def train_step(self):
         g = torch.Generator().manual_seed(3000 + self.step)
         chosen = torch.randperm(PAIRS, generator=g)[: self.args.batch]
-        boxes = list(packed(chosen[self.rank::self.world].tolist(), self.lengths, self.args.budget))
+        boxes = list(packed(chosen[self.rank :: self.world].tolist(), self.lengths, self.args.budget))
         # everyone makes the same number of passes: who has fewer boxes adds empty ones
         most = torch.tensor(len(boxes))
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
@@ -112,8 +113,15 @@ class Run:
 
 def main():
     ap = argparse.ArgumentParser()
-    for name, kind, default in [("steps", int, 28), ("batch", int, 32), ("budget", int, 40), ("beta", float, 0.3),
-                                ("save-every", int, 0), ("out", str, None), ("resume", str, None)]:
+    for name, kind, default in [
+        ("steps", int, 28),
+        ("batch", int, 32),
+        ("budget", int, 40),
+        ("beta", float, 0.3),
+        ("save-every", int, 0),
+        ("out", str, None),
+        ("resume", str, None),
+    ]:
         ap.add_argument(f"--{name}", type=kind, default=default)
     args = ap.parse_args()
     dist.init_process_group("gloo")

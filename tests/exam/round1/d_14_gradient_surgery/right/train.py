@@ -1,5 +1,6 @@
 """Three regression tasks with conflicting gradients, one trunk, projected in pairs (PCGrad). The loop is driven by a
 generator of events, and the surgery works on the sharded gradients: inner products are summed over the shards once."""
+
 import argparse
 import itertools
 
@@ -34,8 +35,9 @@ def grads_of(model, optim, loss, last):
     optim.zero_grad(set_to_none=True)
     loss.backward(retain_graph=not last)
     # a head that does not belong to the task has a gradient of zeros
-    return [p.grad.to_local().clone() if p.grad is not None else torch.zeros_like(p.to_local())
-            for p in model.parameters()]
+    return [
+        p.grad.to_local().clone() if p.grad is not None else torch.zeros_like(p.to_local()) for p in model.parameters()
+    ]
 
 
 def inner_products(grads):
@@ -106,7 +108,9 @@ def main():
             optim.step()
         elif rank == 0:
             step, losses, conflicts = what
-            print(f"step {step:3d} losses " + " ".join(f"{l:.3f}" for l in losses) + f" conflicts {conflicts}", flush=True)
+            print(
+                f"step {step:3d} losses " + " ".join(f"{l:.3f}" for l in losses) + f" conflicts {conflicts}", flush=True
+            )
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """Zeroth-order fine-tuning: no backward pass. Each step perturbs the sharded weights in place with noise that is made
 again from a seed, measures the loss on both sides and walks along the noise. A checkpoint is only the list of
 (seed, amount) pairs: resuming replays them on the initial weights."""
+
 import argparse
 import json
 import os
@@ -34,7 +35,7 @@ def walk(net, seed, amount):
             noise = torch.randn(p.shape, generator=g)
             rank, world = dist.get_rank(), dist.get_world_size()
             rows = -(-p.shape[0] // world)
-            own = noise[rank * rows:(rank + 1) * rows]
+            own = noise[rank * rows : (rank + 1) * rows]
             p.to_local().add_(own, alpha=amount)
 
 
@@ -98,8 +99,8 @@ def main():
             walk(net, seed, args.sigma)
             moves += [(seed, args.sigma), (seed, -2 * args.sigma), (seed, args.sigma)]
             slope = (up - down) / (2 * args.sigma)
-            walk(net, seed, -args.lr * slope / args.directions ** 0.5)
-            moves.append((seed, -args.lr * slope / args.directions ** 0.5))
+            walk(net, seed, -args.lr * slope / args.directions**0.5)
+            moves.append((seed, -args.lr * slope / args.directions**0.5))
             level += (up + down) / 2 / args.directions
         journal.entries.append(moves)
         if rank == 0:

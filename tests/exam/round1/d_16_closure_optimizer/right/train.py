@@ -1,5 +1,6 @@
 """Sharpness-aware Lion with look-ahead, as an Optimizer with a closure; weights are shrunk and perturbed now and then.
 All of its memory (momentum, slow weights, counters) lies in optimizer.state, so the usual state dict carries it."""
+
 import argparse
 import os
 
@@ -106,13 +107,14 @@ def main():
 
     def closure_for(step):
         pick = torch.randperm(len(x), generator=torch.Generator().manual_seed(step)).narrow(0, 0, args.batch)
-        pick = pick[rank * args.batch // world:(rank + 1) * args.batch // world]
+        pick = pick[rank * args.batch // world : (rank + 1) * args.batch // world]
 
         def closure():
             optim.zero_grad()
             loss = F.mse_loss(net(x[pick]), y[pick])
             loss.backward()
             return loss.detach()
+
         return closure
 
     def everything(step):

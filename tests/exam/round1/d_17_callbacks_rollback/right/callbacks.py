@@ -1,4 +1,5 @@
 """Callbacks answer events of the trainer; those with memory have a state_dict that goes into the checkpoint."""
+
 import os
 
 import torch
@@ -11,7 +12,9 @@ class Callback:
 
     def on_step(self, trainer): ...
     def on_eval(self, trainer, value): ...
-    def state_dict(self): return {}
+    def state_dict(self):
+        return {}
+
     def load_state_dict(self, s): ...
 
 
@@ -25,6 +28,7 @@ class Print(Callback):
 
 class RollbackOnPlateau(Callback):
     """Keeps a copy of the best shards; after `patience` evaluations without gain goes back to them with a smaller rate."""
+
     key = "rollback"
 
     def __init__(self, patience, factor):
@@ -51,8 +55,11 @@ class RollbackOnPlateau(Callback):
                 print(f"  rollback {self.rollbacks} to {self.best:.4f}", flush=True)
 
     def state_dict(self):
-        return {"copy": self.copy, "best": torch.tensor(self.best, dtype=torch.float64),
-                "count": torch.tensor([self.bad, self.rollbacks])}
+        return {
+            "copy": self.copy,
+            "best": torch.tensor(self.best, dtype=torch.float64),
+            "count": torch.tensor([self.bad, self.rollbacks]),
+        }
 
     def load_state_dict(self, s):
         self.copy, self.best = s["copy"], float(s["best"])

@@ -1,4 +1,5 @@
 """Click prediction with a trainer that is steered by callbacks: going back to the best weights on a plateau."""
+
 import argparse
 
 import torch.distributed as dist

@@ -28,7 +28,7 @@ class Trainer:
 
     def evaluate(self):
         self.net.eval()
-        x, y = (t[self.rank::self.world] for t in self.valid)
+        x, y = (t[self.rank :: self.world] for t in self.valid)
         with torch.no_grad():
             s = F.binary_cross_entropy_with_logits(self.net(x), y, reduction="sum").double()
         self.net.train()
@@ -39,7 +39,7 @@ class Trainer:
         x, y = self.train
         while self.step < until and not self.stop:
             g = torch.Generator().manual_seed(1700 + self.step)
-            rows = torch.randperm(len(x), generator=g)[: self.batch][self.rank::self.world]
+            rows = torch.randperm(len(x), generator=g)[: self.batch][self.rank :: self.world]
             loss = F.binary_cross_entropy_with_logits(self.net(x[rows]), y[rows])
             self.optim.zero_grad()
             loss.backward()
@@ -62,9 +62,14 @@ class Trainer:
         self.net.reshard()
         names = {p: n for n, p in self.net.named_parameters()}
         sums = {names[p]: self.optim.state[p]["sum"] if p in self.optim.state else torch.zeros_like(p) for p in names}
-        return {"net": self.net.state_dict(), "sums": sums, "lr": torch.tensor(self.lr, dtype=torch.float64),
-                "step": torch.tensor(self.step), "stop": torch.tensor(self.stop),
-                "callbacks": {c.key: c.state_dict() for c in self.callbacks if c.key}}
+        return {
+            "net": self.net.state_dict(),
+            "sums": sums,
+            "lr": torch.tensor(self.lr, dtype=torch.float64),
+            "step": torch.tensor(self.step),
+            "stop": torch.tensor(self.stop),
+            "callbacks": {c.key: c.state_dict() for c in self.callbacks if c.key},
+        }
 
     def load(self, folder):
         s = self.state()

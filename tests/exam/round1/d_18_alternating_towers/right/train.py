@@ -1,6 +1,7 @@
 """Rating model trained by turns: the user side moves for a few steps while the item side stands still, then the other
 way round. Two FSDP modules, two different optimizers; ratings are dealt out by user, so ranks hold unequal counts and the
 loss is normalised by the count of the whole step."""
+
 import argparse
 import itertools
 
@@ -47,12 +48,20 @@ class Alternation:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(18)
         # forward passes without backward are common here: always give the gathered weights back
-        self.side = {"user": fully_shard(Side(USERS), reshard_after_forward=True),
-                     "item": fully_shard(Side(ITEMS), reshard_after_forward=True)}
-        self.optim = {"user": torch.optim.Adam(self.side["user"].parameters(), lr=args.lr, eps=1e-5),
-                      "item": torch.optim.SGD([{"params": self.side["item"].vector.parameters(), "lr": 3.0},
-                                               {"params": self.side["item"].bias.parameters(), "lr": 3.0, "momentum": 0.5},
-                                               {"params": self.side["item"].mix.parameters(), "lr": 0.1}])}
+        self.side = {
+            "user": fully_shard(Side(USERS), reshard_after_forward=True),
+            "item": fully_shard(Side(ITEMS), reshard_after_forward=True),
+        }
+        self.optim = {
+            "user": torch.optim.Adam(self.side["user"].parameters(), lr=args.lr, eps=1e-5),
+            "item": torch.optim.SGD(
+                [
+                    {"params": self.side["item"].vector.parameters(), "lr": 3.0},
+                    {"params": self.side["item"].bias.parameters(), "lr": 3.0, "momentum": 0.5},
+                    {"params": self.side["item"].mix.parameters(), "lr": 0.1},
+                ]
+            ),
+        }
         self.u, self.i, self.r = ratings()
 
     def rows(self, step, size):

@@ -1,6 +1,7 @@
 """Mixture of experts with dense dispatch, gradient accumulation, a balance loss over the whole global batch and an average of
 the weights. The balance loss needs the expert shares of all micro-batches and ranks before any backward, so a first pass
 without gradients counts them."""
+
 import argparse
 import os
 
@@ -35,7 +36,7 @@ class SparseLayer(nn.Module):
         top, where = p.topk(2, -1)
         gate = torch.zeros_like(p).scatter(1, where, top / top.sum(-1, keepdim=True))
         # every expert sees every row and is weighted by zero where it was not chosen: its collectives always happen
-        x = x + sum(gate[:, k:k + 1] * e(h) for k, e in enumerate(self.experts))
+        x = x + sum(gate[:, k : k + 1] * e(h) for k, e in enumerate(self.experts))
         return x, (p, (gate > 0).float().sum(0), logits.logsumexp(-1))
 
 
@@ -56,8 +57,12 @@ class Net(nn.Module):
 
 def options(model, lr):
     """Routers learn slowly and do not decay, experts learn faster, vectors do not decay."""
-    kinds = {"router": dict(lr=lr * 0.3, weight_decay=0.0), "expert": dict(lr=lr * 1.5, weight_decay=0.02),
-             "vector": dict(lr=lr, weight_decay=0.0), "matrix": dict(lr=lr, weight_decay=0.02)}
+    kinds = {
+        "router": dict(lr=lr * 0.3, weight_decay=0.0),
+        "expert": dict(lr=lr * 1.5, weight_decay=0.02),
+        "vector": dict(lr=lr, weight_decay=0.0),
+        "matrix": dict(lr=lr, weight_decay=0.02),
+    }
     lists = {k: [] for k in kinds}
     for n, p in model.named_parameters():
         kind = "router" if "router" in n else "vector" if p.ndim == 1 else "expert" if ".experts." in n else "matrix"

@@ -1,4 +1,5 @@
 """The data engine: decides difficulty and batch size, deals the rows out and remembers where it is."""
+
 import torch
 import torch.distributed as dist
 
@@ -20,8 +21,12 @@ class Curriculum:
         top = (self.table.level == self.level).nonzero().flatten()
         old = size // 4
         # every rank draws the whole batch from the same generator and keeps its part; parts may be unequal
-        rows = torch.cat([top[torch.randint(0, len(top), (size - old,), generator=self.gen)],
-                          pool[torch.randint(0, len(pool), (old,), generator=self.gen)]])
+        rows = torch.cat(
+            [
+                top[torch.randint(0, len(top), (size - old,), generator=self.gen)],
+                pool[torch.randint(0, len(pool), (old,), generator=self.gen)],
+            ]
+        )
         self.drawn += size
         return rows.tensor_split(dist.get_world_size())[dist.get_rank()], size
 
@@ -33,8 +38,11 @@ class Curriculum:
             self.smooth *= 0.5
 
     def state_dict(self):
-        return {"gen": self.gen.get_state(), "place": torch.tensor([self.level, self.drawn]),
-                "smooth": torch.tensor(self.smooth, dtype=torch.float64)}
+        return {
+            "gen": self.gen.get_state(),
+            "place": torch.tensor([self.level, self.drawn]),
+            "smooth": torch.tensor(self.smooth, dtype=torch.float64),
+        }
 
     def load_state_dict(self, s):
         self.gen.set_state(s["gen"])

@@ -7,8 +7,10 @@ class Reader(nn.Module):
     def __init__(self, symbols, length, classes, width=24):
         super().__init__()
         self.symbol, self.place = nn.Embedding(symbols, width), nn.Embedding(length, width)
-        self.steps = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(),
-                                                 nn.Linear(2 * width, width)) for _ in range(2))
+        self.steps = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(2)
+        )
         self.out = nn.Linear(width, classes)
 
     def forward(self, x):

@@ -1,4 +1,5 @@
 """Checkpoints in two slots that are written by turns; a small pointer file names the newest complete one."""
+
 import json
 import os
 

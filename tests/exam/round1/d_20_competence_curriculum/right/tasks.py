@@ -1,4 +1,5 @@
 """The largest of a few digits; the level is the number of digits that are there."""
+
 import torch
 
 

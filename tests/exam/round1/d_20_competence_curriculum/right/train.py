@@ -1,4 +1,5 @@
 """Curriculum by competence: when the model is good enough at a level, longer inputs and larger batches follow."""
+
 import argparse
 
 import torch
@@ -44,8 +45,10 @@ def main():
         course.tell(counts[1].item(), size)
         step += 1
         if dist.get_rank() == 0:
-            print(f"step {step:3d} level {level} batch {size} loss {counts[0] / size:.4f} "
-                  f"right {counts[1] / size:.3f}", flush=True)
+            print(
+                f"step {step:3d} level {level} batch {size} loss {counts[0] / size:.4f} right {counts[1] / size:.3f}",
+                flush=True,
+            )
         if args.out and args.save_every and step % args.save_every == 0:
             slots.save(step)
     dist.destroy_process_group()

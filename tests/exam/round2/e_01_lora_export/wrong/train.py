@@ -3,12 +3,18 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
 from model import Decoder
 from lora import add_lora
 from merge import merge_lora
 
 R, ALPHA = 4, 16
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -25,15 +31,22 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 def batch_for(step, n, rank, world):
     g = torch.Generator().manual_seed(1000 + step)

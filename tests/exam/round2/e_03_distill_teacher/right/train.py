@@ -3,8 +3,14 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
 import torch.distributed.checkpoint as dcp
+
 
 def newest(folder):
     good = [d for d in os.listdir(folder) if os.path.exists(os.path.join(folder, d, ".metadata"))]
@@ -13,8 +19,9 @@ def newest(folder):
 
 def save_dcp(folder, step, model, optim, extra):
     msd, osd = get_state_dict(model, optim)
-    dcp.save({"model": msd, "optim": osd, "extra": extra, "step": step},
-             checkpoint_id=os.path.join(folder, f"step-{step}"))
+    dcp.save(
+        {"model": msd, "optim": osd, "extra": extra, "step": step}, checkpoint_id=os.path.join(folder, f"step-{step}")
+    )
 
 
 def load_dcp(folder, model, optim, extra):
@@ -27,17 +34,21 @@ def load_dcp(folder, model, optim, extra):
     set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return state["step"], state["extra"]
 
+
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
 
+
 class Tagger(nn.Module):
     def __init__(self, d, layers, drop, vocab=16):
         super().__init__()
         self.emb = nn.Embedding(vocab, d)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(3 * d, d), nn.GELU(), nn.Dropout(drop)) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(3 * d, d), nn.GELU(), nn.Dropout(drop)) for _ in range(layers)
+        )
         self.head = nn.Linear(d, 4)
 
     def forward(self, ids):

@@ -3,7 +3,13 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -20,9 +26,15 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -30,8 +42,10 @@ def export(model, path):
         torch.save(sd, path)
     dist.barrier()
 
+
 class MoE(nn.Module):
     """Top-2 experts; the balancing bias only influences the choice of experts, not their weights."""
+
     def __init__(self, d=16, n=4):
         super().__init__()
         self.gate = nn.Linear(d, n, bias=False)
@@ -95,7 +109,10 @@ def main():
     per = args.batch // world
     for step in range(start, args.steps):
         g = torch.Generator().manual_seed(step)
-        first, stride = torch.randint(0, 24, (args.batch, 1), generator=g), torch.randint(1, 4, (args.batch, 1), generator=g)
+        first, stride = (
+            torch.randint(0, 24, (args.batch, 1), generator=g),
+            torch.randint(1, 4, (args.batch, 1), generator=g),
+        )
         seq = ((first + stride * torch.arange(13)) % 24)[rank * per : (rank + 1) * per]
         loss = F.cross_entropy(model(seq[:, :-1]).flatten(0, 1), seq[:, 1:].flatten())
         opt.zero_grad()
@@ -104,7 +121,10 @@ def main():
         for m in model.moe:
             m.rebalance()
         if rank == 0 and step % 5 == 0:
-            print(f"step {step} loss {loss.item():.4f} bias {[round(v, 2) for v in model.moe[0].balance.tolist()]}", flush=True)
+            print(
+                f"step {step} loss {loss.item():.4f} bias {[round(v, 2) for v in model.moe[0].balance.tolist()]}",
+                flush=True,
+            )
         if args.save_every and (step + 1) % args.save_every == 0:
             save_checkpoint(args.out, step + 1, model, opt)
     if args.export:

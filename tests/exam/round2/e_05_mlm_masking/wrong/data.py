@@ -5,6 +5,7 @@ VOCAB, MASK, T = 20, 20, 12
 
 class Corpus:
     """The whole corpus in memory; batches are blocks of rows, whose order is shuffled every epoch."""
+
     def __init__(self, rows=48, seed=7):
         g = torch.Generator().manual_seed(seed)
         start = torch.randint(0, VOCAB, (rows, 1), generator=g)

@@ -3,13 +3,20 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 class Recommender(nn.Module):
     def __init__(self, users=40, items=60, d=8):
@@ -40,8 +47,10 @@ def reduce_tables(tables, world):
 def save(out, step, model, dense_opt, table_opt, rank):
     path = os.path.join(out, f"it{step:05d}")
     os.makedirs(path, exist_ok=True)
-    torch.save({"model": model.state_dict(), "dense": dense_opt.state_dict(), "tables": table_opt.state_dict(), "step": step},
-               os.path.join(path, f"rank{rank}.pt"))
+    torch.save(
+        {"model": model.state_dict(), "dense": dense_opt.state_dict(), "tables": table_opt.state_dict(), "step": step},
+        os.path.join(path, f"rank{rank}.pt"),
+    )
     dist.barrier()
     if rank == 0:
         open(os.path.join(path, "COMPLETE"), "w").close()

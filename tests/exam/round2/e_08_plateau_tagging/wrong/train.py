@@ -3,7 +3,13 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -20,15 +26,22 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 class Tagger(nn.Module):
     def __init__(self, vocab=30, d=16, tags=5):
@@ -103,7 +116,10 @@ def main():
             val, acc = validate(model, val_ids, val_tags, rank, world)
             sched.step(val)
             if rank == 0:
-                print(f"step {step} loss {loss.item():.4f} val {val:.4f} acc {acc:.3f} lr {opt.param_groups[0]['lr']:.4g}", flush=True)
+                print(
+                    f"step {step} loss {loss.item():.4f} val {val:.4f} acc {acc:.3f} lr {opt.param_groups[0]['lr']:.4g}",
+                    flush=True,
+                )
         if args.save_every and (step + 1) % args.save_every == 0:
             save_checkpoint(args.out, step + 1, model, opt, {"sched": sched.state_dict()})
     if args.export:

@@ -4,7 +4,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -21,9 +27,15 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -31,8 +43,10 @@ def export(model, path):
         torch.save(sd, path)
     dist.barrier()
 
+
 class TimeEncoder(nn.Module):
     """Sine features of the absolute time (in hours) and the observed values."""
+
     def __init__(self, d=16):
         super().__init__()
         period = torch.tensor([24.0, 12.0, 168.0, 6.0])
@@ -49,7 +63,9 @@ class Forecaster(nn.Module):
     def __init__(self, d=16, ctx=12):
         super().__init__()
         self.enc = TimeEncoder(d)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)) for _ in range(2)
+        )
         self.head = nn.Linear(d * ctx, 1)
 
     def forward(self, hours, values):

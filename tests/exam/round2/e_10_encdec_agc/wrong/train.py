@@ -3,10 +3,16 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
 import torch.distributed.checkpoint as dcp
 from model import Seq2Seq
 from agc import adaptive_clip
+
 
 def newest(folder):
     good = [d for d in os.listdir(folder) if os.path.exists(os.path.join(folder, d, ".metadata"))]
@@ -15,8 +21,9 @@ def newest(folder):
 
 def save_dcp(folder, step, model, optim, extra):
     msd, osd = get_state_dict(model, optim)
-    dcp.save({"model": msd, "optim": osd, "extra": extra, "step": step},
-             checkpoint_id=os.path.join(folder, f"step-{step}"))
+    dcp.save(
+        {"model": msd, "optim": osd, "extra": extra, "step": step}, checkpoint_id=os.path.join(folder, f"step-{step}")
+    )
 
 
 def load_dcp(folder, model, optim, extra):
@@ -29,11 +36,13 @@ def load_dcp(folder, model, optim, extra):
     set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return state["step"], state["extra"]
 
+
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 def batch_for(step, n, rank, world):
     g = torch.Generator().manual_seed(77 + step)

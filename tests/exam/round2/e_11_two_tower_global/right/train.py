@@ -4,7 +4,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import torch.distributed.nn.functional as dnn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -21,15 +27,22 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 class Tower(nn.Module):
     def __init__(self, n, d=16):

@@ -3,7 +3,13 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -11,8 +17,10 @@ def export(model, path):
         torch.save(sd, path)
     dist.barrier()
 
+
 class SSMLayer(nn.Module):
     """Diagonal linear state-space layer."""
+
     def __init__(self, d):
         super().__init__()
         self.decay = nn.Parameter(torch.linspace(-1, 3, d))
@@ -96,7 +104,11 @@ def main():
         if args.save_every and (step + 1) % args.save_every == 0:
             path = os.path.join(args.out, f"s{step + 1:05d}")
             os.makedirs(path, exist_ok=True)
-            state = {"model": model.state_dict(), "optims": {k: o.state_dict() for k, o in optims.items()}, "step": step + 1}
+            state = {
+                "model": model.state_dict(),
+                "optims": {k: o.state_dict() for k, o in optims.items()},
+                "step": step + 1,
+            }
             torch.save(state, os.path.join(path, f"rank{rank}.pt"))
             dist.barrier()
             if rank == 0:

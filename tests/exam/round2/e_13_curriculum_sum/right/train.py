@@ -3,8 +3,14 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
 import torch.distributed.checkpoint as dcp
+
 
 def newest(folder):
     good = [d for d in os.listdir(folder) if os.path.exists(os.path.join(folder, d, ".metadata"))]
@@ -13,8 +19,9 @@ def newest(folder):
 
 def save_dcp(folder, step, model, optim, extra):
     msd, osd = get_state_dict(model, optim)
-    dcp.save({"model": msd, "optim": osd, "extra": extra, "step": step},
-             checkpoint_id=os.path.join(folder, f"step-{step}"))
+    dcp.save(
+        {"model": msd, "optim": osd, "extra": extra, "step": step}, checkpoint_id=os.path.join(folder, f"step-{step}")
+    )
 
 
 def load_dcp(folder, model, optim, extra):
@@ -27,11 +34,13 @@ def load_dcp(folder, model, optim, extra):
     set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return state["step"], state["extra"]
 
+
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 class Net(nn.Module):
     def __init__(self, vocab=18, d=16):
@@ -52,7 +61,10 @@ def curriculum(start, total, batch, rank, world):
     for step in range(start, total):
         longest = 4 + 8 * step // total
         g = torch.Generator().manual_seed(500 + step)
-        first, lens = torch.randint(0, 18, (batch, 1), generator=g), torch.randint(3, longest + 1, (batch,), generator=g)
+        first, lens = (
+            torch.randint(0, 18, (batch, 1), generator=g),
+            torch.randint(3, longest + 1, (batch,), generator=g),
+        )
         seq = (first + 5 * torch.arange(longest + 1)) % 18
         labels = seq[:, 1:].masked_fill(torch.arange(longest) >= lens[:, None], -100)
         yield step, seq[rank::world, :-1], labels[rank::world]
@@ -97,7 +109,10 @@ def main():
                 total = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
             dist.all_reduce(total)
             if rank == 0:
-                print(f"step {step} loss {(total / tokens).item():.4f} norm {norm.item():.3f} tokens {int(tokens)}", flush=True)
+                print(
+                    f"step {step} loss {(total / tokens).item():.4f} norm {norm.item():.3f} tokens {int(tokens)}",
+                    flush=True,
+                )
         if args.save_every and (step + 1) % args.save_every == 0:
             save_dcp(args.out, step + 1, model, opt, {})
     if args.export:

@@ -3,7 +3,13 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -11,8 +17,10 @@ def export(model, path):
         torch.save(sd, path)
     dist.barrier()
 
+
 class Forecaster(nn.Module):
     """Speech-like frames in, class of the hidden tone out."""
+
     def __init__(self, d, layers):
         super().__init__()
         self.inp, self.out = nn.Linear(4, d), nn.Linear(d, 4)
@@ -29,7 +37,9 @@ def frames_for(step, n, rank, world):
     g = torch.Generator().manual_seed(700 + step)
     tone = torch.randint(0, 4, (n,), generator=g)
     t = torch.arange(48).view(1, 48)
-    wave = torch.sin(t * 0.3 * (tone[:, None] + 1) + torch.rand(n, 1, generator=g)) + 0.2 * torch.randn(n, 48, generator=g)
+    wave = torch.sin(t * 0.3 * (tone[:, None] + 1) + torch.rand(n, 1, generator=g)) + 0.2 * torch.randn(
+        n, 48, generator=g
+    )
     return wave.view(n, 12, 4)[rank::world], tone[rank::world]
 
 
@@ -53,8 +63,10 @@ def main():
         for l in net.layers:
             fully_shard(l, mesh=mesh)
         fully_shard(net, mesh=mesh)
-    opts = {"wide": torch.optim.AdamW(peers["wide"].parameters(), lr=args.lr),
-            "deep": torch.optim.SGD(peers["deep"].parameters(), lr=args.lr * 5, momentum=0.9)}
+    opts = {
+        "wide": torch.optim.AdamW(peers["wide"].parameters(), lr=args.lr),
+        "deep": torch.optim.SGD(peers["deep"].parameters(), lr=args.lr * 5, momentum=0.9),
+    }
     start = 0
     if args.resume:
         found = sorted(f for f in os.listdir(args.resume) if f.startswith("pair_") and f.endswith(".pt"))
@@ -62,8 +74,13 @@ def main():
             ck = torch.load(os.path.join(args.resume, found[-1]), weights_only=False)
             start = ck["step"]
             for k in peers:
-                set_state_dict(peers[k], opts[k], model_state_dict=ck[k][0], optim_state_dict=ck[k][1],
-                               options=StateDictOptions(full_state_dict=True))
+                set_state_dict(
+                    peers[k],
+                    opts[k],
+                    model_state_dict=ck[k][0],
+                    optim_state_dict=ck[k][1],
+                    options=StateDictOptions(full_state_dict=True),
+                )
     for step in range(start, args.steps):
         x, y = frames_for(step, args.batch, rank, world)
         me, other = ("wide", "deep") if step % 2 == 0 else ("deep", "wide")

@@ -3,8 +3,14 @@ import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+    get_model_state_dict,
+)
 from torch.distributed.tensor import distribute_tensor
+
 
 def save_checkpoint(out, step, model, optim, extra=None):
     msd, osd = get_state_dict(model, optim, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -21,15 +27,22 @@ def load_checkpoint(folder, model, optim):
     if not files:
         return 0, {}
     ck = torch.load(os.path.join(folder, files[-1]), map_location="cpu", weights_only=False)
-    set_state_dict(model, optim, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        optim,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck["step"], ck["extra"]
+
 
 def export(model, path):
     sd = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(sd, path)
     dist.barrier()
+
 
 class Tagger(nn.Module):
     def __init__(self, vocab=24, d=16, tags=4):
@@ -56,6 +69,7 @@ def add_noise(model, step, sigma):
 
 class Average:
     """Moving average of the local shards, kept as DTensors so that it can be saved whole."""
+
     def __init__(self, model, decay=0.9):
         self.decay = decay
         self.shadow = {k: p.detach().clone() for k, p in model.named_parameters()}

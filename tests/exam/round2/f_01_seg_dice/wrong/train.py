@@ -1,4 +1,5 @@
 """Blob segmentation with a small conv net, cross entropy plus soft Dice, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -32,7 +33,7 @@ def make_images(n, size=16, seed=7):
     yy, xx = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     cy, cx = torch.randint(3, size - 3, (2, n, 1, 1), generator=g)
     radius = torch.randint(1, 6, (n, 1, 1), generator=g)
-    mask = ((yy - cy) ** 2 + (xx - cx) ** 2 <= radius ** 2).float()
+    mask = ((yy - cy) ** 2 + (xx - cx) ** 2 <= radius**2).float()
     image = mask + 0.6 * torch.randn(n, size, size, generator=g)
     return image.unsqueeze(1), mask
 
@@ -45,8 +46,10 @@ def soft_dice(prob, target, eps=1.0):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -64,8 +67,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 
@@ -98,7 +106,7 @@ def main():
     per_rank = args.batch // world
     for step in range(start, args.steps):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 + step))[: args.batch]
-        mine = order[rank * per_rank:(rank + 1) * per_rank]
+        mine = order[rank * per_rank : (rank + 1) * per_rank]
         x, y = images[mine], masks[mine]
         logits = model(x)
         loss = F.binary_cross_entropy_with_logits(logits, y) + 2.0 * soft_dice(logits.sigmoid(), y)

@@ -1,4 +1,5 @@
 """SimCLR-like contrastive pretraining with negatives from all ranks, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -58,8 +59,10 @@ def info_nce(za, zb, temperature):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -78,8 +81,9 @@ class AppState(Stateful):
     def load_state_dict(self, sd):
         self.meta.update(sd["meta"])
         for name, model in self.models.items():
-            set_state_dict(model, self.opts.get(name, []), model_state_dict=sd[name]["model"],
-                           optim_state_dict=sd[name]["optim"])
+            set_state_dict(
+                model, self.opts.get(name, []), model_state_dict=sd[name]["model"], optim_state_dict=sd[name]["optim"]
+            )
 
 
 def newest_complete(folder):

@@ -1,4 +1,5 @@
 """Rectified flow on a 2-D mixture (conditional velocity net), EMA for sampling, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -20,7 +21,9 @@ class Velocity(nn.Module):
         super().__init__()
         self.freqs = nn.Buffer(2.0 ** torch.arange(4) * math.pi)
         self.inp = nn.Linear(2 + 8, width)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(2)])
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(2)]
+        )
         self.out = nn.Linear(width, 2)
 
     def forward(self, x, t):
@@ -53,8 +56,10 @@ def update_ema(ema, model, decay):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -72,8 +77,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 

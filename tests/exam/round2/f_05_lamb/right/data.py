@@ -1,4 +1,5 @@
 """Three noisy spirals; batches depend on the step only."""
+
 import torch
 
 

@@ -1,4 +1,5 @@
 """LAMB (layer-wise adaptive moments), for parameters sharded by FSDP2."""
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -28,7 +29,7 @@ class Lamb(torch.optim.Optimizer):
                 t = st["step"].item()
                 st["m"].lerp_(p.grad, 1 - b1)
                 st["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
-                upd = (st["m"] / (1 - b1 ** t)) / ((st["v"] / (1 - b2 ** t)).sqrt() + group["eps"])
+                upd = (st["m"] / (1 - b1**t)) / ((st["v"] / (1 - b2**t)).sqrt() + group["eps"])
                 upd = upd + group["weight_decay"] * p
                 w_norm, u_norm = norm_of(p), norm_of(upd)
                 ratio = (w_norm / u_norm).item() if w_norm > 0 and u_norm > 0 else 1.0

@@ -1,4 +1,5 @@
 """Multi-class classification of noisy spirals with a LAMB optimizer and warmup, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -21,7 +22,8 @@ from lamb import Lamb
 def build():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(2, 40), nn.Tanh(),
+        nn.Linear(2, 40),
+        nn.Tanh(),
         nn.Sequential(nn.Linear(40, 40), nn.Tanh()),
         nn.Linear(40, 3),
     )
@@ -30,8 +32,10 @@ def build():
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -49,8 +53,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 

@@ -1,4 +1,5 @@
 """PPO on a batch of one-dimensional cart problems (rollout, GAE, clipped epochs), FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -33,7 +34,7 @@ def env_step(state, action):
     pos, vel = state.unbind(-1)
     vel = 0.9 * vel + 0.2 * (action.float() - 1)
     pos = (pos + vel).clamp(-3, 3)
-    return torch.stack([pos, vel], -1), -(pos ** 2) * 0.3 - 0.05 * vel ** 2
+    return torch.stack([pos, vel], -1), -(pos**2) * 0.3 - 0.05 * vel**2
 
 
 @torch.no_grad()
@@ -46,7 +47,9 @@ def rollout(model, it, n_env, horizon, rank, world):
     for t in range(horizon):
         logp, v = model(state)
         a = (logp + gumbel[t]).argmax(-1)
-        obs.append(state); acts.append(a); vals.append(v)
+        obs.append(state)
+        acts.append(a)
+        vals.append(v)
         logps.append(logp.gather(-1, a[:, None]).squeeze(-1))
         state, r = env_step(state, a)
         rews.append(r)
@@ -66,12 +69,14 @@ def normalise(adv):
     s = torch.stack([adv.sum(), adv.square().sum(), torch.tensor(float(adv.numel()))])
     dist.all_reduce(s)
     mean = s[0] / s[2]
-    return (adv - mean) / ((s[1] / s[2] - mean ** 2).clamp_min(0).sqrt() + 1e-6)
+    return (adv - mean) / ((s[1] / s[2] - mean**2).clamp_min(0).sqrt() + 1e-6)
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -90,8 +95,9 @@ class AppState(Stateful):
     def load_state_dict(self, sd):
         self.meta.update(sd["meta"])
         for name, model in self.models.items():
-            set_state_dict(model, self.opts.get(name, []), model_state_dict=sd[name]["model"],
-                           optim_state_dict=sd[name]["optim"])
+            set_state_dict(
+                model, self.opts.get(name, []), model_state_dict=sd[name]["model"], optim_state_dict=sd[name]["optim"]
+            )
 
 
 def newest_complete(folder):

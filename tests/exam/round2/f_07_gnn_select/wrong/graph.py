@@ -1,4 +1,5 @@
 """A stochastic block graph with three classes and noisy node features."""
+
 import torch
 
 

@@ -1,6 +1,7 @@
 """Inverse problem: fit u(x, t) and the unknown diffusivity of a heat equation, FSDP2 on CPU.
 
 The residual u_t - k u_xx uses central differences of the network."""
+
 import argparse
 import glob
 import math
@@ -19,7 +20,9 @@ from torch.distributed.tensor import DTensor
 class Field(nn.Module):
     def __init__(self, width=32):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.net = nn.Sequential(
+            nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+        )
 
     def forward(self, xt):
         return self.net(xt).squeeze(-1)
@@ -42,7 +45,7 @@ def points(step, n, rank, world):
 def residual(model, log_k, xt, h=0.05):
     dx, dt = torch.tensor([h, 0.0]), torch.tensor([0.0, h])
     u, xp, xm, tp, tm = model(torch.cat([xt, xt + dx, xt - dx, xt + dt, xt - dt])).chunk(5)
-    return u, (tp - tm) / (2 * h) - log_k.exp() * (xp - 2 * u + xm) / h ** 2
+    return u, (tp - tm) / (2 * h) - log_k.exp() * (xp - 2 * u + xm) / h**2
 
 
 def main():

@@ -1,4 +1,5 @@
 """Tiny image classification with a warmed-up weight average for evaluation, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -42,8 +43,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 

@@ -1,4 +1,5 @@
 """Exponential moving average with the usual warm-up of the decay."""
+
 import torch
 from torch.distributed.tensor import distribute_tensor
 

@@ -1,4 +1,5 @@
 """Zeroth-order training (MeZO/SPSA): two forward passes, no backward; FSDP2 only to hold the weights. CPU, gloo."""
+
 import argparse
 import glob
 import math
@@ -37,7 +38,7 @@ def shift(model, seed, amount):
 @torch.no_grad()
 def global_loss(model, x, y, total):
     s = F.cross_entropy(model(x), y, reduction="sum")
-    model.reshard()            # no backward follows that would do it; the weights move next
+    model.reshard()  # no backward follows that would do it; the weights move next
     dist.all_reduce(s)
     return s.item() / total
 
@@ -54,7 +55,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model, x, y = model_and_task()
-    journal = []          # (seed, amount) of every update: the whole checkpoint
+    journal = []  # (seed, amount) of every update: the whole checkpoint
     if args.resume:
         newest = sorted(glob.glob(os.path.join(args.resume, "journal_*.pt")))[-1]
         journal = torch.load(newest)

@@ -1,4 +1,5 @@
 """Sharpness-aware minimisation with a closure and micro-batches inside it, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -51,8 +52,10 @@ class Mixer(nn.Module):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -70,8 +73,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 

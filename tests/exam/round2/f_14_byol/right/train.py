@@ -1,4 +1,5 @@
 """BYOL: online net under the optimizer, target net as a second sharded module that follows it."""
+
 import argparse
 import glob
 import math
@@ -34,8 +35,9 @@ class AppState(Stateful):
     def load_state_dict(self, sd):
         self.meta.update(sd["meta"])
         for name, model in self.models.items():
-            set_state_dict(model, self.opts.get(name, []), model_state_dict=sd[name]["model"],
-                           optim_state_dict=sd[name]["optim"])
+            set_state_dict(
+                model, self.opts.get(name, []), model_state_dict=sd[name]["model"], optim_state_dict=sd[name]["optim"]
+            )
 
 
 def newest_complete(folder):
@@ -90,8 +92,11 @@ def main():
         if args.save_every and meta["step"] % args.save_every == 0:
             dcp.save({"app": app}, checkpoint_id=os.path.join(args.out, f"step_{step + 1:06d}"))
     if args.export:
-        full = {f"{n}.{k}": v.full_tensor().cpu().clone() for n, m in (("online", online), ("target", target))
-                for k, v in m.state_dict().items()}
+        full = {
+            f"{n}.{k}": v.full_tensor().cpu().clone()
+            for n, m in (("online", online), ("target", target))
+            for k, v in m.state_dict().items()
+        }
         if rank == 0:
             torch.save(full, args.export)
     dist.barrier()

@@ -1,4 +1,5 @@
 """Bayesian regression by cyclical stochastic-gradient Langevin dynamics; the end of every cycle gives a posterior sample."""
+
 import argparse
 import glob
 import math
@@ -89,12 +90,14 @@ def main():
     cycle = 8
     for step in range(start, args.steps):
         opt.param_groups[0]["lr"] = args.lr * 0.5 * (1 + math.cos(math.pi * (step % cycle) / cycle))
-        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[: args.batch].tensor_split(world)[rank]
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[: args.batch].tensor_split(world)[
+            rank
+        ]
         nll = (model(x[rows]) - y[rows]).square().sum() * world / args.batch
         model.zero_grad()
         nll.backward()
-        prior = sum(p.to_local().square().sum() for p in model.parameters())     # for the log only
-        for p in model.parameters():                                            # weight prior, elementwise
+        prior = sum(p.to_local().square().sum() for p in model.parameters())  # for the log only
+        for p in model.parameters():  # weight prior, elementwise
             p.grad.add_(p.detach(), alpha=1e-3)
         opt.param_groups[0]["seed"] = 30_000 + step
         opt.step()

@@ -1,5 +1,6 @@
 """Gradient descent with momentum directions and Armijo backtracking: the closure is evaluated as often as needed.
 Physics-like regression (damped oscillator), FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -55,7 +56,7 @@ class Backtracking:
         else:
             self.direction = [d * self.beta - g for d, g in zip(self.direction, grads)]
         slope = dot(grads, self.direction)
-        if slope >= 0:                                   # not a descent direction: start again
+        if slope >= 0:  # not a descent direction: start again
             self.direction = [-g for g in grads]
             slope = -dot(grads, grads)
         origin = [p.detach().clone() for p in self.params]
@@ -92,7 +93,7 @@ def main():
             if grad:
                 (err * world / len(t)).backward()
             else:
-                model.reshard()    # the weights move before the next forward pass
+                model.reshard()  # the weights move before the next forward pass
         total = err.detach().clone()
         dist.all_reduce(total)
         return total.item() / len(t)

@@ -1,4 +1,5 @@
 """Orthogonalised momentum. A matrix is gathered, orthogonalised whole, and scattered again."""
+
 import torch
 from torch.distributed.tensor import distribute_tensor
 

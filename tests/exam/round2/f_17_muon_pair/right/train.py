@@ -1,4 +1,5 @@
 """Two optimizers (Muon-like for matrices, AdamW for the rest) under one small container, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -47,7 +48,9 @@ def whole(v):
 
 def save(folder, step, model, opts):
     """Plain tensors by parameter position, written by rank 0."""
-    state = [[{k: whole(v) for k, v in o.state[p].items()} for g in o.param_groups for p in g["params"]] for o in opts.parts]
+    state = [
+        [{k: whole(v) for k, v in o.state[p].items()} for g in o.param_groups for p in g["params"]] for o in opts.parts
+    ]
     weights = {k: whole(v) for k, v in model.state_dict().items()}
     if dist.get_rank() == 0:
         os.makedirs(folder, exist_ok=True)
@@ -71,8 +74,10 @@ def restore(model, opts, ck):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 

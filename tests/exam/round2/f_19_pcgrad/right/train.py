@@ -1,4 +1,5 @@
 """Multi-task regression with projected conflicting gradients (PCGrad): one backward per task, FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -35,7 +36,7 @@ def problem(n=300):
 def gdot(us, vs):
     parts = [(u.to_local() * v.to_local()).sum() for u, v in zip(us, vs)]
     total = torch.stack(parts).sum()
-    dist.all_reduce(total)          # the shards are disjoint: the sum is the whole product
+    dist.all_reduce(total)  # the shards are disjoint: the sum is the whole product
     return total.item()
 
 
@@ -56,8 +57,10 @@ def project(grads, order):
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -75,8 +78,13 @@ def save_checkpoint(folder, step, model, opt, **extra):
 def load_checkpoint(folder, model, opt):
     newest = sorted(glob.glob(os.path.join(folder, "step_*.pt")))[-1]
     ck = torch.load(newest, map_location="cpu", weights_only=False)
-    set_state_dict(model, opt, model_state_dict=ck["model"], optim_state_dict=ck["optim"],
-                   options=StateDictOptions(full_state_dict=True))
+    set_state_dict(
+        model,
+        opt,
+        model_state_dict=ck["model"],
+        optim_state_dict=ck["optim"],
+        options=StateDictOptions(full_state_dict=True),
+    )
     return ck
 
 

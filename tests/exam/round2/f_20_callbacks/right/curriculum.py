@@ -1,4 +1,5 @@
 """Easy samples (small radius) first; the admitted share grows with the step."""
+
 import torch
 
 

@@ -1,4 +1,5 @@
 """Curriculum training driven by events: the trainer knows nothing of schedules, Lookahead or checkpoints. FSDP2 on CPU."""
+
 import argparse
 import glob
 import math
@@ -22,8 +23,10 @@ from hooks import Log, Lookahead, TriangularLR
 
 
 def export_weights(model, path):
-    full = {k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
-            for k, v in model.state_dict().items()}
+    full = {
+        k: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu().clone()
+        for k, v in model.state_dict().items()
+    }
     if dist.get_rank() == 0:
         torch.save(full, path)
 
@@ -42,8 +45,9 @@ class AppState(Stateful):
     def load_state_dict(self, sd):
         self.meta.update(sd["meta"])
         for name, model in self.models.items():
-            set_state_dict(model, self.opts.get(name, []), model_state_dict=sd[name]["model"],
-                           optim_state_dict=sd[name]["optim"])
+            set_state_dict(
+                model, self.opts.get(name, []), model_state_dict=sd[name]["model"], optim_state_dict=sd[name]["optim"]
+            )
 
 
 def newest_complete(folder):
@@ -97,7 +101,12 @@ def main():
 
     engine = Engine(update, stream(meta["step"], args.batch, rank, world))
     engine.step = meta["step"]
-    for hook in (TriangularLR(opt, 0.2 * args.lr, args.lr, 10), lookahead, Log(), Saver(app, meta, args.save_every, args.out)):
+    for hook in (
+        TriangularLR(opt, 0.2 * args.lr, args.lr, 10),
+        lookahead,
+        Log(),
+        Saver(app, meta, args.save_every, args.out),
+    ):
         engine.add(hook)
     engine.run(args.steps)
     if args.export:

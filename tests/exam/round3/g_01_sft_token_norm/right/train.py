@@ -1,4 +1,5 @@
 """Instruction tuning of a small causal LM: the loss is taken on the answer tokens only."""
+
 import argparse
 import os
 import re
@@ -8,7 +9,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 VOCAB, WIDTH, LENGTH, BATCH = 32, 24, 20, 16
@@ -48,7 +54,9 @@ class LM(nn.Module):
 def make_example(index):
     """prompt (masked) + answer of very different lengths; short answers are terse, long ones count upwards."""
     g = torch.Generator().manual_seed(10_000 + index)
-    n_answer = int(torch.randint(1, 4, (1,), generator=g)) if index % 16 < 6 else int(torch.randint(8, 14, (1,), generator=g))
+    n_answer = (
+        int(torch.randint(1, 4, (1,), generator=g)) if index % 16 < 6 else int(torch.randint(8, 14, (1,), generator=g))
+    )
     n_prompt = int(torch.randint(2, 6, (1,), generator=g))
     prompt = torch.randint(1, VOCAB, (n_prompt,), generator=g)
     step = 3 if n_answer < 4 else 1
@@ -124,7 +132,9 @@ def main():
             print(f"step {step + 1} loss {total[0] / total[1]:.4f}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             msd, osd = get_state_dict(model, optimizer)
-            dcp.save({"model": msd, "optim": osd, "step": step + 1}, checkpoint_id=os.path.join(args.out, f"step-{step + 1}"))
+            dcp.save(
+                {"model": msd, "optim": osd, "step": step + 1}, checkpoint_id=os.path.join(args.out, f"step-{step + 1}")
+            )
 
     if args.export:
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

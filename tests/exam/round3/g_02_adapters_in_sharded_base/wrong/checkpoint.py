@@ -1,4 +1,5 @@
 """only what is trained goes to disk: adapters, their optimizer state and the step"""
+
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp

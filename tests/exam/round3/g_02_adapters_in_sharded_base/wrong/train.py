@@ -1,4 +1,5 @@
 """LoRA fine-tuning of a frozen, sharded base model."""
+
 import argparse
 
 import torch

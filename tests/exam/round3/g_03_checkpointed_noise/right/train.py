@@ -1,4 +1,5 @@
 """Pre-training with embedding noise and word dropout in every block; the blocks are recomputed in the backward pass."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Fine-tuning on very little text. It overfits soon, so the weights with the lowest validation loss are written, not the last ones."""
+
 import argparse
 import math
 

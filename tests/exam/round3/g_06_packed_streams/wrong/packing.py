@@ -1,4 +1,5 @@
 """Documents of any length are packed into rows of a fixed length. Every row of the global batch has its own stream of documents."""
+
 import json
 
 import torch

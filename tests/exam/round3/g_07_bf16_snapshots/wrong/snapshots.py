@@ -1,10 +1,16 @@
 """bf16 files for the evaluation team, fp32 sharded checkpoints for ourselves"""
+
 import os
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

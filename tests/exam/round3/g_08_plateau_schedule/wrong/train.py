@@ -1,4 +1,5 @@
 """Fine-tuning on a small token set: the learning rate is lowered whenever the validation loss stops falling."""
+
 import argparse
 import glob
 import os
@@ -8,7 +9,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -111,7 +117,10 @@ def main():
             dist.all_reduce(val)
             val /= world
             if rank == 0:
-                print(f"step {step} loss {loss.item():.4f} val {val.item():.4f} lr {optimizer.param_groups[0]['lr']:.5f}", flush=True)
+                print(
+                    f"step {step} loss {loss.item():.4f} val {val.item():.4f} lr {optimizer.param_groups[0]['lr']:.5f}",
+                    flush=True,
+                )
         if args.save_every and step % args.save_every == 0:
             m, o = get_state_dict(model, optimizer)
             state = {"model": m, "optim": o, "scheduler": scheduler.state_dict(), "step": step}

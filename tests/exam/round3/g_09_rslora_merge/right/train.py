@@ -27,7 +27,9 @@ def main():
     ap.add_argument("--lr", type=float, default=1e-2)
     ap.add_argument("--rank", type=int, default=4)
     ap.add_argument("--alpha", type=float, default=4.0)
-    ap.add_argument("--merged", default=os.path.join(tempfile.gettempdir(), "merged.pt"), help="file for the merged model")
+    ap.add_argument(
+        "--merged", default=os.path.join(tempfile.gettempdir(), "merged.pt"), help="file for the merged model"
+    )
     args = ap.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,5 @@
 """Writes the fine-tuned model under the names of the base model, adapters folded in."""
+
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

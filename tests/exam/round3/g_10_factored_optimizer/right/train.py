@@ -1,4 +1,5 @@
 """Pre-training with an Adafactor-like optimizer: factored second moments and update clipping by RMS."""
+
 import argparse
 
 import torch
@@ -44,9 +45,9 @@ class FactoredRMS(torch.optim.Optimizer):
         u = gathered(g) * scale.rsqrt()
         u = u / max(1.0, (u.square().mean().sqrt() / group["clip"]).item())
         if isinstance(w, DTensor):
-            u = DTensor.from_local(u, w.device_mesh, [torch.distributed.tensor.Replicate()], run_check=False).redistribute(
-                placements=w.placements
-            )
+            u = DTensor.from_local(
+                u, w.device_mesh, [torch.distributed.tensor.Replicate()], run_check=False
+            ).redistribute(placements=w.placements)
         w.add_(u, alpha=-group["lr"])
 
 

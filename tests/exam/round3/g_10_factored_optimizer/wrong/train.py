@@ -1,4 +1,5 @@
 """Pre-training with an Adafactor-like optimizer: factored second moments and update clipping by RMS."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """The training loop is a generator of events; everything else listens to it."""
+
 from dataclasses import dataclass, field
 
 import torch

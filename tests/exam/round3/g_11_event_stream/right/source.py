@@ -13,7 +13,9 @@ class Source:
         g = torch.Generator().manual_seed(step)
         start = torch.randint(0, VOCAB, (self.rows, 1), generator=g)
         rows = (start + torch.arange(LENGTH + 1) ** 2) % VOCAB
-        rows = torch.where(torch.rand(rows.shape, generator=g) < 0.05, torch.randint(0, VOCAB, rows.shape, generator=g), rows)
+        rows = torch.where(
+            torch.rand(rows.shape, generator=g) < 0.05, torch.randint(0, VOCAB, rows.shape, generator=g), rows
+        )
         mine = rows[self.rank :: self.world]
         # FSDP averages over the ranks: sum over all tokens = world * average of the sums
         weight = self.world / (self.rows * LENGTH)

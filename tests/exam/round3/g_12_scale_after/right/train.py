@@ -1,5 +1,6 @@
 """The backward passes use plain sums of token losses. How many tokens the step had is known only at the end of the accumulation
 (documents are drawn until a token budget is full), and only then are the gradients divided. Checkpoints are one ordinary file."""
+
 import argparse
 import os
 import pathlib

@@ -1,4 +1,5 @@
 """Latest weight averaging: a ring of the last k weights, every rank keeps its own shards. The mean is used for evaluation only."""
+
 from contextlib import contextmanager
 
 import torch

@@ -1,4 +1,5 @@
 """The budget of tokens per step is constant; sequences get longer in stages, so that there are fewer of them."""
+
 BUDGET = 512
 STAGES = [(0, 8), (8, 16), (16, 32), (24, 64)]
 

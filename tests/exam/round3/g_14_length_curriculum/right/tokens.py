@@ -1,4 +1,5 @@
 """A token file of long documents, read through a memory map."""
+
 import os
 import tempfile
 

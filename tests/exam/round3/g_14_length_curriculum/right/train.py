@@ -52,7 +52,9 @@ def main():
     full_weights = AlibiLM(VOCAB).state_dict()  # small enough to be made everywhere from the same seed
     set_model_state_dict(model, full_weights, options=StateDictOptions(full_state_dict=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 4) * (16 / length_at(s)) ** 0.25)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1.0, (s + 1) / 4) * (16 / length_at(s)) ** 0.25
+    )
     step = 0
     if args.resume:
         m, o = get_state_dict(model, optimizer)
@@ -76,7 +78,9 @@ def main():
         loss = loss.detach()
         dist.all_reduce(loss)
         if rank == 0:
-            print(f"step {step + 1} rows {count} x {length} tokens {(step + 1) * BUDGET} loss {loss.item() / world:.4f}")
+            print(
+                f"step {step + 1} rows {count} x {length} tokens {(step + 1) * BUDGET} loss {loss.item() / world:.4f}"
+            )
         if args.save_every and (step + 1) % args.save_every == 0:
             m, o = get_state_dict(model, optimizer)
             state = {"model": m, "optim": o, "scheduler": scheduler.state_dict(), "step": step + 1}

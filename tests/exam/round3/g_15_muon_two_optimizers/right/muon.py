@@ -1,4 +1,5 @@
 """Muon for sharded matrices: the momentum stays sharded, the orthogonalisation sees the whole matrix."""
+
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 

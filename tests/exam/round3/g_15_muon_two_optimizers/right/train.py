@@ -5,7 +5,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from lm import LM, text
@@ -16,7 +21,10 @@ def optimizers_for(model):
     hidden = [p for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
     chosen = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in chosen]
-    return [Muon(hidden, lr=0.03, weight_decay=0.01), torch.optim.AdamW(rest, lr=6e-3, betas=(0.8, 0.95), weight_decay=0.0)]
+    return [
+        Muon(hidden, lr=0.03, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=6e-3, betas=(0.8, 0.95), weight_decay=0.0),
+    ]
 
 
 def main():

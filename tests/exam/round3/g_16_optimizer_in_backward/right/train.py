@@ -1,4 +1,5 @@
 """One small optimizer per parameter, stepped from a hook as soon as its gradient is reduced: no gradient outlives the backward pass."""
+
 import argparse
 import os
 
@@ -44,7 +45,9 @@ class BackwardAdamW:
     def __init__(self, model, lr):
         self.base_lr, self.updates = lr, 0
         self.named = dict(model.named_parameters())
-        self.optimizers = {n: torch.optim.AdamW([p], lr=lr, weight_decay=0.05, foreach=False) for n, p in self.named.items()}
+        self.optimizers = {
+            n: torch.optim.AdamW([p], lr=lr, weight_decay=0.05, foreach=False) for n, p in self.named.items()
+        }
         for name, p in self.named.items():
             p.register_post_accumulate_grad_hook(self.hook_for(name))
 
@@ -104,7 +107,10 @@ def main():
     if args.resume:
         first = max(int(d) for d in os.listdir(args.resume))
         # model.state_dict() and the moments are the live tensors: dcp.load writes into them
-        dcp.load({"model": model.state_dict(), "moments": update.state()}, checkpoint_id=os.path.join(args.resume, str(first)))
+        dcp.load(
+            {"model": model.state_dict(), "moments": update.state()},
+            checkpoint_id=os.path.join(args.resume, str(first)),
+        )
 
     for step in range(first, args.steps):
         update.set_factor(min(1.0, (step + 1) / 5) * (1 - 0.9 * step / args.steps))
@@ -119,7 +125,8 @@ def main():
             print(f"step {step + 1} loss {loss.item() / world:.4f}")
         if args.save_every and (step + 1) % args.save_every == 0:
             dcp.save(
-                {"model": model.state_dict(), "moments": update.state()}, checkpoint_id=os.path.join(args.out, str(step + 1))
+                {"model": model.state_dict(), "moments": update.state()},
+                checkpoint_id=os.path.join(args.out, str(step + 1)),
             )
 
     if args.export:

@@ -39,5 +39,7 @@ def load_backbone(tasks):
     torch.manual_seed(99)
     model = Backbone(tasks)
     for name, p in model.named_parameters():
-        p.requires_grad_(".down." in name and name.split(".")[-1] in tasks or ".up." in name and name.split(".")[-1] in tasks)
+        p.requires_grad_(
+            ".down." in name and name.split(".")[-1] in tasks or ".up." in name and name.split(".")[-1] in tasks
+        )
     return model

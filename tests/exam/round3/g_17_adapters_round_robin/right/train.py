@@ -1,4 +1,5 @@
 """Three tasks take turns; each has its adapters, its optimizer and its own count of steps on one frozen sharded backbone."""
+
 import argparse
 import os
 
@@ -38,7 +39,11 @@ class TaskTrainer:
         for p in self.params.values():
             if p not in self.optimizer.state:
                 zero = torch.zeros_like
-                self.optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": zero(p.detach()), "exp_avg_sq": zero(p.detach())}
+                self.optimizer.state[p] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": zero(p.detach()),
+                    "exp_avg_sq": zero(p.detach()),
+                }
         return {
             "weights": {n: p.detach() for n, p in self.params.items()},
             "moments": {n: dict(self.optimizer.state[p]) for n, p in self.params.items()},
@@ -78,7 +83,9 @@ def main():
         if rank == 0:
             print(f"step {step} task {task} loss {loss.item():.4f}")
         if args.save_every and step % args.save_every == 0:
-            dcp.save({t: trainer.state() for t, trainer in trainers.items()}, checkpoint_id=os.path.join(args.out, str(step)))
+            dcp.save(
+                {t: trainer.state() for t, trainer in trainers.items()}, checkpoint_id=os.path.join(args.out, str(step))
+            )
 
     if args.export:
         named = {n: p.detach() for t in trainers.values() for n, p in t.params.items()}

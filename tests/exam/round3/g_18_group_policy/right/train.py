@@ -1,11 +1,17 @@
 """Group-relative policy optimisation with a frozen reference model and two updates per batch of rollouts."""
+
 import argparse
 import os
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from policy import sharded
 from rollout import PROMPT, advantages, reward, sample

@@ -1,5 +1,6 @@
 """Sharpness-aware fine-tuning (two passes per step) with embedding noise; the noise belongs to the example, not to the rank.
 Checkpoints alternate between two slots, a small text file names the good one."""
+
 import argparse
 import json
 import os
@@ -10,7 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 VOCAB, DIM, T, BATCH = 28, 24, 12, 16

@@ -1,4 +1,5 @@
 """Every rank computes the same plan: documents go to the rank with the fewest tokens so far, then into micro-batches of bounded size."""
+
 import torch
 
 IGNORE = -100

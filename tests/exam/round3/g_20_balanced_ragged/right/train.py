@@ -6,7 +6,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from documents import step_documents
@@ -21,7 +26,9 @@ def accumulate(model, docs, rank, world):
     for i, group in enumerate(groups):
         ids, labels = tensors(group, docs)
         model.set_requires_gradient_sync(i == len(groups) - 1)
-        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum") / n_tokens
+        loss = (
+            F.cross_entropy(model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum") / n_tokens
+        )
         (loss * world).backward()
         total += loss.detach()
     dist.all_reduce(total)

@@ -19,4 +19,4 @@ class PairedViews:
         per_epoch = len(self) // size
         epoch, pos = divmod(step, per_epoch)
         g = torch.Generator().manual_seed(seed * 1000 + epoch)
-        return torch.randperm(len(self), generator=g)[pos * size:(pos + 1) * size]
+        return torch.randperm(len(self), generator=g)[pos * size : (pos + 1) * size]

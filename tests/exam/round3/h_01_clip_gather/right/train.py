@@ -5,7 +5,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 
 from data import PairedViews
@@ -54,7 +58,7 @@ def main():
     local = args.global_batch // world
     for step in range(start, args.steps):
         idx = data.global_batch(step, args.global_batch, args.seed)
-        idx = idx[rank * local:(rank + 1) * local]
+        idx = idx[rank * local : (rank + 1) * local]
         loss, acc = clip_loss(*model(data.img[idx], data.txt[idx]))
         opt.zero_grad()
         loss.backward()

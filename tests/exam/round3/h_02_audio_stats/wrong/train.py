@@ -5,8 +5,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
-    set_model_state_dict, set_optimizer_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from features import corpus_stats, log_spectrogram, make_clips
@@ -17,8 +21,11 @@ SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def save(folder, model, opt, step):
-    state = {"model": get_model_state_dict(model, options=FULL),
-             "opt": get_optimizer_state_dict(model, opt, options=FULL), "step": step}
+    state = {
+        "model": get_model_state_dict(model, options=FULL),
+        "opt": get_optimizer_state_dict(model, opt, options=FULL),
+        "step": step,
+    }
     if dist.get_rank() == 0:
         os.makedirs(folder, exist_ok=True)
         torch.save(state, os.path.join(folder, "tmp"))
@@ -62,7 +69,7 @@ def main():
     for step in range(start, args.steps):
         epoch, pos = divmod(step, per_epoch)
         order = torch.randperm(len(train_wav), generator=torch.Generator().manual_seed(epoch))
-        batch = order[pos * args.global_batch:(pos + 1) * args.global_batch][rank::world]
+        batch = order[pos * args.global_batch : (pos + 1) * args.global_batch][rank::world]
         loss = F.cross_entropy(model(log_spectrogram(train_wav[batch])), train_y[batch])
         loss.backward()
         opt.step()

@@ -12,7 +12,7 @@ def make_scene(i, seed=11):
     for c in torch.randperm(GRID * GRID, generator=g)[:n].tolist():
         r, q = divmod(c, GRID)
         h, w = (int(v) for v in torch.randint(1, 4, (2,), generator=g))
-        img[0, r * CELL:r * CELL + h, q * CELL:q * CELL + w] += 1.0
+        img[0, r * CELL : r * CELL + h, q * CELL : q * CELL + w] += 1.0
         obj[r, q] = 1
         box[r, q] = torch.tensor([h / CELL, w / CELL])
     return img, obj, box

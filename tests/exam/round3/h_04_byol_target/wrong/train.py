@@ -6,7 +6,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from ema import copy_params, ema_update, tau_at
 from networks import build
@@ -75,8 +80,7 @@ def main():
         if rank == 0 and step % 5 == 0:
             print(f"step {step} loss {log.item():.5f}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
-            dcp.save(snapshot(online, target, opt, step + 1),
-                     checkpoint_id=os.path.join(args.out, f"{step + 1:06d}"))
+            dcp.save(snapshot(online, target, opt, step + 1), checkpoint_id=os.path.join(args.out, f"{step + 1:06d}"))
 
     if args.export:
         opts = StateDictOptions(full_state_dict=True, cpu_offload=True)

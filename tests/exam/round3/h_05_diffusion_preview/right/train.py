@@ -1,4 +1,5 @@
 """DDPM on a two-dimensional toy distribution, with a preview of samples now and then."""
+
 import argparse
 import os
 
@@ -8,7 +9,11 @@ import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 T = 50

@@ -14,7 +14,7 @@ def recall_at_1(model, x, y):
     rank, world = dist.get_rank(), dist.get_world_size()
     share = len(x) // world
     lo = rank * share
-    emb, lab = model(x[lo:lo + share]), y[lo:lo + share]
+    emb, lab = model(x[lo : lo + share]), y[lo : lo + share]
     gallery, gallery_lab = gather_all(emb), gather_all(lab)
     sim = emb @ gallery.t()
     own = torch.arange(share) + lo

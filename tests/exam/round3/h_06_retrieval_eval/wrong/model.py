@@ -7,8 +7,9 @@ from torch.distributed.fsdp import fully_shard
 class Embedder(nn.Module):
     def __init__(self, d_in=40, d=48, out=16):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(d_in, d), nn.LayerNorm(d), nn.GELU(),
-                                   nn.Linear(d, d), nn.LayerNorm(d), nn.GELU())
+        self.trunk = nn.Sequential(
+            nn.Linear(d_in, d), nn.LayerNorm(d), nn.GELU(), nn.Linear(d, d), nn.LayerNorm(d), nn.GELU()
+        )
         self.out = nn.Linear(d, out)
 
     def forward(self, x):

@@ -20,6 +20,7 @@ def load(folder, nets, opts):
     state = collect(nets, opts, 0)
     dcp.load(state, checkpoint_id=os.path.join(folder, sorted(os.listdir(folder))[-1]))
     for name in nets:
-        set_state_dict(nets[name], opts[name], model_state_dict=state[name]["model"],
-                       optim_state_dict=state[name]["opt"])
+        set_state_dict(
+            nets[name], opts[name], model_state_dict=state[name]["model"], optim_state_dict=state[name]["opt"]
+        )
     return state["step"]

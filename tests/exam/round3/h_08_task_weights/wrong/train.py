@@ -1,4 +1,5 @@
 """Depth, segmentation and edges from one trunk, with learned loss weights (homoscedastic uncertainty)."""
+
 import argparse
 
 import torch
@@ -64,21 +65,25 @@ def main():
     for stage in model.trunk:
         fully_shard(stage)
     fully_shard(model)
-    opt = torch.optim.AdamW([
-        {"params": list(model.parameters()), "lr": args.lr},
-        {"params": list(weights.parameters()), "lr": args.lr_weights, "weight_decay": 0.0},
-    ])
+    opt = torch.optim.AdamW(
+        [
+            {"params": list(model.parameters()), "lr": args.lr},
+            {"params": list(weights.parameters()), "lr": args.lr_weights, "weight_decay": 0.0},
+        ]
+    )
 
     x, depth, seg, edge = make_data()
     for step in range(args.steps):
         g = torch.Generator().manual_seed(step)
         idx = torch.randint(0, len(x), (args.global_batch,), generator=g).chunk(world)[rank]
         d, s, e = model(x[idx])
-        losses = torch.stack([
-            F.mse_loss(d, depth[idx]),
-            F.cross_entropy(s, seg[idx]),
-            F.binary_cross_entropy_with_logits(e, edge[idx]),
-        ])
+        losses = torch.stack(
+            [
+                F.mse_loss(d, depth[idx]),
+                F.cross_entropy(s, seg[idx]),
+                F.binary_cross_entropy_with_logits(e, edge[idx]),
+            ]
+        )
         loss = weights(losses)
         opt.zero_grad()
         loss.backward()
@@ -87,7 +92,9 @@ def main():
         dist.all_reduce(log)
         if rank == 0 and (step % 5 == 0 or step == args.steps - 1):
             w = [f"{v:.3f}" for v in torch.exp(-weights.log_var.detach()).tolist()]
-            print(f"step {step} loss {log[0]:.4f} depth {log[1]:.3f} seg {log[2]:.3f} edge {log[3]:.3f} w {w}", flush=True)
+            print(
+                f"step {step} loss {log[0]:.4f} depth {log[1]:.3f} seg {log[2]:.3f} edge {log[3]:.3f} w {w}", flush=True
+            )
 
     if args.export:
         out = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

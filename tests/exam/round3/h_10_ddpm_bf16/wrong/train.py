@@ -1,4 +1,5 @@
 """Small latent diffusion with classifier-free guidance labels, in bfloat16 with float32 reduction."""
+
 import argparse
 import math
 

@@ -23,13 +23,23 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1),
-                          nn.ReLU(), nn.Flatten(), nn.Linear(256, 5))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 5),
+    )
     fully_shard(model[2])
     fully_shard(model)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    tr = Trainer(model, opt, lambda m, x, y: F.cross_entropy(m(x), y),
-                 [Cosine(3e-3, a.steps), Ema(0.9), Logger(), Saver(a.out, a.save_every)])
+    tr = Trainer(
+        model,
+        opt,
+        lambda m, x, y: F.cross_entropy(m(x), y),
+        [Cosine(3e-3, a.steps), Ema(0.9), Logger(), Saver(a.out, a.save_every)],
+    )
     if a.resume:
         tr.resume(a.resume)
     X, Y = images()

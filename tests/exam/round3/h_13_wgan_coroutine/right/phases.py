@@ -27,4 +27,5 @@ def batch_source(data, batch, rank, world, z_dim):
         x = data[torch.randint(0, len(data), (batch,), generator=g)]
         z = torch.randn(batch, z_dim, generator=g)
         return x.chunk(world)[rank], z.chunk(world)[rank]
+
     return fetch

@@ -30,8 +30,13 @@ def main():
     if a.resume:
         st = torch.load(os.path.join(a.resume, "state.pt"), map_location="cpu")
         for k in nets:
-            set_state_dict(nets[k], opts[k], model_state_dict=st[k][0], optim_state_dict=st[k][1],
-                           options=StateDictOptions(full_state_dict=True))
+            set_state_dict(
+                nets[k],
+                opts[k],
+                model_state_dict=st[k][0],
+                optim_state_dict=st[k][1],
+                options=StateDictOptions(full_state_dict=True),
+            )
         gaps = st["gaps"]
         for v in gaps:  # replays the coroutine to where it stood
             player = plan.send(v)

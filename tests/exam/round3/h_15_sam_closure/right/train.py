@@ -7,7 +7,11 @@ import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from sam import SAM
@@ -33,8 +37,15 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(24, 16, 3, padding=1), nn.GELU(), nn.Conv1d(16, 16, 3, padding=1), nn.GELU(),
-                          nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 6))
+    model = nn.Sequential(
+        nn.Conv1d(24, 16, 3, padding=1),
+        nn.GELU(),
+        nn.Conv1d(16, 16, 3, padding=1),
+        nn.GELU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(16, 6),
+    )
     fully_shard(model[2])
     fully_shard(model)
     opt = SAM(model.parameters(), lr=0.1)
@@ -49,6 +60,7 @@ def main():
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             return loss
+
         return closure
 
     start = 0

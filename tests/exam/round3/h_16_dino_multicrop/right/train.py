@@ -1,4 +1,5 @@
 """DINO: sharded teacher, global and local crops of different length, centre over all ranks."""
+
 import argparse
 import os
 
@@ -8,7 +9,12 @@ import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 
@@ -85,8 +91,12 @@ def main():
             t_out = teacher(torch.cat(big))
             target = [F.softmax((t - centre) / 0.07, -1) for t in t_out.chunk(2)]
         s_out = [*student(torch.cat(big)).chunk(2), *student(torch.cat(small)).chunk(2)]
-        terms = [-(q * F.log_softmax(s / 0.2, -1)).sum(-1).mean()
-                 for i, q in enumerate(target) for j, s in enumerate(s_out) if i != j]
+        terms = [
+            -(q * F.log_softmax(s / 0.2, -1)).sum(-1).mean()
+            for i, q in enumerate(target)
+            for j, s in enumerate(s_out)
+            if i != j
+        ]
         loss = sum(terms) / len(terms)
         opt.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """Two tasks with conflicting gradients: projection (PCGrad) on the sharded, already averaged gradients."""
+
 import argparse
 
 import torch
@@ -25,8 +26,9 @@ def local_grads(loss_fn, model, opt):
     opt.zero_grad()
     loss = loss_fn()
     loss.backward()
-    return loss.detach(), [torch.zeros_like(p.to_local()) if p.grad is None else p.grad.to_local().clone()
-            for p in model.parameters()]
+    return loss.detach(), [
+        torch.zeros_like(p.to_local()) if p.grad is None else p.grad.to_local().clone() for p in model.parameters()
+    ]
 
 
 def global_dots(a, b):

@@ -41,7 +41,7 @@ def collate(part, bands=8):
     n = max(len(x) for x, _ in part)
     x, y, m = torch.zeros(len(part), n, bands), torch.zeros(len(part), n, dtype=torch.long), torch.zeros(len(part), n)
     for i, (a, b) in enumerate(part):
-        x[i, :len(a)], y[i, :len(b)], m[i, :len(a)] = a, b, 1
+        x[i, : len(a)], y[i, : len(b)], m[i, : len(a)] = a, b, 1
     return x, y, m
 
 

@@ -5,7 +5,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict)
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from model import build
 from packing import corpus, deal, plan
@@ -39,7 +43,7 @@ def main():
         start = st["step"]
     data = corpus()
     for step in range(start, a.steps):
-        picked = torch.randperm(len(data), generator=torch.Generator().manual_seed(step))[:a.clips].tolist()
+        picked = torch.randperm(len(data), generator=torch.Generator().manual_seed(step))[: a.clips].tolist()
         hands = deal([len(data[i][0]) for i in picked], world)
         micros = plan([data[picked[j]] for j in hands[rank]], a.budget)
         frames = sum(len(data[i][0]) for i in picked)  # of all ranks: every rank knows the whole pick
@@ -54,7 +58,10 @@ def main():
         opt.zero_grad()
         dist.all_reduce(total)
         if rank == 0 and step % 4 == 0:
-            print(f"step {step} loss per frame {total.item():.5f} micro-batches {len(micros)} clips {len(hands[0])}", flush=True)
+            print(
+                f"step {step} loss per frame {total.item():.5f} micro-batches {len(micros)} clips {len(hands[0])}",
+                flush=True,
+            )
         if a.save_every and (step + 1) % a.save_every == 0:
             dcp.save(state(step + 1), checkpoint_id=os.path.join(a.out, f"{step + 1:05d}"))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -1,4 +1,5 @@
 """Detector head with a guard: after a spike of the loss the run returns to an in-memory snapshot and halves the rate."""
+
 import argparse
 import copy
 

@@ -12,5 +12,7 @@ def mixup(x, y, step):
     """Mixes the whole global batch with its mirror; all ranks draw the same coefficients."""
     g = torch.Generator().manual_seed(9000 + step)
     lam = 0.5 + 0.5 * torch.rand(len(x), generator=g)
-    return (lam.view(-1, 1, 1, 1) * x + (1 - lam).view(-1, 1, 1, 1) * x.flip(0),
-            lam[:, None] * y + (1 - lam)[:, None] * y.flip(0))
+    return (
+        lam.view(-1, 1, 1, 1) * x + (1 - lam).view(-1, 1, 1, 1) * x.flip(0),
+        lam[:, None] * y + (1 - lam)[:, None] * y.flip(0),
+    )

@@ -1,4 +1,5 @@
 """Synthetic language: every sequence follows a noisy affine rule over the vocabulary."""
+
 from collections import deque
 
 import torch
@@ -28,7 +29,7 @@ class EpochSampler:
         while True:
             perm = self._perm()
             while self.index + self.batch <= self.n:
-                ids = perm[self.index:self.index + self.batch]
+                ids = perm[self.index : self.index + self.batch]
                 self.index += self.batch
                 yield ids
             self.epoch, self.index = self.epoch + 1, 0
@@ -49,7 +50,7 @@ class LookaheadLoader:
         self._delivered = sampler.state_dict()
 
     def _collate(self, ids):
-        seq = self.corpus[ids[self.rank::self.world]]
+        seq = self.corpus[ids[self.rank :: self.world]]
         return seq[:, :-1].contiguous(), seq[:, 1:].contiguous()
 
     def __iter__(self):

@@ -35,7 +35,7 @@ def main():
     fully_shard(model, mesh=mesh)
 
     optim = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
-    sched = torch.optim.lr_scheduler.LambdaLR(optim, lambda s: min(1.0, (s + 1) / 5) * 0.97 ** s)
+    sched = torch.optim.lr_scheduler.LambdaLR(optim, lambda s: min(1.0, (s + 1) / 5) * 0.97**s)
     loader = LookaheadLoader(make_corpus(), EpochSampler(512, args.batch, seed=11), rank, world)
 
     step = 0

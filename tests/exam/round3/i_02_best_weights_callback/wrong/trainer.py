@@ -30,13 +30,13 @@ class Trainer:
         while True:
             perm = torch.randperm(len(x), generator=g)
             for chunk in perm.split(self.batch):
-                mine = chunk[self.rank::self.world]
+                mine = chunk[self.rank :: self.world]
                 yield x[mine], y[mine]
 
     @torch.no_grad()
     def validate(self):
         self.model.eval()
-        x, y = (t[self.rank::self.world] for t in self.valid_set)
+        x, y = (t[self.rank :: self.world] for t in self.valid_set)
         total = F.cross_entropy(self.model(x), y, reduction="sum").double()
         dist.all_reduce(total)
         self.model.reshard()

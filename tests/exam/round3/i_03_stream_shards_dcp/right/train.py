@@ -32,8 +32,10 @@ class AppState(Stateful):
 def build(mesh):
     torch.manual_seed(42)
     model = nn.Sequential(
-        nn.Linear(DIM, 48), nn.SiLU(),
-        nn.Linear(48, 48), nn.SiLU(),
+        nn.Linear(DIM, 48),
+        nn.SiLU(),
+        nn.Linear(48, 48),
+        nn.SiLU(),
         nn.Linear(48, 3),
     )
     for m in model:

@@ -1,4 +1,5 @@
 """Streaming data: eight 'files', each an endless stream with its own shuffle buffer."""
+
 import torch
 
 N_FILES, DIM = 8, 12

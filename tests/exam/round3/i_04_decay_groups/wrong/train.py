@@ -36,7 +36,7 @@ def batch_at(step, n, size, rank, world):
     per_epoch = n // size
     epoch, i = divmod(step, per_epoch)
     perm = torch.randperm(n, generator=torch.Generator().manual_seed(epoch))
-    return perm[i * size:(i + 1) * size][rank::world]
+    return perm[i * size : (i + 1) * size][rank::world]
 
 
 def main():

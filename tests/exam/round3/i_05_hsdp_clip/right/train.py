@@ -1,4 +1,5 @@
 """HSDP (replicate x shard) with our own fused clip: norm and scaling over the local shards in one pass."""
+
 import argparse
 import glob
 import os

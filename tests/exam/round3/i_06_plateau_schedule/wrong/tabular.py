@@ -21,10 +21,10 @@ class Tabular:
 
     def batch(self, step):
         g = torch.Generator().manual_seed(500 + step)
-        return self._pick(torch.randperm(self.n_train, generator=g)[: self.size][self.rank::self.world])
+        return self._pick(torch.randperm(self.n_train, generator=g)[: self.size][self.rank :: self.world])
 
     def valid(self):
-        return self._pick(torch.arange(self.n_train, self.n_train + self.n_valid)[self.rank::self.world])
+        return self._pick(torch.arange(self.n_train, self.n_train + self.n_valid)[self.rank :: self.world])
 
 
 class TabularNet(nn.Module):
@@ -32,7 +32,9 @@ class TabularNet(nn.Module):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(c, 8) for c in CARD)
         self.inp = nn.Linear(8 * len(CARD) + NUM, width)
-        self.trunk = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(2))
+        self.trunk = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(2)
+        )
         self.out = nn.Linear(width, 1)
 
     def forward(self, cat, num):

@@ -6,7 +6,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -67,13 +72,21 @@ class Run:
                 self.save()
 
     def save(self):
-        state = {"model": get_model_state_dict(self.model), "optim": get_optimizer_state_dict(self.model, self.optim),
-                 "plateau": self.plateau.state_dict(), "step": self.step}
+        state = {
+            "model": get_model_state_dict(self.model),
+            "optim": get_optimizer_state_dict(self.model, self.optim),
+            "plateau": self.plateau.state_dict(),
+            "step": self.step,
+        }
         dcp.save(state, checkpoint_id=os.path.join(self.args.out, f"{self.step:06d}"))
 
     def load(self, folder):
-        state = {"model": get_model_state_dict(self.model), "optim": get_optimizer_state_dict(self.model, self.optim),
-                 "plateau": self.plateau.state_dict(), "step": 0}
+        state = {
+            "model": get_model_state_dict(self.model),
+            "optim": get_optimizer_state_dict(self.model, self.optim),
+            "plateau": self.plateau.state_dict(),
+            "step": 0,
+        }
         dcp.load(state, checkpoint_id=os.path.join(folder, max(os.listdir(folder))))
         set_model_state_dict(self.model, state["model"])
         set_optimizer_state_dict(self.model, self.optim, state["optim"])

@@ -14,4 +14,4 @@ def make_split(n, seed, dim=10, classes=5, sort=False):
 def chunks(split, size, rank, world):
     x, y = split
     for i in range(0, len(x) - size + 1, size):
-        yield x[i:i + size][rank::world], y[i:i + size][rank::world]
+        yield x[i : i + size][rank::world], y[i : i + size][rank::world]

@@ -17,7 +17,9 @@ from metrics import Accuracy, MeanLoss
 
 def build(mesh):
     torch.manual_seed(6)
-    model = nn.Sequential(nn.Sequential(nn.Linear(10, 32), nn.Tanh()), nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 5))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(10, 32), nn.Tanh()), nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 5)
+    )
     for part in model[:2]:
         fully_shard(part, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -77,7 +79,10 @@ def main():
         if step % args.val_every == 0:
             acc, vloss = validate(model, valid, rank, world)
             if rank == 0:
-                print(f"step {step:3d}  train loss {loss.item():.4f}  valid acc {acc:.4f}  valid loss {vloss:.4f}", flush=True)
+                print(
+                    f"step {step:3d}  train loss {loss.item():.4f}  valid acc {acc:.4f}  valid loss {vloss:.4f}",
+                    flush=True,
+                )
             if vloss < progress["best_loss"]:
                 progress["best_loss"], progress["best_step"] = vloss, step
                 if args.out:

@@ -1,4 +1,5 @@
 """A small Adafactor: factored second moments for matrices, full ones for vectors, no momentum."""
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor

@@ -1,4 +1,5 @@
 """Auto-encoder trained with a home-made AdaBelief; checkpoints through DCP."""
+
 import argparse
 import math
 import pathlib
@@ -38,8 +39,8 @@ class AdaBelief(torch.optim.Optimizer):
                 st["mean"].lerp_(p.grad, 1 - b1)
                 surprise = p.grad - st["mean"]
                 st["spread"].mul_(b2).addcmul_(surprise, surprise, value=1 - b2)
-                size = group["lr"] / (1 - b1 ** t)
-                denom = (st["spread"] / (1 - b2 ** t)).sqrt().add_(group["eps"])
+                size = group["lr"] / (1 - b1**t)
+                denom = (st["spread"] / (1 - b2**t)).sqrt().add_(group["eps"])
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.addcdiv_(st["mean"], denom, value=-size)
         return loss
@@ -65,7 +66,7 @@ class Curves:
 
     def __getitem__(self, step):
         g = torch.Generator().manual_seed(9_000 + step)
-        return (torch.randn(self.batch, 4, generator=g) @ self.basis)[self.rank::self.world]
+        return (torch.randn(self.batch, 4, generator=g) @ self.basis)[self.rank :: self.world]
 
 
 def main():

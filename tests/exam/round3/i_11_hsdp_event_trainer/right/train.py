@@ -73,10 +73,14 @@ def build_engine(args, layout):
     @engine.on("after_step", every=4)
     def report(s):
         if dist.get_rank() == 0:
-            print(f"step {s.step:3d} mean loss {(s.running[0] / s.running[1]).item():.4f} norm {s.norm.item():.3f}", flush=True)
+            print(
+                f"step {s.step:3d} mean loss {(s.running[0] / s.running[1]).item():.4f} norm {s.norm.item():.3f}",
+                flush=True,
+            )
         s.running.zero_()
 
     if args.out and args.save_every:
+
         @engine.on("after_step", every=args.save_every)
         def save(s):
             m, o = get_state_dict(model, optim)

@@ -2,6 +2,7 @@
 
 All bookkeeping is in global units (samples), never in batches of a rank.
 """
+
 import argparse
 import itertools
 import os
@@ -11,8 +12,13 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
-                                                     set_model_state_dict, set_optimizer_state_dict)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -40,7 +46,7 @@ def batches(seen, data, rank, world):
     while True:
         window = list(itertools.islice(ids, GLOBAL_BATCH))
         seen += GLOBAL_BATCH
-        mine = window[rank * GLOBAL_BATCH // world:(rank + 1) * GLOBAL_BATCH // world]
+        mine = window[rank * GLOBAL_BATCH // world : (rank + 1) * GLOBAL_BATCH // world]
         yield seen, tuple(t[mine] for t in data)
 
 
@@ -71,8 +77,11 @@ def printed(ticks, rank, every=5):
 def saved(ticks, model, optim, out, every):
     for t in ticks:
         if out and every and (t.seen // GLOBAL_BATCH) % every == 0:
-            blob = {"model": get_model_state_dict(model, options=FULL_SAVE),
-                    "optim": get_optimizer_state_dict(model, optim, options=FULL_SAVE), "seen": t.seen}
+            blob = {
+                "model": get_model_state_dict(model, options=FULL_SAVE),
+                "optim": get_optimizer_state_dict(model, optim, options=FULL_SAVE),
+                "seen": t.seen,
+            }
             if dist.get_rank() == 0:
                 os.makedirs(out, exist_ok=True)
                 name = os.path.join(out, f"{t.seen:08d}.pt")
@@ -120,7 +129,9 @@ def main():
 
     seen = restore(args.resume, model, optim) if args.resume else 0
     source = batches(seen, (x, y), rank, world)
-    ticks = saved(printed(averaged(training(model, optim, source), world), rank), model, optim, args.out, args.save_every)
+    ticks = saved(
+        printed(averaged(training(model, optim, source), world), rank), model, optim, args.out, args.save_every
+    )
     for _ in itertools.islice(ticks, args.steps - seen // GLOBAL_BATCH):
         pass
     dist.destroy_process_group()

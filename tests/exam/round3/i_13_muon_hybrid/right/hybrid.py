@@ -1,4 +1,5 @@
 """Orthogonalised momentum for the matrices inside the blocks, AdamW for everything else, seen from outside as one optimizer."""
+
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 

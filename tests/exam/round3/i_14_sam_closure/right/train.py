@@ -1,4 +1,5 @@
 """Sharpness-aware minimisation: two passes in every step, written as a closure-taking wrapper around any optimizer."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """One folder per checkpoint: tensors through DCP, the pipeline as a pickle of rank 0 (it is the same everywhere)."""
+
 import os
 import pickle
 

@@ -1,5 +1,6 @@
 """An endless made-up event log, a shuffle buffer over it and length buckets. Every rank runs the whole pipeline
 (it is cheap) and keeps its own rows, so the order does not depend on the number of ranks."""
+
 import random
 
 import torch
@@ -49,7 +50,7 @@ class Bucketed:
             pile.append((ids, label))
             if len(pile) == self.batch:
                 del self.bins[len(ids)]
-                mine = pile[self.rank::self.world]
+                mine = pile[self.rank :: self.world]
                 return torch.tensor([m[0] for m in mine]), torch.tensor([m[1] for m in mine])
 
 
@@ -63,8 +64,12 @@ class Pipeline:
         return iter(self.buckets)
 
     def state_dict(self):
-        return {"position": self.log.position, "items": list(self.buffer.items), "rng": self.buffer.rng.getstate(),
-                "bins": {k: list(v) for k, v in self.buckets.bins.items()}}
+        return {
+            "position": self.log.position,
+            "items": list(self.buffer.items),
+            "rng": self.buffer.rng.getstate(),
+            "bins": {k: list(v) for k, v in self.buckets.bins.items()},
+        }
 
     def load_state_dict(self, sd):
         self.log.position = sd["position"]

@@ -1,5 +1,6 @@
 """Checkpoints in the background: the state is copied at once, written by a thread with a process group of its own,
 and made visible (pointer files) only when it is complete."""
+
 import copy
 import json
 import shutil
@@ -33,7 +34,9 @@ class BackgroundSaver:
         self.settle()
         m, o = get_state_dict(model, optim)
         path = self.root / f"at_{step:04d}"
-        future = dcp.async_save(frozen({"model": m, "optim": o, "info": info}), checkpoint_id=path, process_group=self.group)
+        future = dcp.async_save(
+            frozen({"model": m, "optim": o, "info": info}), checkpoint_id=path, process_group=self.group
+        )
         self.pending = (future, path, step, score)
 
     def settle(self):
@@ -47,7 +50,7 @@ class BackgroundSaver:
         self.done.append(path)
         if score is not None and (self.best is None or score < self.best[0]):
             self.best = (score, path)
-        keepers = set(self.done[-self.keep:]) | ({self.best[1]} if self.best else set())
+        keepers = set(self.done[-self.keep :]) | ({self.best[1]} if self.best else set())
         stale, self.done = [p for p in self.done if p not in keepers], [p for p in self.done if p in keepers]
         if dist.get_rank() == 0:
             index = {"last": path.name, "best": self.best and self.best[1].name}

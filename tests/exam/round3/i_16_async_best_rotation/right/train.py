@@ -21,7 +21,7 @@ class Reservoir:
     def draw(self, n, key):
         g = torch.Generator().manual_seed(key)
         ctx = torch.randn(n, self.dim, generator=g)
-        utility = ctx @ self.items.T / self.dim ** 0.5 + 0.2 * torch.randn(n, len(self.items), generator=g)
+        utility = ctx @ self.items.T / self.dim**0.5 + 0.2 * torch.randn(n, len(self.items), generator=g)
         return ctx, utility
 
     def train(self, n):

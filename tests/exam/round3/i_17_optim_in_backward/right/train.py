@@ -1,5 +1,6 @@
 """The optimizer runs inside backward: each parameter has an optimizer of its own that steps as soon as its gradient is
 reduced, so no gradient outlives the backward pass."""
+
 import argparse
 import os
 
@@ -49,7 +50,9 @@ class Net(nn.Module):
     def __init__(self, dim=8, width=32):
         super().__init__()
         self.stem = nn.Linear(dim, width)
-        self.cells = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(3))
+        self.cells = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU()) for _ in range(3)
+        )
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):
@@ -103,7 +106,7 @@ def main():
         updates.load_state_dict(blob["optim"])
 
     while step < args.steps:
-        updates.set_lr(min(1.0, (step + 1) / 5) * 0.98 ** step)
+        updates.set_lr(min(1.0, (step + 1) / 5) * 0.98**step)
         x, y = batch(step, 48, rank, world)
         mean, log_var = model(x)
         loss = F.gaussian_nll_loss(mean, y, log_var.exp())
@@ -117,7 +120,13 @@ def main():
         if args.out and args.save_every and step % args.save_every == 0:
             target = shard_file(args.out, step, rank, world)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            torch.save({"local": {n: p.detach().to_local() for n, p in model.named_parameters()}, "optim": updates.state_dict()}, target)
+            torch.save(
+                {
+                    "local": {n: p.detach().to_local() for n, p in model.named_parameters()},
+                    "optim": updates.state_dict(),
+                },
+                target,
+            )
             dist.barrier()
     dist.destroy_process_group()
 

@@ -44,7 +44,7 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
                 st = self._state(p)
                 st["k"] += 1
                 lr = group["lr"] * min(1.0, st["k"].item() / group["warmup"])
-                weight = lr ** 2
+                weight = lr**2
                 st["weight_sum"] += weight
                 c = weight / max(st["weight_sum"].item(), 1e-20)
                 grad = p.grad + group["weight_decay"] * p

@@ -96,7 +96,10 @@ def main():
             with averaged_weights(model, optim):
                 val, acc = evaluate(model, held, rank, world)
             if rank == 0:
-                print(f"step {step:3d} train {loss.item():.4f} (rank 0)  averaged: valid {val:.4f} acc {acc:.3f}", flush=True)
+                print(
+                    f"step {step:3d} train {loss.item():.4f} (rank 0)  averaged: valid {val:.4f} acc {acc:.3f}",
+                    flush=True,
+                )
         if args.out and args.save_every and step % args.save_every == 0:
             m, o = get_state_dict(model, optim)
             dcp.save({"model": m, "optim": o, "step": step}, checkpoint_id=os.path.join(args.out, f"{step:06d}"))

@@ -1,5 +1,6 @@
 """Curriculum in two senses: sequences get longer and the batch gets larger while the micro batch stays the same;
 annealed gradient noise is drawn for the whole parameter, so that it is the same on any number of ranks."""
+
 import argparse
 import os
 from dataclasses import dataclass

@@ -28,4 +28,6 @@ class Config:
 
     def identity(self):
         """What must not change between the runs of one training."""
-        return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if k not in self.TRANSIENT}, sort_keys=True)
+        return json.dumps(
+            {k: v for k, v in dataclasses.asdict(self).items() if k not in self.TRANSIENT}, sort_keys=True
+        )

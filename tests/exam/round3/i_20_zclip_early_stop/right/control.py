@@ -19,13 +19,13 @@ class ZClip:
             std = math.sqrt(self.var) + 1e-8
             z = (norm - self.mean) / std
             if z > self.limit:
-                used = self.mean + std * self.limit ** 2 / z
+                used = self.mean + std * self.limit**2 / z
                 torch._foreach_mul_([p.grad for p in params], used / norm)
                 self.clipped += 1
         a = self.alpha if self.count else 0.0
         delta = used - self.mean
         self.mean += (1 - a) * delta
-        self.var = a * (self.var + (1 - a) * delta ** 2)
+        self.var = a * (self.var + (1 - a) * delta**2)
         self.count += 1
         return norm
 

@@ -1,4 +1,5 @@
 """One file for the whole run, gathered on rank 0 and scattered by hand at the start."""
+
 import os
 
 import torch
@@ -28,7 +29,12 @@ def unpack(blob, model, optim):
 
 
 def save(folder, step, identity, model, optim, parts):
-    blob = {"step": step, "identity": identity, "tensors": pack(model, optim), "parts": {k: v.state_dict() for k, v in parts.items()}}
+    blob = {
+        "step": step,
+        "identity": identity,
+        "tensors": pack(model, optim),
+        "parts": {k: v.state_dict() for k, v in parts.items()},
+    }
     if dist.get_rank() == 0:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"run{step:05d}.pt")

@@ -69,7 +69,9 @@ def main():
             value = held_out(model, rank, world)
             stop = patience.give_up(value)
             if rank == 0:
-                print(f"step {step:3d} held-out {value:8.4f} norm {norm:7.2f} clipped so far {clip.clipped}", flush=True)
+                print(
+                    f"step {step:3d} held-out {value:8.4f} norm {norm:7.2f} clipped so far {clip.clipped}", flush=True
+                )
         if cfg.out and cfg.save_every and step % cfg.save_every == 0:
             onefile.save(cfg.out, step, cfg.identity(), model, optim, parts)
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
 """DPO fine-tuning of a small language model from preference pairs, FSDP2."""
+
 import argparse
 import os
 import re
@@ -27,8 +28,9 @@ def shard(lm):
 
 def save(root, step, policy, optim):
     model_sd, optim_sd = get_state_dict(policy, optim)
-    dcp.save({"policy": model_sd, "optim": optim_sd, "step": step},
-             checkpoint_id=os.path.join(root, f"step_{step:05d}"))
+    dcp.save(
+        {"policy": model_sd, "optim": optim_sd, "step": step}, checkpoint_id=os.path.join(root, f"step_{step:05d}")
+    )
 
 
 def load(root, policy, optim):

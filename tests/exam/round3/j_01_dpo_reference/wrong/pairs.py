@@ -30,4 +30,4 @@ def batch_for(step, size, rank, world, n, seed=5):
     g = torch.Generator().manual_seed(seed * 100003 + step)
     picked = torch.randperm(n, generator=g)[:size]
     per = size // world
-    return picked[rank * per:(rank + 1) * per]
+    return picked[rank * per : (rank + 1) * per]

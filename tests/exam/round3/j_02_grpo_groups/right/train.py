@@ -1,4 +1,5 @@
 """Group-relative policy optimisation (several samples per prompt, no critic) with FSDP2."""
+
 import argparse
 import copy
 

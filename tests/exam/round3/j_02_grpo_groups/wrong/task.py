@@ -1,4 +1,5 @@
 """A toy instruction task: the prompt is a vector, the right answer three tokens that depend on it."""
+
 import torch
 
 TOKENS, LENGTH, DIM = 6, 3, 8

@@ -32,7 +32,7 @@ class MoE(nn.Module):
         gate = gate / gate.sum(-1, keepdim=True)
         if self.training:
             self.tokens += torch.bincount(chosen.flatten(), minlength=self.n)
-        return sum(gate[:, i:i + 1] * e(x) for i, e in enumerate(self.experts))
+        return sum(gate[:, i : i + 1] * e(x) for i, e in enumerate(self.experts))
 
     @torch.no_grad()
     def rebalance(self):

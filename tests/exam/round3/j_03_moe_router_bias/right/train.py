@@ -1,4 +1,5 @@
 """Mixture-of-experts regression with bias-balanced routing."""
+
 import argparse
 
 import torch

@@ -1,4 +1,5 @@
 """Regression data from several regimes; the regimes come in streaks, as in logs that are sorted by source."""
+
 import torch
 
 
@@ -7,7 +8,7 @@ class RegimeData:
         g = torch.Generator().manual_seed(seed)
         self.regime = torch.sort(torch.randint(0, regimes, (n,), generator=g)).values
         centre = 1.5 * torch.randn(regimes, d_in, generator=g)
-        maps = torch.randn(regimes, d_in, d_out, generator=g) / d_in ** 0.5
+        maps = torch.randn(regimes, d_in, d_out, generator=g) / d_in**0.5
         self.x = centre[self.regime] + 0.6 * torch.randn(n, d_in, generator=g)
         self.y = torch.einsum("nd,ndo->no", self.x, maps[self.regime]) + 0.05 * torch.randn(n, d_out, generator=g)
         self.n, self.seed = n, seed

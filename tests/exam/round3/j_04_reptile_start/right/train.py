@@ -1,5 +1,6 @@
 """Reptile meta-learning of sine regression. Each task is adapted with a few SGD steps, then the
 meta-weights move a fraction of the way towards the adapted weights."""
+
 import argparse
 import math
 

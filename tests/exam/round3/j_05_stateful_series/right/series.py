@@ -1,4 +1,5 @@
 """Many long series (sensors). A stream is read from left to right in chunks, never shuffled."""
+
 import math
 
 import torch
@@ -17,10 +18,10 @@ class Streams:
 
     def part(self, rank, world):
         per = self.count // world
-        self.values = self.values[rank * per:(rank + 1) * per]
+        self.values = self.values[rank * per : (rank + 1) * per]
         return self
 
     def chunk(self, step, size):
         start = (step * size) % (self.length - size)
-        piece = self.values[:, start:start + size + 1]
+        piece = self.values[:, start : start + size + 1]
         return piece[:, :-1, None], piece[:, 1:, None], start == 0

@@ -1,4 +1,5 @@
 """Stateful truncated back-propagation through time over long streams."""
+
 import argparse
 
 import torch

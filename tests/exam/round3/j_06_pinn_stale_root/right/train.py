@@ -3,6 +3,7 @@
 The derivatives with respect to x are carried through the layers by hand (value, first, second
 derivative), so that no double backward is needed. The optimizer evaluates the loss at several step
 sizes along a momentum direction and keeps the best one."""
+
 import argparse
 import math
 
@@ -32,14 +33,16 @@ class JetTanh(nn.Module):
 class Solution(nn.Module):
     def __init__(self, width=24):
         super().__init__()
-        self.net = nn.Sequential(JetLinear(1, width), JetTanh(), JetLinear(width, width), JetTanh(), JetLinear(width, 1))
+        self.net = nn.Sequential(
+            JetLinear(1, width), JetTanh(), JetLinear(width, width), JetTanh(), JetLinear(width, 1)
+        )
 
     def forward(self, x):
         return self.net((x, torch.ones_like(x), torch.zeros_like(x)))
 
 
 def forcing(x):
-    return math.pi ** 2 * torch.sin(math.pi * x) + 0.5 * (3 * math.pi) ** 2 * torch.sin(3 * math.pi * x)
+    return math.pi**2 * torch.sin(math.pi * x) + 0.5 * (3 * math.pi) ** 2 * torch.sin(3 * math.pi * x)
 
 
 def exact(x):
@@ -68,7 +71,7 @@ class CandidateDescent(torch.optim.Optimizer):
                 st["m"], st["v"] = torch.zeros_like(w), torch.zeros_like(w)
             st["m"].lerp_(g, 1 - b1)
             st["v"].lerp_(g * g, 1 - b2)
-            m, v = st["m"] / (1 - b1 ** self.count), st["v"] / (1 - b2 ** self.count)
+            m, v = st["m"] / (1 - b1**self.count), st["v"] / (1 - b2**self.count)
             shards.append(w)
             origin.append(w.clone())
             dirs.append(m / (v.sqrt() + 1e-8))

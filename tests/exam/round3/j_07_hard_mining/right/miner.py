@@ -1,4 +1,5 @@
 """Loss-proportional sampling with importance weights."""
+
 import torch
 
 

@@ -1,4 +1,5 @@
 """Classifier with hard-example mining: samples are drawn in proportion to their recent loss."""
+
 import argparse
 
 import torch
@@ -59,8 +60,11 @@ def main():
         mean = each.detach().mean()
         dist.all_reduce(mean)
         if rank == 0:
-            print(f"step {step:3d}  ce of the drawn {mean.item() / world:.4f}  "
-                  f"peak p*n {miner.probabilities().max().item() * len(data):.2f}", flush=True)
+            print(
+                f"step {step:3d}  ce of the drawn {mean.item() / world:.4f}  "
+                f"peak p*n {miner.probabilities().max().item() * len(data):.2f}",
+                flush=True,
+            )
 
     acc = accuracy(model, data, rank, world)
     if rank == 0:

@@ -1,4 +1,5 @@
 """Deep mutual learning: two peers learn from labels and from each other."""
+
 import argparse
 
 import torch

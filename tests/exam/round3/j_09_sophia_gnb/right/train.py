@@ -1,4 +1,5 @@
 """Small language model with a second-order optimizer (Sophia-G)."""
+
 import argparse
 
 import torch

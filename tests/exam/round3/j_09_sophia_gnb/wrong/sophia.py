@@ -1,4 +1,5 @@
 """Sophia-G: momentum, divided by a Gauss-Newton-Bartlett estimate of the diagonal Hessian, clipped."""
+
 import torch
 
 

@@ -1,4 +1,5 @@
 """Fine-tuning in two phases: first only the new head, then (at --thaw-at) the backbone too, at a lower rate."""
+
 import argparse
 import os
 
@@ -7,7 +8,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 
@@ -118,8 +124,10 @@ def main():
             print(f"step {step + 1:3d} [{phase}] ce {shown.item() / world:.4f}", flush=True)
         if args.save_every and (step + 1) % args.save_every == 0:
             model_sd, optim_sd = get_state_dict(net, optim)
-            dcp.save({"model": model_sd, "optim": optim_sd, "step": step + 1},
-                     checkpoint_id=os.path.join(args.out, f"s{step + 1:05d}"))
+            dcp.save(
+                {"model": model_sd, "optim": optim_sd, "step": step + 1},
+                checkpoint_id=os.path.join(args.out, f"s{step + 1:05d}"),
+            )
 
     if args.export:
         full = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

@@ -1,4 +1,5 @@
 """Next-item recommender: history of items -> score of all items with the same (tied) item table."""
+
 import argparse
 import glob
 import os
@@ -60,7 +61,7 @@ def interactions(n=4096, seed=3):
 def minibatch(step, n, size, rank, world):
     g = torch.Generator().manual_seed(100 + step)
     idx = torch.randint(0, n, (size,), generator=g)
-    return idx[rank * size // world:(rank + 1) * size // world]
+    return idx[rank * size // world : (rank + 1) * size // world]
 
 
 def newest(folder):

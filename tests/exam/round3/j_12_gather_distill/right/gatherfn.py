@@ -1,4 +1,5 @@
 """all_gather with a gradient: what every rank's loss says about a row comes back to the row's owner."""
+
 import torch
 import torch.distributed as dist
 
@@ -16,7 +17,7 @@ class GatherRows(torch.autograd.Function):
         grad = grad.contiguous()
         dist.all_reduce(grad)
         start = dist.get_rank() * ctx.n
-        return grad[start:start + ctx.n]
+        return grad[start : start + ctx.n]
 
 
 gather_rows = GatherRows.apply

@@ -1,4 +1,5 @@
 """Relational and contrastive distillation over the global batch."""
+
 import argparse
 
 import torch

@@ -1,5 +1,6 @@
 """Limited-memory BFGS on sharded parameters. All vectors are lists of local shards; every inner product
 is summed over the ranks, so that all ranks take the same decisions."""
+
 from collections import deque
 
 import torch

@@ -1,4 +1,5 @@
 """Full-batch regression with a closure-based L-BFGS (double precision)."""
+
 import argparse
 
 import torch

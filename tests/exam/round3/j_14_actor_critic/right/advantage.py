@@ -17,5 +17,5 @@ def normalise(adv):
     s = torch.stack([adv.sum(), adv.square().sum(), torch.tensor(float(adv.numel()))]).double()
     dist.all_reduce(s)
     mean = s[0] / s[2]
-    var = s[1] / s[2] - mean ** 2
+    var = s[1] / s[2] - mean**2
     return ((adv - mean) / (var.sqrt() + 1e-6)).float()

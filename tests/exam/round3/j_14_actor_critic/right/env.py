@@ -1,5 +1,6 @@
 """Vectorised point-mass: push the point to the origin. Every environment has a global number, and its
 start and its noise follow from (update, number) alone."""
+
 import torch
 
 OBS, ACT = 4, 2

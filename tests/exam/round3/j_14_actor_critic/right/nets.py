@@ -26,7 +26,9 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     def __init__(self, width=24):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(OBS, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
+        self.net = nn.Sequential(
+            nn.Linear(OBS, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
+        )
 
     def forward(self, obs):
         return self.net(obs).squeeze(-1)

@@ -1,4 +1,5 @@
 """Advantage actor-critic with two sharded networks and two optimizers."""
+
 import argparse
 import os
 
@@ -94,7 +95,10 @@ def main():
         stats = torch.stack([reward, value_loss.detach()])
         dist.all_reduce(stats)
         if rank == 0:
-            print(f"update {agent.updates:3d}  reward {stats[0] / world:.4f}  value loss {stats[1] / world:.4f}", flush=True)
+            print(
+                f"update {agent.updates:3d}  reward {stats[0] / world:.4f}  value loss {stats[1] / world:.4f}",
+                flush=True,
+            )
         if args.save_every and agent.updates % args.save_every == 0:
             dcp.save({"agent": agent}, checkpoint_id=os.path.join(args.out, f"u{agent.updates:06d}"))
 

@@ -1,5 +1,6 @@
 """Row-wise Adagrad for embedding tables: one accumulator per row instead of one per weight.
 The tables are sharded by rows, so a row and its accumulator live on the same rank."""
+
 import torch
 
 

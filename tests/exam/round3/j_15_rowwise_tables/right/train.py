@@ -1,4 +1,5 @@
 """Recommender: row-wise Adagrad with bounded rows on the tables, AdamW on the dense part."""
+
 import argparse
 import os
 

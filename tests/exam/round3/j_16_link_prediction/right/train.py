@@ -1,5 +1,6 @@
 """Graph model for link prediction. Every rank propagates over the whole (small) graph; the scored pairs are
 divided. The encoder and the scorer are methods of one root module, registered as FSDP forward methods."""
+
 import argparse
 import os
 
@@ -67,7 +68,7 @@ class LinkModel(nn.Module):
 
 def pairs_of_step(step, pos, size, rank, world):
     g = torch.Generator().manual_seed(60 + step)
-    some = pos[torch.randperm(len(pos), generator=g)[:size // 2]]
+    some = pos[torch.randperm(len(pos), generator=g)[: size // 2]]
     neg = torch.randint(0, NODES, (size // 2, 2), generator=g)
     pairs = torch.stack([some, neg], 1).flatten(0, 1)
     label = torch.tensor([1.0, 0.0]).repeat(size // 2)
@@ -85,7 +86,7 @@ def auc(model, adj, test, known, rank, world):
     scores = torch.zeros(n)
     scores[rank::world] = model.score(model.encode(adj), pairs[rank::world])
     dist.all_reduce(scores)
-    p, q = scores[:len(test)], scores[len(test):]
+    p, q = scores[: len(test)], scores[len(test) :]
     return (p[:, None] > q[None, :]).float().mean().item()
 
 
@@ -132,8 +133,11 @@ def main():
         if rank == 0:
             print(f"step {step:3d}  bce {shown.item() / world:.4f}" + (f"  auc {area:.4f}" if area else ""), flush=True)
         if args.save_every and step % args.save_every == 0:
-            blob = {"model": get_model_state_dict(model, options=FULL),
-                    "optim": get_optimizer_state_dict(model, optim, options=FULL), "step": step}
+            blob = {
+                "model": get_model_state_dict(model, options=FULL),
+                "optim": get_optimizer_state_dict(model, optim, options=FULL),
+                "step": step,
+            }
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
                 torch.save(blob, os.path.join(args.out, f"graph{step:05d}.pt"))

@@ -22,8 +22,11 @@ def printer(event):
 def saver(model, folder, every):
     def consume(event):
         if every and event.step % every == 0:
-            dcp.save({"model": get_model_state_dict(model), "optim": live_state(model, event.optim),
-                      "step": event.step}, checkpoint_id=os.path.join(folder, f"e{event.step:05d}"))
+            dcp.save(
+                {"model": get_model_state_dict(model), "optim": live_state(model, event.optim), "step": event.step},
+                checkpoint_id=os.path.join(folder, f"e{event.step:05d}"),
+            )
+
     return consume
 
 
@@ -42,7 +45,11 @@ def reload(model, folder):
             if phase.kind == "sgd":
                 optim.state[p] = {"momentum_buffer": torch.zeros_like(p)}
             else:
-                optim.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                optim.state[p] = {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
         state["optim"] = {names[p]: st for p, st in optim.state.items()}
     dcp.load(state, checkpoint_id=path)
     set_model_state_dict(model, sd)

@@ -1,4 +1,5 @@
 """Training as a generator: it yields after every step; whoever consumes it decides what to do."""
+
 from collections import namedtuple
 
 import torch

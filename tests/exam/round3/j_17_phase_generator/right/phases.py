@@ -1,4 +1,5 @@
 """A fine-tuning plan: which parts learn, for how long, and with which optimizer."""
+
 from dataclasses import dataclass
 
 import torch

@@ -1,4 +1,5 @@
 """Gradual unfreezing, driven by a generator and consumers of its events."""
+
 import argparse
 import os
 from collections import OrderedDict
@@ -15,11 +16,13 @@ from engine import training
 
 def build():
     torch.manual_seed(19)
-    return nn.Sequential(OrderedDict(
-        bottom=nn.Sequential(nn.Linear(8, 32), nn.GELU()),
-        top=nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()),
-        head=nn.Linear(32, 3),
-    ))
+    return nn.Sequential(
+        OrderedDict(
+            bottom=nn.Sequential(nn.Linear(8, 32), nn.GELU()),
+            top=nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU()),
+            head=nn.Linear(32, 3),
+        )
+    )
 
 
 def make_feed(rank, world, batch=64):
@@ -31,6 +34,7 @@ def make_feed(rank, world, batch=64):
         idx = torch.randint(0, len(x), (batch,), generator=torch.Generator().manual_seed(3000 + step))
         idx = idx.chunk(world)[rank]
         return x[idx], y[idx]
+
     return feed
 
 

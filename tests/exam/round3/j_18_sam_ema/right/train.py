@@ -1,4 +1,5 @@
 """Sharpness-aware minimisation (two closures per step) around AdamW, with an average of the weights for evaluation."""
+
 import argparse
 import contextlib
 import os
@@ -8,7 +9,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 
@@ -123,7 +129,7 @@ def main():
 
     for step in range(start, args.steps):
         g = torch.Generator().manual_seed(10_000 + step)
-        idx = torch.randperm(len(x), generator=g)[:args.batch].tensor_split(world)[rank]
+        idx = torch.randperm(len(x), generator=g)[: args.batch].tensor_split(world)[rank]
 
         def closure():
             loss = F.cross_entropy(model(x[idx]), y[idx])

@@ -1,4 +1,5 @@
 """First-order MAML with a pair of sharded networks; only the slow one has an optimizer and is saved."""
+
 import argparse
 import os
 
@@ -6,7 +7,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from families import Family
 from twins import Twins

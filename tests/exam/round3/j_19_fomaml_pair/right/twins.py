@@ -1,11 +1,14 @@
 """A slow and a fast network of the same shape, sharded alike, so that shards can be copied one to one."""
+
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard
 
 
 def _net(d, width):
-    return nn.Sequential(nn.Linear(d, width), nn.Tanh(), nn.Sequential(nn.Linear(width, width), nn.Tanh()), nn.Linear(width, 1))
+    return nn.Sequential(
+        nn.Linear(d, width), nn.Tanh(), nn.Sequential(nn.Linear(width, width), nn.Tanh()), nn.Linear(width, 1)
+    )
 
 
 class Twins:

@@ -9,8 +9,8 @@ class StackedExperts(nn.Module):
 
     def __init__(self, n, dim, hidden):
         super().__init__()
-        self.w1 = nn.Parameter(torch.randn(n, dim, hidden) / dim ** 0.5)
-        self.w2 = nn.Parameter(torch.randn(n, hidden, dim) / hidden ** 0.5)
+        self.w1 = nn.Parameter(torch.randn(n, dim, hidden) / dim**0.5)
+        self.w2 = nn.Parameter(torch.randn(n, hidden, dim) / hidden**0.5)
 
     def forward(self, x, gate):
         h = torch.relu(torch.einsum("btd,edh->bteh", x, self.w1))

@@ -1,4 +1,5 @@
 """Sequence tagging with a mixture of experts; every term is normalised by the tokens of all ranks."""
+
 import argparse
 import os
 
@@ -72,9 +73,12 @@ def main():
         if rank == 0:
             print(f"step {step:3d}  token ce {shown[0]:.4f}  balance {shown[1]:.3f}", flush=True)
         if args.save_every and step % args.save_every == 0:
-            blob = {"model": get_model_state_dict(model, options=GET),
-                    "optim": get_optimizer_state_dict(model, optim, options=GET),
-                    "sched": sched.state_dict(), "step": step}
+            blob = {
+                "model": get_model_state_dict(model, options=GET),
+                "optim": get_optimizer_state_dict(model, optim, options=GET),
+                "sched": sched.state_dict(),
+                "step": step,
+            }
             if rank == 0:
                 os.makedirs(args.out, exist_ok=True)
                 torch.save(blob, os.path.join(args.out, f"moe_{step:06d}.pt"))
