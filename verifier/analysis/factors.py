@@ -4,10 +4,11 @@ With as many ranks as micro-batches one factor has several readings. A reading i
 losses in backward, and by the same script on another number of ranks.
 """
 
+import math
 from dataclasses import dataclass
 
 from ..trace import Run
-from ..trace.events import Micro
+from ..trace.events import Micro, Step
 
 NOT_DIVIDED, DIVIDED_TWICE = "not divided", "divided twice"
 NEAR = 1e-3  # relative: far above rounding, far below the smallest factor of two
@@ -64,8 +65,14 @@ def weight(micro: Micro) -> tuple[float, int] | None:
 
 
 def total_weight(run: Run) -> float | None:
-    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step."""
+    """Sum of weights over micro-batches and ranks of the first step, by FSDP's divisor: 1 for a mean over the step.
+
+    None where the weights are not known, or where optimizers that step one after the other have losses of their own.
+    """
     all_ranks = run.consumed(1)
+    stepped = [min((step.seq for step in trace.of(Step)), default=math.inf) for trace in run.traces]
+    if any(micro.seq > end for micros, end in zip(all_ranks, stepped, strict=True) for micro in micros):
+        return None
     per_rank = [[weight(m) for m in all_ranks[rank]] for rank in run.data_ranks if rank < len(all_ranks)]
     if not per_rank or any(not w or None in w for w in per_rank):
         return None

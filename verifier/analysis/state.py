@@ -77,6 +77,18 @@ def apart(a: Held, b: Held) -> float:
 LEAST = 16  # elements of a tensor of the loop, from which on it is more than a few sums for a log
 
 
+def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
+    """(function, name) of what each iteration of a loop assigns, from other values than itself: a batch, a loss."""
+    found: set[tuple[str, str]] = set()
+    for file in sources.project:
+        for function in (n for n in ast.walk(sources.tree(file)) if isinstance(n, ast.FunctionDef)):
+            for loop in (n for n in ast.walk(function) if isinstance(n, ast.For | ast.While)):
+                for stmt in (n for n in loop.body if isinstance(n, ast.Assign)):
+                    names = {n.id for target in stmt.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+                    found |= {(function.name, name) for name in names - _read(stmt.value)}
+    return found
+
+
 def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
     if held.holder == "module":
@@ -237,11 +249,29 @@ def _made_of(node: ast.expr | None, known: set[str]) -> bool:
     names = (
         {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in called} if node is not None else set()
     )
-    return bool(names & known) and names <= known | {"torch", "math", "dist", "float"}
+    return bool(names & known) and names <= known | {"self", "torch", "math", "dist", "float"}
 
 
 def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def handed_on(sources: Sources, path: str) -> bool:
+    """Whether a local number is read only to compute another variable, such as its mean over ranks."""
+    scope, _, name = path.rpartition(".")
+    found = []
+    for file in sources.project:
+        for function in (n for n in ast.walk(sources.tree(file)) if isinstance(n, ast.FunctionDef) and n.name == scope):
+            inside = {
+                id(n) for stmt in ast.walk(function) if isinstance(stmt, ast.Assign) for n in ast.walk(stmt.value)
+            }
+            reads = [
+                n
+                for n in ast.walk(function)
+                if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+            ]
+            found += [id(n) in inside for n in reads]
+    return bool(found) and all(found)
 
 
 def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:

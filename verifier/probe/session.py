@@ -69,7 +69,8 @@ class Session:
         self.rows: list[int] = []
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
-        self.grads: dict[str, list[float] | None] = {}
+        self.grads: dict[str, list[float] | None] = {}  # after the last backward
+        self.before_clip: dict[str, list[float] | None] = {}  # at the first clip since; empty if there was none
         self.optimizers: dict[int, tuple[int, int]] = {}  # id -> (number, steps begun)
         self.living: list[weakref.ref[torch.optim.Optimizer]] = []
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled

@@ -11,6 +11,9 @@ from ..trace.events import Place
 _NORMS = ("norm", "pow(2)", "** 2", "**2", "square")
 
 
+_LENGTHS = {"norm", "vector_norm", "get_total_norm", "square", "pow", "dot"}
+
+
 def find_local_norm(sources: Sources) -> Place | None:
     """The statement of the project that takes the local part of gradients, in a function that goes on to take a norm."""
     for path in sources.project:
@@ -21,6 +24,20 @@ def find_local_norm(sources: Sources) -> Place | None:
                 line, text = next((s for s in local if s in norms), local[0])
                 return Place(file=path, line=line, function=function, code=text.splitlines()[0].strip())
     return None
+
+
+def may_clip(sources: Sources) -> bool:
+    """Whether the project names anything that clips, or takes a norm or squares in a function that reads gradients."""
+    for path in sources.project:
+        for function in (n for n in ast.walk(sources.tree(path)) if isinstance(n, ast.FunctionDef | ast.Lambda)):
+            names = {
+                n.attr if isinstance(n, ast.Attribute) else n.id
+                for n in ast.walk(function)
+                if isinstance(n, ast.Attribute | ast.Name)
+            }
+            if any("clip" in name for name in names) or ("grad" in names and names & _LENGTHS):
+                return True
+    return False
 
 
 def find_shard_use(sources: Sources, cls: str) -> Place | None:

@@ -308,8 +308,9 @@ class Run:
         return math.fsum(self.along(step) for step in range(1, self.steps() + 1)) < 0.0
 
     def rows(self, step: int) -> list[Counter[int]]:
-        """For each rank the hashes of the samples that its models saw in a step."""
-        return [Counter(row for micro in micros for row in micro.rows) for micros in self.micros(step)]
+        """For each rank the hashes of the samples that its models saw in a step, without those of a loss of exactly zero (fillers)."""
+        used = [[micro for micro in micros if micro.loss != 0.0] or micros for micros in self.micros(step)]
+        return [Counter(row for micro in micros for row in micro.rows) for micros in used]
 
     def global_batch(self, step: int) -> Counter[int]:
         """The hashes of all samples of a step."""

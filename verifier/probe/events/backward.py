@@ -17,8 +17,6 @@ BACKWARD = "torch.autograd:backward"
 def install(session: Session) -> None:
     """Subscribe to `torch.autograd.backward`; one within another, as activation checkpointing makes it, is a part of it."""
 
-    clipped = False  # since the last backward
-
     def before(call: Call) -> Leave | None:
         if session.in_backward:
             return None
@@ -38,8 +36,7 @@ def install(session: Session) -> None:
                 session.publish("backward", [given] if isinstance(given, torch.Tensor) else list(given))
 
     def ended(tensors: list[torch.Tensor]) -> None:
-        nonlocal clipped
-        clipped = False
+        session.before_clip = {}
         slots = session.all_slots()
         if session.backward_for > session.steps and session.request["stress"]:
             session.publish("beyond", slots)
@@ -61,11 +58,9 @@ def install(session: Session) -> None:
 
     def clipping(call: Call) -> None:
         """What is compared with an oracle is what the script clips, after it has scaled its gradients itself."""
-        nonlocal clipped
-        if not clipped and session.roots and session.micro:
-            clipped = True
+        if not session.before_clip and session.roots and session.micro:
             with torch.no_grad():
-                session.grads = gradient_sketches(session.all_slots())
+                session.before_clip = gradient_sketches(session.all_slots())
 
     session.around(BACKWARD, before=before, after=after)
     session.subscribe("backward", ended)

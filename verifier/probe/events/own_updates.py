@@ -69,6 +69,7 @@ class OwnUpdates:
                     strangers=[],
                     unsynced=[s.name for s in slots if s.unsynced],
                     grads=self.sketches,
+                    after_backward={},
                     grads_at_step=self.sketches,
                     state={},
                     weights={name: before for name, (_, before) in self.before.items()},

@@ -7,7 +7,7 @@ from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding, Hit
 from ...source.events import Flow
-from ...source.lines import find_local_norm
+from ...source.lines import find_local_norm, may_clip
 from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
@@ -57,6 +57,10 @@ class ManualLocalNormClip(Rule):
             text = f"clip_grad_norm_ is given no parameter in step {empty.step}: the generator is exhausted"
             return self.failed(text, empty.at_line, fix=fix)
         scales, whole = _scales(evidence)
+        if not _clipped(scales) and not whole and not may_clip(evidence.sources):
+            return self.not_applicable(
+                "the script was not seen to clip, and its sources have no clip and no norm of gradients"
+            )
         if not whole and clip_is_open(evidence) and not _clipped(scales):
             return self.unknown("no run with gradients 1e6 times as large reached its optimizer step")
         if not scales:

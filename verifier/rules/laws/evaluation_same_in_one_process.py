@@ -1,7 +1,8 @@
 from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
-from ...analysis.state import apart, evaluated, noise, whole
+from ...analysis.state import apart, evaluated, handed_on, noise, states, whole
 from ...evidence import Evidence
 from ...finding import Finding
+from ...trace import Run
 from ...trace.events import State
 from ..base import Rule
 
@@ -46,11 +47,14 @@ class EvaluationSameInOneProcess(Rule):
             return self.unknown(
                 "losses, gradients or weights differ from those of one process already: see matches-single-process"
             )
-        known, compared, worst = noise(evidence), 0, (0.0, 0.0, "", 0)
+        known, compared, parts, worst = noise(evidence), 0, 0, (0.0, 0.0, "", 0)
         for step in range(1, min(run.steps(), single.steps()) + 1):
             mine, theirs = whole(run, step), whole(single, step)
             again = whole(evidence.reference, step) if evidence.reference is not None else {}
             for path in sorted(evaluated(run, evidence.sources) & mine.keys() & theirs.keys()):
+                if _local(run, step, path) and handed_on(evidence.sources, path):
+                    parts += 1  # of a number that is reduced afterwards
+                    continue
                 compared += 1
                 limit = evidence.times(self.name) * (MULTIPLE * known.get(path, 0.0) + FLOOR)
                 value = apart(mine[path], theirs[path])
@@ -66,6 +70,16 @@ class EvaluationSameInOneProcess(Rule):
                 measured=worst[1],
                 limit=limit,
             )
+        if parts and not compared:
+            return self.not_applicable(
+                "every number that was seen is one rank's part, from which the script computes another"
+            )
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")
+
+
+def _local(run: Run, step: int, path: str) -> bool:
+    """Whether the ranks have different values of a number."""
+    values = [one.value for trace in run.traces if (one := states(trace).get(step, {}).get(path)) is not None]
+    return len(set(values)) > 1

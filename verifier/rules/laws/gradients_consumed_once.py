@@ -111,7 +111,7 @@ def _assembled(record: Step) -> bool:
     """Whether the optimizer finds other gradients than multiples of those that the last backward left."""
     pairs = [
         (a, b)
-        for n, a in record.grads.items()
+        for n, a in (record.after_backward or record.grads).items()
         if a and (b := record.grads_at_step.get(n)) and a[0] > 0.0 and b[0] > 0.0
     ]
     return any(difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0]) for a, b in pairs)

@@ -2,7 +2,7 @@ import re
 from collections import Counter
 
 from ...analysis.presence import begins_elsewhere
-from ...analysis.state import KEPT, LEAST, apart, decisive, evolving, restorable, whole
+from ...analysis.state import KEPT, LEAST, apart, assigned_anew, decisive, evolving, restorable, whole
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -70,10 +70,13 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     paths = evolving(train)
     deciding = decisive(evidence.sources, paths)
     same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    anew = assigned_anew(evidence.sources)
     chosen = [
         p
         for p in sorted(paths & theirs.keys())
-        if restorable(p, theirs[p], deciding) and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
+        if tuple(p.rsplit(".", 1)) not in anew
+        and restorable(p, theirs[p], deciding)
+        and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
     ]
     weights = {path: (mine.get(path), theirs[path]) for path in chosen}
     lost = {path: (now, then) for path, (now, then) in weights.items() if now is not None and apart(now, then) > SAME}

@@ -1,4 +1,4 @@
-from ...analysis.state import KEPT, apart, decisive, evolving, states
+from ...analysis.state import KEPT, Values, apart, decisive, evolving, states
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -39,16 +39,20 @@ class StateSameOnRanks(Rule):
         if not last:
             return self.unknown("no state was recorded on all ranks")
         found: dict[str, str] = {}
-        first = min(ranks[0])
         paths = [
             path
             for path, held in ranks[0][last].items()
-            if not held.sharded and (_is_state(held) or (path in deciding and held.dtype.startswith("float")))
+            if not held.sharded
+            and (_is_state(held) or (path in deciding and held.value is not None and held.dtype.startswith("float")))
         ]
         for path in sorted(path for path in paths if path in changing):
-            there, began = ([one for rank in ranks if (one := rank.get(step, {}).get(path))] for step in (last, first))
-            own = there[0].holder == "parameter" or not _is_state(there[0])
-            meant = own and _apart(began) > SAME  # it differs from the first step on
+            there = [one for rank in ranks if (one := rank[last].get(path))]
+            began = next(
+                ([rank[step][path] for rank in ranks] for step in sorted(ranks[0]) if _everywhere(ranks, step, path)),
+                there,
+            )
+            part = there[0].holder == "parameter" or (there[0].holder == "optimizer" and there[0].sketch is not None)
+            meant = (part or not _is_state(there[0])) and _apart(began) > SAME  # it differs from the beginning
             if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
@@ -59,6 +63,10 @@ class StateSameOnRanks(Rule):
                 next((r.at_line for r in run.places(State)), None),
             )
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
+
+
+def _everywhere(ranks: list[dict[int, Values]], step: int, path: str) -> bool:
+    return all(path in rank.get(step, {}) for rank in ranks)
 
 
 def _is_state(held: Held) -> bool:

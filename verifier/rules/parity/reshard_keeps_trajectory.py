@@ -94,7 +94,11 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
     for field, owner in (("weights", "model"), ("state", "optimizer")):
         theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
         if field == "weights":  # a model that the resumed run has not called yet is not known
-            theirs = {name: value for name, value in theirs.items() if name in mine}
+            held = {name for record in base.traces[0].steps for name in record.held}
+            before = base.whole_state(
+                field, 1
+            )  # what no optimizer holds and the script changes is made again by the script
+            theirs = {n: a for n, a in theirs.items() if n in mine and (n in held or before.get(n) == a)}
         near = {n for n, a in theirs.items() if n in mine and difference(a, mine[n]) <= 1e-6 * math.sqrt(a[0]) + 1e-12}
         wrong = [name for name in theirs if name not in near]
         if wrong:

@@ -45,7 +45,8 @@ class Step(Located):
     held: list[str]  # names of the parameters that it updates
     strangers: list[list[int]]  # shapes of what it updates and no model holds
     unsynced: list[str]
-    grads: dict[str, list[float] | None]  # after the last backward
+    grads: dict[str, list[float] | None]  # after the last backward and before any clip
+    after_backward: dict[str, list[float] | None]  # if there was a clip: before what the script did until then
     grads_at_step: dict[str, list[float] | None]
     state: dict[str, dict[str, list[float] | float]]
     weights: dict[str, list[float]]
