@@ -145,7 +145,7 @@ def _carried_in(scope: ast.AST) -> set[str]:
                 if isinstance(one, ast.Call | ast.IfExp):
                     deciding |= targets & _read(one)
         elif isinstance(node, ast.If | ast.While):
-            read, assigned = _read(node.test), _assigned(node)
+            read, assigned = _read(node.test), assigned_in(node)
             from_itself |= read & assigned
             if read & assigned or _acts(node):
                 deciding |= read
@@ -160,7 +160,7 @@ def _read(node: ast.AST) -> set[str]:
     return {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
 
 
-def _assigned(node: ast.If | ast.While) -> set[str]:
+def assigned_in(node: ast.If | ast.While) -> set[str]:
     found = set()
     for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
         if isinstance(inner, ast.Assign):
@@ -272,35 +272,6 @@ def handed_on(sources: Sources, path: str) -> bool:
             ]
             found += [id(n) in inside for n in reads]
     return bool(found) and all(found)
-
-
-def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
-    """(function, expression) of what is assigned under a comparison by size, as a best value is, and read outside of that branch."""
-    return {one for file in sources.project for one in _kept_in(sources.tree(file))}
-
-
-def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
-    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)]
-    read = [
-        (n.lineno, n.id if isinstance(n, ast.Name) else f"self.{n.attr}") for n in loads
-    ]  # `self` stands for any object
-    for scope in ast.walk(tree):
-        if not isinstance(scope, ast.FunctionDef | ast.Module):
-            continue
-        name = scope.name if isinstance(scope, ast.FunctionDef) else ""
-        for branch in (n for n in ast.walk(scope) if isinstance(n, ast.If) and _by_size(n.test)):
-            end = branch.end_lineno or branch.lineno
-            for expression in _assigned(branch):
-                if any(text == expression and not branch.lineno <= line <= end for line, text in read):
-                    found.add(("" if expression.startswith("self.") else name, expression))
-    return found
-
-
-def _by_size(test: ast.expr) -> bool:
-    return any(
-        isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in ast.walk(test)
-    )
 
 
 def noise(evidence: Evidence) -> dict[str, float]:

@@ -46,10 +46,6 @@ class Walk:
         self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
         self.memory = {place for slot in session.all_slots() if (place := _memory(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
-        held = (
-            p for optimizer in session.optimizers_alive() for group in optimizer.param_groups for p in group["params"]
-        )
-        self._outside = {id(p) for p in held} - self._seen  # parameters of an optimizer that are in no model
         self.function = ""
 
     def leaves(self) -> Iterator[Leaf]:
@@ -274,7 +270,10 @@ class Watch:
                 continue
             self.known[path] = token
             found[path] = held = _held(value, holder, session.rank)
-            live = holder in ("local", "object") and type(value) is not nn.Parameter and isinstance(value, torch.Tensor)
+            own = (
+                isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
+            )  # `to_local()` of one is marked as one, too
+            live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and _memory(value) in walk.memory:
                 found[path] = replace(held, live=True)
         gone = [path for path in self.known if path not in paths]

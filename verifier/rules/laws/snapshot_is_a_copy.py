@@ -1,4 +1,7 @@
-from ...analysis.state import kept_under_a_comparison, spelled, states
+import re
+
+from ...analysis.snapshots import snapshots
+from ...analysis.state import spelled, states
 from ...analysis.wording import some
 from ...evidence import Evidence
 from ...finding import Finding
@@ -20,33 +23,38 @@ class SnapshotIsACopy(Rule):
             best_value, best = value, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
     Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
-    that the sources assign under a comparison and read elsewhere are snapshots.
+    that the sources assign under a comparison and read elsewhere, or assign before a step and read after it, are snapshots.
     """
 
     def applies(self, evidence: Evidence) -> str:
         return (
             ""
-            if kept_under_a_comparison(evidence.sources)
-            else "the sources keep nothing under a comparison that they read elsewhere"
+            if snapshots(evidence.sources)
+            else "the sources keep nothing under a comparison, or over a step, that they read afterwards"
         )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        named = kept_under_a_comparison(evidence.sources)
+        named = snapshots(evidence.sources)
         for trace in run.traces:
             for step, values in states(trace).items():
-                found = sorted(p for p, held in values.items() if held.live and spelled(p.partition("[")[0]) & named)
+                found = sorted(p for p, held in values.items() if held.live and spelled(_variable(p)) & named)
                 if found:
                     line = next((r.at_line for r in trace.of(State) if r.step == step), None)
-                    what = f"{found[0].partition('[')[0]} holds {len(found)} tensors in the memory of the parameters ({some(found)})"
+                    what = f"{_variable(found[0])} holds {len(found)} tensors in the memory of the parameters ({some(found)})"
                     return self.failed(f"before step {step}: {what}: each optimizer step changes them", line)
         held = {
             p
             for trace in run.traces
             for values in states(trace).values()
             for p in values
-            if spelled(p.partition("[")[0]) & named
+            if spelled(_variable(p)) & named
         }
         if not any("[" in path for path in held):
             return self.not_applicable("no snapshot of weights was kept in the steps that were run")
-        return self.passed(f"{len(held)} values that are kept under a comparison are no live weights")
+        return self.passed(f"{len(held)} values that are kept while training goes on are no live weights")
+
+
+def _variable(path: str) -> str:
+    """What holds a tensor: `main.callbacks[1].best['head.weight']` -> `main.callbacks[1].best`."""
+    return re.sub(r"(\[[^\[\]]*\])+$", "", path)
