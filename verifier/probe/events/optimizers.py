@@ -31,6 +31,8 @@ class Steps:
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
         session, optimizer = self.session, call.args[0]
+        if (before := session.optimizers.pop(id(optimizer), None)) is not None:  # one that is gone had this address
+            session.optimizers[-1 - before[0]] = before
         number, called, here = len(session.optimizers), bool(session.roots), session.here()
         session.optimizers[id(optimizer)] = (number, 0)
         session.living.append(weakref.ref(optimizer))
