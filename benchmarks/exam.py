@@ -5,8 +5,8 @@
 A case is a folder with a case.yaml (`kind: fault` or `right`, `save_args`, `resume_args`, what is wrong and how its author proved it)
 and `right/train.py`; a fault has `wrong/train.py` too, which differs from its right twin in as few lines as possible. Each script is
 verified with the defaults and these arguments. A fault is found if it fails a rule that its twin does not fail (a warning is no
-failure); a right script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader judged it. A round counts once, at
-first sight: what is published is measured before anything is changed for it.
+failure); a right script whose verdict is `fail` is a false alarm. `named`: the first such finding says what to change, as a reader
+judged it. A round counts once, at first sight: what is published is measured before anything is changed for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from results_file import write
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
+from verified_fsdp2.verifier.rules import RULES
 
 
 def scripts(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
@@ -93,6 +94,17 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[st
         "right_inconclusive": share(sum(row["verdict"] in ("inconclusive", "error") for row in good), len(good)),
         "rows": [{**row, "new": new_failures(row, rows)} if row["kind"] == "fault" else row for row in rows],
     }
+
+
+def by_law(rounds: list[list[dict[str, Any]]]) -> list[str]:
+    """Markdown rows of all rounds: a law, the faults that fail it, those that fail only laws and comparisons, right scripts that fail it."""
+    laws = {name for name, rule in RULES.items() if rule.family == "laws"}
+    general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
+    rows = [row for rows in rounds for row in rows]
+    found = {law: [set(row["new"]) for row in rows if law in row.get("new", ())] for law in laws}
+    wrong = {law: sum(row["kind"] != "fault" and law in row["failed"] for row in rows) for law in laws}
+    met = sorted((law for law in laws if found[law] or wrong[law]), key=lambda law: (-len(found[law]), law))
+    return [f"| {x} | {len(found[x])} | {sum(new <= general for new in found[x])} | {wrong[x]} |" for x in met]
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import detection
 from check_grader import KINDS
 from detection_table import in_page
+from exam import by_law
 from install_matrix import good
 from install_matrix import table as table_of_installs
 from results_file import text, write
@@ -134,6 +135,8 @@ def test_each_round_of_the_exam_is_published() -> None:
         cells = row.split(" | ")[1:]
         for cell, name in zip(cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True):
             assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (number, name)
+    for line in by_law([json.loads(file.read_text(encoding="utf-8"))["rows"] for file in files]):
+        assert line in page, line
     found, failed = results["found"], results["false_alarms"]
     assert (
         f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts failed"
