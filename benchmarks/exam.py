@@ -97,7 +97,7 @@ def summary(rows: list[dict[str, Any]], versions: dict[str, Any], named: list[st
 
 
 def by_law(rounds: list[list[dict[str, Any]]]) -> list[str]:
-    """Markdown rows of all rounds: a law, the faults that fail it, those that fail only laws and comparisons, right scripts that fail it."""
+    """Markdown rows: a law, the faults that fail it, those that fail only laws and comparisons, right scripts that fail it."""
     laws = {name for name, rule in RULES.items() if rule.family == "laws"}
     general = laws | {name for name, rule in RULES.items() if rule.family == "parity"}
     rows = [row for rows in rounds for row in rows]

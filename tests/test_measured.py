@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+from exam import by_law
+
 import detection
 from check_grader import KINDS
 from detection_table import in_page
-from exam import by_law
 from install_matrix import good
 from install_matrix import table as table_of_installs
 from results_file import text, write

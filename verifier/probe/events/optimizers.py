@@ -27,6 +27,7 @@ class Steps:
         self.models = models
         self.waiting: Optimizer | None = None  # its step has begun and is not recorded yet
         self.before: dict[str, torch.Tensor] = {}  # the weights before the step
+        self.exact: set[str] = set()  # parameters whose values after the last step no 16-bit dtype holds
 
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
@@ -85,6 +86,7 @@ class Steps:
                 grads_at_step=gradient_sketches(slots),
                 state=optimizer_state(optimizer, names),
                 weights={s.name: sketch(s.param) for s in slots},
+                rounded=[s.name for s in slots if s.name in self.exact and _fits_16_bits(local(s.param))],
                 at_line=session.here(),
             )
         )
@@ -99,7 +101,18 @@ class Steps:
         slots = session.all_slots()
         moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
         weights = {s.name: sketch(s.param) for s in slots}
+        self.exact = {s.name for s in slots if s.param.dtype == torch.float32 and not _fits_16_bits(local(s.param))}
         session.write(Stepped(step=count, optimizer=number, weights=weights, moved=moved))
+
+
+def _fits_16_bits(part: torch.Tensor) -> bool:
+    """Whether bfloat16 or float16 holds every element of a shard exactly; the first ones tell it of nearly all that do not."""
+    flat = part.detach().reshape(-1)
+    return any(
+        torch.equal(some, some.to(dtype).to(some.dtype))
+        for dtype in (torch.bfloat16, torch.float16)
+        for some in [flat if torch.equal(flat[:64], flat[:64].to(dtype).to(flat.dtype)) else flat[:64]]
+    )
 
 
 def install(session: Session) -> None:

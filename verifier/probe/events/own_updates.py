@@ -70,6 +70,7 @@ class OwnUpdates:
                     unsynced=[s.name for s in slots if s.unsynced],
                     grads=self.sketches,
                     after_backward={},
+                    rounded=[],
                     grads_at_step=self.sketches,
                     state={},
                     weights={name: before for name, (_, before) in self.before.items()},

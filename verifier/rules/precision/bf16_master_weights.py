@@ -18,6 +18,7 @@ class Bf16MasterWeights(Rule):
 
     Why: `MixedPrecisionPolicy(param_dtype=bfloat16)` casts for compute and keeps the dtype of the sharded weights. A
     model cast to bfloat16 before `fully_shard` has no float32 weights: an update below 1/256 of a weight rounds to 0.
+    So does one that is cast to bfloat16 and back, to write a file or for an evaluation, each time that this happens.
     Wrong:
         model = Decoder().to(torch.bfloat16)
         shard(model)
@@ -33,6 +34,11 @@ class Bf16MasterWeights(Rule):
         run = evidence.trained
         record = run.at_step(Step, 1)[0]
         held = [name for name in record.held if run.parameters[name][0].trainable]
+        rounded = next((r for r in run.traces[0].steps if len(r.rounded) == len(held)), None)
+        if rounded is not None:
+            text = f"before step {rounded.step} all {len(held)} float32 weights were rounded to a 16-bit dtype since the last step"
+            fix = "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the model."
+            return self.failed(text, rounded.at_line, fix=fix)
         low = [name for name in held if run.parameters[name][0].dtype in LOW]
         if not held:
             return self.unknown("the optimizer holds no trainable parameter of a model that was seen")

@@ -50,6 +50,7 @@ class Step(Located):
     grads_at_step: dict[str, list[float] | None]
     state: dict[str, dict[str, list[float] | float]]
     weights: dict[str, list[float]]
+    rounded: list[str]  # float32 parameters that a 16-bit dtype holds exactly now, and did not after the last step
 
 
 class Stepped(Event):
