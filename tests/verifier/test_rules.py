@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, wrap
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
@@ -90,7 +90,10 @@ class TestClip:
 
     def test_a_run_that_stops_before_its_step_is_inconclusive(self) -> None:
         quiet = [[model(), micro(), step(), stepped()]] * 2
-        assert judge("manual-local-norm-clip", *quiet, provoked=run(*quiet), gradients=True).status == "inconclusive"
+        clips = Sources({"train.py": "def clip(p):\n    p.grad.div_(p.grad.norm())\n"}, ("train.py",))
+        more = {"provoked": run(*quiet), "gradients": True}
+        assert judge("manual-local-norm-clip", *quiet, **more, sources=clips).status == "inconclusive"
+        assert judge("manual-local-norm-clip", *quiet, **more).status == "not_applicable", "nothing may clip"
         filled = judge("manual-local-norm-clip", *quiet, provoked=run(*quiet))
         assert filled.status == "not_applicable", "the run was made for uninitialised memory"
         assert judge("manual-local-norm-clip", *quiet).status == "not_applicable", "nothing touches gradients"

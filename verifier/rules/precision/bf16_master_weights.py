@@ -34,7 +34,7 @@ class Bf16MasterWeights(Rule):
         run = evidence.trained
         record = run.at_step(Step, 1)[0]
         held = [name for name in record.held if run.parameters[name][0].trainable]
-        rounded = next((r for r in run.traces[0].steps if len(r.rounded) == len(held)), None)
+        rounded = next((r for r in run.traces[0].steps if r.rounded and len(r.rounded) == len(held)), None)
         if rounded is not None:
             text = f"before step {rounded.step} all {len(held)} float32 weights were rounded to a 16-bit dtype since the last step"
             fix = "Cast a copy (`{name: w.bfloat16() for name, w in state_dict.items()}`), not the model."
