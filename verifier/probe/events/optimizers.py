@@ -106,12 +106,11 @@ class Steps:
 
 
 def _fits_16_bits(part: torch.Tensor) -> bool:
-    """Whether bfloat16 or float16 holds every element of a shard exactly; the first ones tell it of nearly all that do not."""
+    """Whether bfloat16 or float16 holds every element of a shard exactly. Its first elements rule that out almost always."""
     flat = part.detach().reshape(-1)
     return any(
-        torch.equal(some, some.to(dtype).to(some.dtype))
+        all(torch.equal(some, some.to(dtype).to(some.dtype)) for some in (flat[:64], flat))
         for dtype in (torch.bfloat16, torch.float16)
-        for some in [flat if torch.equal(flat[:64], flat[:64].to(dtype).to(flat.dtype)) else flat[:64]]
     )
 
 

@@ -40,8 +40,9 @@ def install(session: Session) -> None:
     def drawn(call: Call) -> None:
         """Not every draw in a backward is recomputed: a hook may add noise to gradients."""
         if _recomputed() if session.in_backward else session.depth > 0:
-            given = call.kwargs.get("generator")
-            met_again(_hashed(given.get_state()) if given is not None else _state("cpu"))
+            given, like = call.kwargs.get("generator"), call.given(0, "input")
+            device = call.kwargs.get("device") or (like.device if isinstance(like, torch.Tensor) else "cpu")
+            met_again(_hashed(given.get_state()) if given is not None else _state(torch.device(device).type))
 
     if not session.request["full_precision"]:
         watch_dropouts(session, dropped)

@@ -270,9 +270,8 @@ class Watch:
                 continue
             self.known[path] = token
             found[path] = held = _held(value, holder, session.rank)
-            own = (
-                isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
-            )  # `to_local()` of one is marked as one, too
+            # `to_local()` of a Parameter is marked as one, too
+            own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
             if live and _memory(value) in walk.memory:
                 found[path] = replace(held, live=True)
