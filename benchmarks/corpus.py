@@ -171,9 +171,9 @@ def load(path: Path) -> Case:
     if path.is_dir():
         return Case(path)
     if path.suffix == ".py":
-        told = header(path)
-        rule, silent = told.pop("rule", None), told.pop("silent", "true") == "true"
-        return Case(path, rule=rule, settings=told, about={"silent": silent})
+        reported = header(path)
+        rule, silent = reported.pop("rule", None), reported.pop("silent", "true") == "true"
+        return Case(path, rule=rule, settings=reported, about={"silent": silent})
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     unknown = set(values) - {*SETTINGS, *ABOUT}
     if unknown:

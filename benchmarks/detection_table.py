@@ -68,8 +68,10 @@ def _head(results: dict[str, Any]) -> Iterator[str]:
         yield _share("faults at a tenth of their strength found", sum(row["found"] for row in weak), len(weak))
     yield _share("of the found: seeded rule named first", named, len(found))
     sizes = Counter(row["ranks"] for row in rows if not row["rule"])
-    told = ", ".join(f"{number} on {ranks}" for ranks, number in sorted(sizes.items()))
-    yield _share(f"false alarms, runs of right scripts ({told} ranks)", results["false_alarms"], results["right_runs"])
+    reported = ", ".join(f"{number} on {ranks}" for ranks, number in sorted(sizes.items()))
+    yield _share(
+        f"false alarms, runs of right scripts ({reported} ranks)", results["false_alarms"], results["right_runs"]
+    )
     seconds = [row["seconds"] for row in rows]
     yield f"| seconds for one verification: median, longest | {statistics.median(seconds):.1f}, {max(seconds):.1f} | |"
     yield ""
@@ -82,10 +84,10 @@ def _by_kind(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "| kind | found | interval |"
     yield "|---|---|---|"
-    for kind, told in KINDS.items():
+    for kind, reported in KINDS.items():
         rows = [row for row in results["rows"] if row["rule"] and row["kind"] == kind]
         if rows:
-            yield _share(told, sum(row["found"] for row in rows), len(rows))
+            yield _share(reported, sum(row["found"] for row in rows), len(rows))
     yield ""
 
 

@@ -20,8 +20,8 @@ BACKOFF = 5  # seconds until a pod that failed starts again; Kubernetes begins w
 Variables = Callable[[int], dict[str, str]]
 
 
-def noticed(told: dict[str, Any]) -> str:
-    return f"{told['mistakes'] - len(told['unnoticed'])} of {told['mistakes']} seeded mistakes noticed"
+def noticed(reported: dict[str, Any]) -> str:
+    return f"{reported['mistakes'] - len(reported['unnoticed'])} of {reported['mistakes']} seeded mistakes noticed"
 
 
 def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
@@ -29,13 +29,13 @@ def kubernetes(place: Place) -> Iterator[dict[str, Any]]:
     project = write_project(
         place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, device="cuda", **options
     )
-    told = inside(place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml")
+    reported = inside(place.pythons["kubeflow"], "engine_trainjob.py", project / "launch" / "kubernetes.yaml")
     yield {
-        "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {told['version']}), made strict",
-        "disturbed": f"{told['mistakes']} seeded mistakes",
-        "happened": f"{len(told['wrong'])} errors in launch/kubernetes.yaml; {noticed(told)}",
-        "printed": told["wrong"],
-        "ok": not told["wrong"] and not told["unnoticed"],
+        "how": f"the types of Kubeflow Trainer (kubeflow_trainer_api {reported['version']}), made strict",
+        "disturbed": f"{reported['mistakes']} seeded mistakes",
+        "happened": f"{len(reported['wrong'])} errors in launch/kubernetes.yaml; {noticed(reported)}",
+        "printed": reported["wrong"],
+        "ok": not reported["wrong"] and not reported["unnoticed"],
     }
     project = write_project(place.fresh(), engines=["kubernetes"], nodes=2, devices_per_node=2, **options)
     job = yaml.safe_load((project / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
@@ -55,13 +55,13 @@ def skypilot(place: Place) -> Iterator[dict[str, Any]]:
         skypilot_accelerator="H100",
         skypilot_volume="runs",
     )
-    told = inside(place.pythons["sky"], "engine_task.py", project / "launch" / "sky.yaml")
+    reported = inside(place.pythons["sky"], "engine_task.py", project / "launch" / "sky.yaml")
     yield {
-        "how": f"SkyPilot {told['version']}, Task.from_yaml_config",
-        "disturbed": f"{told['mistakes']} seeded mistakes",
-        "happened": f"launch/sky.yaml read: {told['read']['num_nodes']} nodes; {noticed(told)}",
-        "printed": [json.dumps(told["read"])],
-        "ok": told["read"]["run"] and not told["unnoticed"],
+        "how": f"SkyPilot {reported['version']}, Task.from_yaml_config",
+        "disturbed": f"{reported['mistakes']} seeded mistakes",
+        "happened": f"launch/sky.yaml read: {reported['read']['num_nodes']} nodes; {noticed(reported)}",
+        "printed": [json.dumps(reported["read"])],
+        "ok": reported["read"]["run"] and not reported["unnoticed"],
     }
     project = write_project(
         place.fresh(), engines=["skypilot"], nodes=2, devices_per_node=2, join_timeout=60, skypilot_volume="runs"
@@ -78,8 +78,8 @@ def inside(python: str | None, script: str, file: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     if done.returncode:
         raise Missing(f"{script}: {(done.stderr.strip().splitlines() or ['no word'])[-1][-200:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return reported
 
 
 def pet(node: int) -> dict[str, str]:

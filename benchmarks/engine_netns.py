@@ -28,7 +28,7 @@ class Machines:
         return Started(["ip", "netns", "exec", name, *inside], log, cwd, **more)
 
     def link(self, up: bool) -> None:
-        """Cut or restore the link: packets are lost, and nobody is told."""
+        """Cut or restore the link: packets are lost, and neither side is notified."""
         for name, other in zip(NODES, reversed(ADDRESSES), strict=True):
             mac = mac_of(other) if up else NOBODY
             ip("-n", name, "neighbour", "replace", other, "dev", "eth0", "lladdr", mac, "nud", "permanent")

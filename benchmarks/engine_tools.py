@@ -98,12 +98,12 @@ class Started:
         return [pid for pid in self.members if runs(pid)]
 
 
-def until(done: Callable[[], Any], seconds: float, what: str, told: Callable[[], str] = str) -> float:
+def until(done: Callable[[], Any], seconds: float, what: str, reported: Callable[[], str] = str) -> float:
     """Wait for something, bounded; how long it took."""
     began = time.monotonic()
     while not done():
         if time.monotonic() - began > seconds:
-            raise SystemExit(f"after {seconds} s not yet: {what}\n{told()[-4000:]}")
+            raise SystemExit(f"after {seconds} s not yet: {what}\n{reported()[-4000:]}")
         time.sleep(0.1)
     return round(time.monotonic() - began, 1)
 

@@ -80,8 +80,8 @@ def main() -> None:
         if not wrong(changed):
             unnoticed.append(name)
     version = importlib.metadata.version("kubeflow_trainer_api")
-    told = {"version": version, "wrong": wrong(job), "mistakes": len(MISTAKES), "unnoticed": unnoticed}
-    print(json.dumps(told))
+    reported = {"version": version, "wrong": wrong(job), "mistakes": len(MISTAKES), "unnoticed": unnoticed}
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -99,10 +99,10 @@ def main() -> int:
             if options.only in str(path.relative_to(ROOT / "examples")):
                 rows.append(found := row(with_data(path, Path(folder)), Path(folder)))
                 ranks = ",".join(map(str, found["ranks"]))
-                told = (
+                reported = (
                     f"{found['verdict']:<14}{found['apart']:<10.1e}{found['seconds']:>7}  {' '.join(found['findings'])}"
                 )
-                print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{told}", flush=True)
+                print(f"{found['spec']:<24}{ranks:<12}{'ok' if found['linted'] else 'BAD':<6}{reported}", flush=True)
     if options.out:
         results = {"environment": environment(), "rows": rows}
         write(options.out, results)

@@ -168,9 +168,9 @@ ASKED: dict[str, Callable[[Setting], bool]] = {
 def measure(row: Row, setting: Setting) -> dict[str, Any]:
     """Install, and use every copy."""
     started = time.perf_counter()
-    told = [setting.run(command) for command in row.commands]
+    reported = [setting.run(command) for command in row.commands]
     seconds = time.perf_counter() - started
-    failed = next((done for done in told if done.returncode), None)
+    failed = next((done for done in reported if done.returncode), None)
     result: dict[str, Any] = {
         "installer": row.installer,
         "command": row.shown or "fsdp2 install",

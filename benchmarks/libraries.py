@@ -161,8 +161,11 @@ def main() -> int:
         result = run(row, options.folder.resolve())
         kept[row["name"]] = result
         wrong += not result["ok"]
-        told = result["found"]["rule"], result["fixed"]["rule"]
-        print(f"{'ok   ' if result['ok'] else 'WRONG'} {row['name']:<40} {told[0]} -> {told[1] or 'pass'}", flush=True)
+        reported = result["found"]["rule"], result["fixed"]["rule"]
+        print(
+            f"{'ok   ' if result['ok'] else 'WRONG'} {row['name']:<40} {reported[0]} -> {reported[1] or 'pass'}",
+            flush=True,
+        )
         ordered = [kept[name] for name in names if name in kept]
         write(RESULTS, ordered)
     return 1 if wrong else 0

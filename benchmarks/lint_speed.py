@@ -85,8 +85,10 @@ def main() -> int:
         result[kind] = {
             name: {"min": round(min(v), 4), "median": round(statistics.median(v), 4)} for name, v in times.items()
         }
-        for name, told in result[kind].items():
-            print(f"{kind:<10} {name:<12} min {told['min'] * 1000:6.0f} ms   median {told['median'] * 1000:6.0f} ms")
+        for name, reported in result[kind].items():
+            print(
+                f"{kind:<10} {name:<12} min {reported['min'] * 1000:6.0f} ms   median {reported['median'] * 1000:6.0f} ms"
+            )
         if "torchfix" in times:
             own, other = result[kind]["fsdp2 lint"], result[kind]["torchfix"]
             result[kind]["ratio"] = {key: round(own[key] / other[key], 3) for key in ("min", "median")}

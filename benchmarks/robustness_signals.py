@@ -61,7 +61,7 @@ def interrupted(script: str, number: signal.Signals, after: float, folder: Path)
     seconds = time.monotonic() - began
     left = survivors(mark, PATIENCE)
     report = folder / "out" / "r.json"
-    told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else None
+    reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else None
     return {
         "whole": whole,
         "after": round(after, 2),
@@ -70,8 +70,8 @@ def interrupted(script: str, number: signal.Signals, after: float, folder: Path)
         "survivors": len(left),
         "traceback": b"Traceback (most recent call last)" in err,
         "leftovers": leftovers(folder),
-        "report": "none" if told is None else told.get("interrupted", "whole"),
-        "verdict": told and told["verdict"],
+        "report": "none" if reported is None else reported.get("interrupted", "whole"),
+        "verdict": reported and reported["verdict"],
     }
 
 
@@ -140,8 +140,8 @@ def in_parallel(number: int, wave: int, folder: Path) -> dict[str, Any]:
             codes[str(process.returncode)] += 1
             tracebacks += process.returncode >= 0 and b"Traceback (most recent call last)" in err
             report = folder / "out" / f"{each}.json"
-            told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"verdict": "no report"}
-            verdicts[f"{told['verdict']}{', interrupted' if 'interrupted' in told else ''}"] += 1
+            reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {"verdict": "no report"}
+            verdicts[f"{reported['verdict']}{', interrupted' if 'interrupted' in reported else ''}"] += 1
         print(first, dict(codes), dict(verdicts), file=sys.stderr, flush=True)
     return {
         "starts": number,

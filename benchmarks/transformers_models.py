@@ -98,7 +98,7 @@ def full(folder: Path, place: Path, tp: int = 1) -> dict[str, Any]:
     before = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     after = AutoModelForCausalLM.from_pretrained(place / "exported").state_dict()
     same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    return {**json.loads((place / "held" / "told.json").read_text()), "exported_bitwise": same}
+    return {**json.loads((place / "held" / "reported.json").read_text()), "exported_bitwise": same}
 
 
 def lora(name: str, folder: Path, place: Path) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def lora(name: str, folder: Path, place: Path) -> dict[str, Any]:
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(place / "adapters"))
     with torch.no_grad():
         logits = model.train(False)(held["tokens"], use_cache=False).logits
-    told = json.loads((place / "trained" / "told.json").read_text())
+    reported = json.loads((place / "trained" / "reported.json").read_text())
     size = sum(file.stat().st_size for file in checkpoint.iterdir())
-    return {**told, "peft_logits_apart": float((logits - held["logits"]).abs().max()), "checkpoint_bytes": size}
+    return {**reported, "peft_logits_apart": float((logits - held["logits"]).abs().max()), "checkpoint_bytes": size}
 
 
 def main() -> int:

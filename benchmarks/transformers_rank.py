@@ -1,4 +1,4 @@
-"""What one rank of a generated project holds, told by rank 0 as JSON: run by transformers_models.py under torchrun.
+"""What one rank of a generated project holds, reported by rank 0 as JSON: run by transformers_models.py under torchrun.
 
     torchrun --nproc-per-node 2 transformers_rank.py PROJECT FOLDER OUT [CHECKPOINT]
 
@@ -58,7 +58,7 @@ def main() -> None:
     if torch.distributed.get_rank() == 0:
         trained = [name for name, value in model.named_parameters() if value.requires_grad]
         moved = [name for name in trained if "lora_B" in name and bool(mine[name].any())]
-        told = {
+        reported = {
             "parameters": len(theirs),
             "equal_parameters": sum(name in mine and torch.equal(mine[name], theirs[name]) for name in theirs),
             "buffers": len(wanted),
@@ -68,7 +68,7 @@ def main() -> None:
             "tied": len(dict(model.named_parameters(remove_duplicate=False))) - len(mine),
             "logits_apart": float((logits - expected).abs().max()),
         }
-        (OUT / "told.json").write_text(json.dumps(told))
+        (OUT / "reported.json").write_text(json.dumps(reported))
         torch.save({"tokens": tokens, "logits": logits}, OUT / "held.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

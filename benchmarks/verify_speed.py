@@ -58,9 +58,9 @@ def measure(repeats: int) -> dict[str, Any]:
         torchrun += ["--nproc-per-node", "2", "train.py", "--steps", str(steps)]
         for number in range(repeats):
             plain.append(timed([*torchrun, "--out", folder / f"out{number}"], project)[:2])
-            seconds, used, told = timed([*fsdp2, "verify", project], project)
+            seconds, used, reported = timed([*fsdp2, "verify", project], project)
             full.append((seconds, used))
-            for role, ranks, _, taken in ROLE.findall(told):
+            for role, ranks, _, taken in ROLE.findall(reported):
                 phases.setdefault(f"{role} {ranks}", []).append(float(taken))
             print(f"torchrun {plain[-1][0]:.1f} s, fsdp2 verify {seconds:.1f} s", flush=True)
     middle = {

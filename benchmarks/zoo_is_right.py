@@ -205,8 +205,8 @@ def main() -> int:
         ok = ok and str(row.get("resumed", "bitwise")).startswith("bitwise")
         wrong += [case.name] * (not ok)
         rows.append(row)
-        told = " ".join(row.get(key, "") for key in ("resumed", "why", "failed"))
-        print(f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{told}", flush=True)
+        reported = " ".join(row.get(key, "") for key in ("resumed", "why", "failed"))
+        print(f"{'ok' if ok else 'WRONG':<6}{case.name:<40}{row['apart']!s:<24}{reported}", flush=True)
     print(f"{len(rows) - len(wrong)} of {len(rows)} right scripts shown right")
     if options.out:
         write(options.out, {"environment": environment(), "allowed": ALLOWED, "steps": STEPS, "rows": rows})

@@ -36,8 +36,8 @@ def foreseen(task: Task, variant: str) -> dict[str, Any]:
     kind, _, name = variant.partition("/")
     if kind == "start":
         return {"fails": task.values["start"], "says": task.values.get("start_says"), "why": "untouched"}
-    told = {"right": task.right, "wrong": task.wrong}[kind][name] if name else {}
-    return {"fails": told.get("fails", []), "says": told.get("says"), "why": told.get("why", "")}
+    reported = {"right": task.right, "wrong": task.wrong}[kind][name] if name else {}
+    return {"fails": reported.get("fails", []), "says": reported.get("says"), "why": reported.get("why", "")}
 
 
 def examine(task: Task, variant: str) -> dict[str, Any]:

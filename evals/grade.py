@@ -39,16 +39,16 @@ def words(args: str, out: Path) -> tuple[str, ...]:
 
 def command(task: Task, run: str) -> str:
     """The command line of a run, as the user would type it."""
-    told = task.values["runs"][run]
-    start = f"torchrun --nproc-per-node {told['ranks']}" if told["ranks"] else "python"
-    return f"`{start} {task.script} {told.get('args', '').replace('{out}', 'out')}`".replace(" `", "`")
+    reported = task.values["runs"][run]
+    start = f"torchrun --nproc-per-node {reported['ranks']}" if reported["ranks"] else "python"
+    return f"`{start} {task.script} {reported.get('args', '').replace('{out}', 'out')}`".replace(" `", "`")
 
 
 def sentences(task: Task) -> list[str]:
     """The expectations in words, one for each check."""
     result = []
-    for kind, told in parameters(task):
-        values = {"most": 0.6, "over": 0, **told, "run": command(task, told["run"])}
+    for kind, reported in parameters(task):
+        values = {"most": 0.6, "over": 0, **reported, "run": command(task, reported["run"])}
         values = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
         sentence = CHECKS[kind].sentence if kind in CHECKS else "{run} ends well"
         result.append(sentence.format_map(values))
@@ -57,14 +57,14 @@ def sentences(task: Task) -> list[str]:
 
 def parameters(task: Task) -> list[tuple[str, dict[str, Any]]]:
     """The checks with their parameters, the success of each run first."""
-    killed = {told["run"] for kind, told in task.checks if kind == "killed"}
+    killed = {reported["run"] for kind, reported in task.checks if kind == "killed"}
     result: list[tuple[str, dict[str, Any]]] = [
         ("runs", {"run": run}) for run in task.values["runs"] if run not in killed
     ]
-    for kind, told in task.checks:
+    for kind, reported in task.checks:
         if kind == "sharded":
-            told = {"over": task.values["runs"][told["run"]]["ranks"], **told}
-        result.append((kind, told))
+            reported = {"over": task.values["runs"][reported["run"]]["ranks"], **reported}
+        result.append((kind, reported))
     return result
 
 
@@ -72,19 +72,19 @@ def prepare(task: Task, code: Path, out: Path, folder: Path, until: float) -> st
     """Run the start's own script that makes what the runs need, such as weights to begin from."""
     if "prepare" not in task.values:
         return ""
-    told = task.values["prepare"]
-    return Launch(code / told["script"], words(told["args"], out), 0, folder).run(until)
+    reported = task.values["prepare"]
+    return Launch(code / reported["script"], words(reported["args"], out), 0, folder).run(until)
 
 
 def run_oracle(task: Task, folder: Path, until: float) -> Oracle:
     """The oracle and its perturbed repetitions."""
-    told, records = task.values["oracle"], []
+    reported, records = task.values["oracle"], []
     for number in range(PERTURBED + 1):
         script = task.write_oracle(folder / f"oracle-code{number}") / task.script
         out = folder / f"oracle{number}"
         out.mkdir()
-        argv = words(told.get("args", ""), out)
-        ranks, where = int(told.get("ranks", 0)), folder / f"oracle-run{number}"
+        argv = words(reported.get("args", ""), out)
+        ranks, where = int(reported.get("ranks", 0)), folder / f"oracle-run{number}"
         launch = Launch(script, argv, ranks, where, Disturb(perturb=number))
         failed = prepare(task, script.parent, out, folder / f"prepare{number}", until)
         if failed := failed or launch.run(until):
@@ -99,8 +99,8 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
     """Every run of the solution, in order; those that need a run that failed are not tried."""
     if failed := prepare(task, folder / "oracle-code0", grading.out, folder / "prepare", until):
         raise OracleFailed(f"{task.name}: {failed}")
-    for name, told in task.values["runs"].items():
-        needs = told.get("after")
+    for name, reported in task.values["runs"].items():
+        needs = reported.get("after")
         if needs in grading.failed and not task.values["runs"][needs].get("die_at"):
             grading.failed[name] = f"not tried: {needs} failed"
             continue
@@ -108,13 +108,13 @@ def run_solution(task: Task, grading: Grading, code: Path, folder: Path, until: 
         if not script.is_file():
             grading.failed[name] = f"no file {task.script}"
             continue
-        argv = words(told.get("args", ""), grading.out)
-        disturb = Disturb(die_at=told.get("die_at", 0), slow_save=told.get("slow_save", 0.0))
-        launch = Launch(script, argv, told["ranks"], folder / ("run-" + name), disturb)
+        argv = words(reported.get("args", ""), grading.out)
+        disturb = Disturb(die_at=reported.get("die_at", 0), slow_save=reported.get("slow_save", 0.0))
+        launch = Launch(script, argv, reported["ranks"], folder / ("run-" + name), disturb)
         left = min(until, time.monotonic() + ONE_LAUNCH)
         if failed := launch.run(left):
             grading.failed[name] = failed
-        grading.runs[name] = Record(launch.folder, max(told["ranks"], 1))
+        grading.runs[name] = Record(launch.folder, max(reported["ranks"], 1))
 
 
 def grade(task: Task, solution: Path) -> dict[str, Any]:
@@ -130,15 +130,15 @@ def grade(task: Task, solution: Path) -> dict[str, Any]:
         code = Path(shutil.copytree(solution, folder / "code", symlinks=True, ignore=ignored))
         grading = Grading(task, out, folder / "oracle0", run_oracle(task, folder, until))
         run_solution(task, grading, code, folder, until)
-        for kind, told in parameters(task):
-            needed = [grading.failed[run] for run in (told["run"], told.get("of")) if run in grading.failed]
-            label = f"{kind}:{told['run']}"
+        for kind, reported in parameters(task):
+            needed = [grading.failed[run] for run in (reported["run"], reported.get("of")) if run in grading.failed]
+            label = f"{kind}:{reported['run']}"
             passed: bool | None = None
             detail = "not reached"
             if kind == "runs":
                 passed, detail = not needed, needed[0] if needed else "exit code 0"
             elif not needed or kind in ("killed", "marker-last"):
-                passed, detail = judge(grading, kind, told)
+                passed, detail = judge(grading, kind, reported)
             checks.append({"name": label, "passed": passed, "detail": detail.replace(f"{folder}/", "")})
     good = all(row["passed"] for row in checks)
     return {"task": task.name, "passed": good, "checks": checks, "seconds": round(time.monotonic() - begin, 1)}

@@ -34,14 +34,14 @@ def evals() -> dict[str, Any]:
             "assertions": sentences(task),
         }
         rows.append({"id": len(rows) + 1, "name": name, **row, "should_trigger": True})
-    for told in negatives():
+    for reported in negatives():
         row = {
-            "prompt": told["prompt"].strip(),
-            "expected_output": "The skill does not trigger: " + one_line(told["why"]),
+            "prompt": reported["prompt"].strip(),
+            "expected_output": "The skill does not trigger: " + one_line(reported["why"]),
             "files": [],
             "assertions": ["The skill is not used"],
         }
-        rows.append({"id": len(rows) + 1, "name": told["name"], **row, "should_trigger": False})
+        rows.append({"id": len(rows) + 1, "name": reported["name"], **row, "should_trigger": False})
     return {"skill_name": "verified-fsdp2", "evals": rows}
 
 

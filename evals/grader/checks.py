@@ -67,7 +67,7 @@ def sharded(grading: Grading, run: str, over: int) -> Result:
     share = []
     for rank, pieces in enumerate(record.parameters(record.steps)):
         unique = {
-            name: p for name, p in pieces.items() if not any(name in tied[1:] for tied in record.told[rank]["tied"])
+            name: p for name, p in pieces.items() if not any(name in tied[1:] for tied in record.reported[rank]["tied"])
         }
         total = sum(numel(p["shape"]) for p in unique.values())
         plain = [name for name, p in unique.items() if not any(isinstance(dim[0], int) for dim in p["placements"])]
@@ -79,7 +79,7 @@ def sharded(grading: Grading, run: str, over: int) -> Result:
         if stored > SLACK * even + left:
             return False, f"rank {rank} stores {stored} of {total} elements; 1/{over} would be {even}"
         trained = sum(p["local"].numel() for p in unique.values() if p["trainable"])
-        state = record.told[rank]["state"].get("here", 0)
+        state = record.reported[rank]["state"].get("here", 0)
         if state > 2 * SLACK * trained + 2 * len(unique):
             return False, f"rank {rank} holds {state} elements of optimizer state for {trained} trained ones"
         share.append(stored / total)
@@ -88,8 +88,8 @@ def sharded(grading: Grading, run: str, over: int) -> Result:
 
 @check("no-full-copy", "{run}: after a step no more than one rank holds a whole copy of the model besides its shards")
 def no_full_copy(grading: Grading, run: str) -> Result:
-    held = [told["held"] for told in grading.runs[run].told]
-    share = [told["whole"] / told["all"] for told in held]
+    held = [reported["held"] for reported in grading.runs[run].reported]
+    share = [reported["whole"] / reported["all"] for reported in held]
     many = [rank for rank, part in enumerate(share) if part > WHOLE]
     shown = [round(part, 2) for part in share]
     return len(many) <= 1, f"whole tensors of the model's shapes, as a part of it, on each rank: {shown}"
@@ -97,33 +97,35 @@ def no_full_copy(grading: Grading, run: str) -> Result:
 
 @check("built-on-meta", "{run}: the parameters are on the meta device when fully_shard gets them")
 def built_on_meta(grading: Grading, run: str) -> Result:
-    found = sorted({device for told in grading.runs[run].told for device in told["sharded_on"]})
+    found = sorted({device for reported in grading.runs[run].reported for device in reported["sharded_on"]})
     return found == ["meta"], f"devices of the parameters before sharding: {found}"
 
 
 @check("gathers", "{run}: the model is gathered in pieces, none larger than {most} of it")
 def gathers(grading: Grading, run: str, most: float = 0.6) -> Result:
-    told = grading.runs[run].told[0]
-    sizes = [size for _, size, _ in told["gathers"]]
+    reported = grading.runs[run].reported[0]
+    sizes = [size for _, size, _ in reported["gathers"]]
     if not sizes:
         return False, "no parameter was gathered"
-    part = max(sizes) / told["held"]["all"]
-    return part <= most, f"{len(sizes)} gathers in {told['steps']} steps, the largest {part:.2f} of the model"
+    part = max(sizes) / reported["held"]["all"]
+    return part <= most, f"{len(sizes)} gathers in {reported['steps']} steps, the largest {part:.2f} of the model"
 
 
 @check("shares-batch", "{run}: the ranks share the work of each step: together they are fed what one process is fed")
 def shares_batch(grading: Grading, run: str) -> Result:
-    right = grading.oracle.run.told[0]["fed"]
-    own = [told["fed"] for told in grading.runs[run].told]
+    right = grading.oracle.run.reported[0]["fed"]
+    own = [reported["fed"] for reported in grading.runs[run].reported]
     parts = [round(sum(fed.get(step, 0) for fed in own) / count, 2) for step, count in right.items()]
     return bool(parts) and set(parts) == {1.0}, f"fed at each step, as a part of the batch: {parts}"
 
 
 @check("reductions", "{run}: each optimizer step reduces the gradient of each parameter once, not at every micro-batch")
 def reductions(grading: Grading, run: str) -> Result:
-    told = grading.runs[run].told[0]
-    parts = [sum(size for step, size, _ in told["reduces"] if step == number) for number in range(told["steps"])]
-    shares = [round(part / told["held"]["all"], 2) for part in parts]
+    reported = grading.runs[run].reported[0]
+    parts = [
+        sum(size for step, size, _ in reported["reduces"] if step == number) for number in range(reported["steps"])
+    ]
+    shares = [round(part / reported["held"]["all"], 2) for part in parts]
     once = all(1 <= share <= SLACK for share in shares)
     return once, f"elements reduced at each step, as a part of the model: {shares}"
 
@@ -152,7 +154,7 @@ def buffers(grading: Grading, run: str) -> Result:
 
 @check("tied", "{run}: weights that were tied are still one parameter")
 def tied(grading: Grading, run: str) -> Result:
-    right, own = grading.oracle.run.told[0]["tied"], grading.runs[run].told[0]["tied"]
+    right, own = grading.oracle.run.reported[0]["tied"], grading.runs[run].reported[0]["tied"]
     same = bool(right) and [len(names) for names in own] == [len(names) for names in right]
     return same, f"tied: {own}, expected {right}"
 
@@ -171,7 +173,7 @@ def trajectory(grading: Grading, run: str, at: int = 0) -> Result:
 
 @check("follows", "{run}: all steps together change the weights as they do in fp32, within {within} of that change")
 def follows(grading: Grading, run: str, within: float) -> Result:
-    """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and told in the task."""
+    """For low precision, where the limits of rounding in fp32 say nothing; `within` is chosen, and reported in the task."""
     record, oracle = grading.runs[run], grading.oracle
     if record.steps != oracle.steps:
         return False, f"{record.steps} optimizer steps, expected {oracle.steps}"
@@ -213,8 +215,8 @@ def resumes(grading: Grading, run: str, of: str, at: int) -> Result:
 def distributed_checkpoint(grading: Grading, run: str, folder: str) -> Result:
     path = grading.out / folder
     parts = [part for part in path.glob("*.distcp") if part.stat().st_size]
-    told = f"{len(parts)} parts, metadata {'there' if (path / '.metadata').exists() else 'missing'}"
-    return len(parts) >= grading.runs[run].ranks and (path / ".metadata").exists(), told
+    reported = f"{len(parts)} parts, metadata {'there' if (path / '.metadata').exists() else 'missing'}"
+    return len(parts) >= grading.runs[run].ranks and (path / ".metadata").exists(), reported
 
 
 @check("replicas", "{run}: ranks {groups} each share one copy of the model; the copies are equal")
@@ -241,10 +243,10 @@ def replicas(grading: Grading, run: str, groups: list[list[int]]) -> Result:
 def precision(grading: Grading, run: str, masters: str, gather: str, reduce: str) -> Result:
     record = grading.runs[run]
     kept = {str(p["local"].dtype).removeprefix("torch.") for p in record.parameters(record.steps)[0].values()}
-    told = record.told[0]
-    large = PLAIN * told["held"]["all"]  # not the few numbers that a script sends itself, such as its loss
+    reported = record.reported[0]
+    large = PLAIN * reported["held"]["all"]  # not the few numbers that a script sends itself, such as its loss
     seen = {
-        key: sorted({dtype.removeprefix("torch.") for _, size, dtype in told[key] if size > large})
+        key: sorted({dtype.removeprefix("torch.") for _, size, dtype in reported[key] if size > large})
         for key in ("gathers", "reduces")
     }
     found = (sorted(kept), seen["gathers"], seen["reduces"])
@@ -309,15 +311,15 @@ def export(grading: Grading, run: str, file: str, part: str = "", step: int = -1
 
 @check("read-by-one", "{run}: one rank alone reads {file}")
 def read_by_one(grading: Grading, run: str, file: str) -> Result:
-    readers = [rank for rank, told in enumerate(grading.runs[run].told) if file in told["opened"]]
+    readers = [rank for rank, reported in enumerate(grading.runs[run].reported) if file in reported["opened"]]
     return len(readers) == 1, f"read on ranks {readers}"
 
 
 @check("saves-in-background", "{run}: training goes on while the checkpoint of a step is written to a slow disk")
 def saves_in_background(grading: Grading, run: str) -> Result:
-    told = [pair for rank in grading.runs[run].told for pair in rank["completed"]]
-    later = [step - int(folder.rpartition("_")[2]) for folder, step in told]
-    return any(more > 0 for more in later), f"each checkpoint and the steps made when it was complete: {told}"
+    reported = [pair for rank in grading.runs[run].reported for pair in rank["completed"]]
+    later = [step - int(folder.rpartition("_")[2]) for folder, step in reported]
+    return any(more > 0 for more in later), f"each checkpoint and the steps made when it was complete: {reported}"
 
 
 @check("marker-last", "{run}: {file} names {named} and was written when that was complete")
@@ -325,22 +327,25 @@ def marker_last(grading: Grading, run: str, file: str, named: str) -> Result:
     path, metadata = grading.out / file, grading.out / named / ".metadata"
     if not path.exists() or not metadata.exists():
         return False, f"no {file}" if not path.exists() else f"{named} is not complete"
-    if (told := path.read_text(encoding="utf-8").strip()) != named:
-        return False, f"{file} says {told!r}"
+    if (reported := path.read_text(encoding="utf-8").strip()) != named:
+        return False, f"{file} says {reported!r}"
     later = path.stat().st_mtime_ns - metadata.stat().st_ctime_ns
     return later >= 0, f"{file} was written {later / 1e6:.1f} ms after {named} was complete"
 
 
 @check("killed", "{run} was killed while it saved, as planned")
 def killed(grading: Grading, run: str) -> Result:
-    told = grading.failed.get(run, "")
-    return "ended with -9" in told, told or "it was not killed: no distributed checkpoint was completed often enough"
+    reported = grading.failed.get(run, "")
+    return (
+        "ended with -9" in reported,
+        reported or "it was not killed: no distributed checkpoint was completed often enough",
+    )
 
 
-def judge(grading: Grading, kind: str, told: dict[str, Any]) -> Result:
+def judge(grading: Grading, kind: str, reported: dict[str, Any]) -> Result:
     """One check; a run that leaves nothing to judge by, such as one without a step, or a file that is no JSON, does not pass it."""
     try:
-        return CHECKS[kind].holds(grading, **told)
+        return CHECKS[kind].holds(grading, **reported)
     except Broken as error:
         return False, str(error)
     except (AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:

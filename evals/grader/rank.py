@@ -42,18 +42,24 @@ def clean(name: str) -> str:
 
 def piece(tensor: torch.Tensor) -> dict[str, Any]:
     """This rank's part of a tensor, and where it belongs."""
-    told: dict[str, Any] = {"shape": list(tensor.shape), "placements": [], "mesh": [], "coordinate": [], "ranks": []}
+    reported: dict[str, Any] = {
+        "shape": list(tensor.shape),
+        "placements": [],
+        "mesh": [],
+        "coordinate": [],
+        "ranks": [],
+    }
     local = tensor.detach()
     if isinstance(local, DTensor):
         mesh = local.device_mesh
-        told["placements"] = [[getattr(p, "dim", str(p))] for p in local.placements]
-        told["mesh"], told["coordinate"] = list(mesh.mesh.shape), list(mesh.get_coordinate() or [])
+        reported["placements"] = [[getattr(p, "dim", str(p))] for p in local.placements]
+        reported["mesh"], reported["coordinate"] = list(mesh.mesh.shape), list(mesh.get_coordinate() or [])
         local = local.to_local()
-    told["sharded"] = bool(told["mesh"])
-    told["stored"] = local.untyped_storage().nbytes() // max(local.element_size(), 1)
-    told["trainable"] = bool(tensor.requires_grad)
-    told["local"] = local.clone()
-    return told
+    reported["sharded"] = bool(reported["mesh"])
+    reported["stored"] = local.untyped_storage().nbytes() // max(local.element_size(), 1)
+    reported["trainable"] = bool(tensor.requires_grad)
+    reported["local"] = local.clone()
+    return reported
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,17 @@ class Recorder:
         self.first: dict[str, torch.Tensor] = {}
         self.made: dict[int, int] = {}
         self.grads_of, self.grads = 0, dict[str, Any]()
-        self.told: dict[str, Any] = {"steps": 0, "gathers": [], "reduces": [], "completed": [], "held": {}, "state": {}}
-        self.told["fed"] = {}
-        self.told["opened"] = []
-        self.told["sharded_on"] = []
+        self.reported: dict[str, Any] = {
+            "steps": 0,
+            "gathers": [],
+            "reduces": [],
+            "completed": [],
+            "held": {},
+            "state": {},
+        }
+        self.reported["fed"] = {}
+        self.reported["opened"] = []
+        self.reported["sharded_on"] = []
 
     def install(self) -> None:
         register_module_forward_pre_hook(self.enter)
@@ -101,36 +114,36 @@ class Recorder:
         if event == "open" and isinstance(args[0], str | os.PathLike):
             path = Path(args[0])
             to_read = not set(str(args[1] or "r")) & set("wax+")
-            if path.suffix in WEIGHTS and to_read and path.name not in self.told["opened"]:
-                self.told["opened"].append(path.name)
+            if path.suffix in WEIGHTS and to_read and path.name not in self.reported["opened"]:
+                self.reported["opened"].append(path.name)
 
     def completing(self, folder: str) -> None:
         """On the rank that writes the metadata: be a slow disk, or be killed, if the task says so."""
-        if len(self.told["completed"]) + 1 == self.disturb.die_at:
+        if len(self.reported["completed"]) + 1 == self.disturb.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.disturb.slow_save)
-        self.told["completed"].append([folder, self.told["steps"]])
+        self.reported["completed"].append([folder, self.reported["steps"]])
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """fully_shard, told of with the devices of the parameters that it is about to shard."""
+        """fully_shard, reported of with the devices of the parameters that it is about to shard."""
 
         @functools.wraps(function)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             modules = module if isinstance(module, list | tuple) else [module]
             params = [p for m in modules for p in m.parameters() if not isinstance(p, DTensor)]
-            self.told["sharded_on"] = sorted({*self.told["sharded_on"], *(p.device.type for p in params)})
+            self.reported["sharded_on"] = sorted({*self.reported["sharded_on"], *(p.device.type for p in params)})
             return function(module, *args, **kwargs)
 
         return call
 
     def counted(self, function: Callable[..., Any], where: str) -> Callable[..., Any]:
-        """The collective, told of with the larger of its two tensors."""
+        """The collective, reported of with the larger of its two tensors."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
             if tensors and not getattr(self.inside, "collective", False):
                 large = max(tensors, key=torch.Tensor.numel)
-                self.told[where].append([self.told["steps"], large.numel(), str(large.dtype)])
+                self.reported[where].append([self.reported["steps"], large.numel(), str(large.dtype)])
             outer, self.inside.collective = getattr(self.inside, "collective", False), True
             try:
                 return function(*args, **kwargs)
@@ -148,8 +161,8 @@ class Recorder:
         elif depth and not self.inside.fed and args and self.is_leaf(module, args[0]):
             # the first layer of a model that is trained: its input tells how much this rank has to do
             self.inside.fed = True
-            step = str(self.told["steps"])
-            self.told["fed"][step] = self.told["fed"].get(step, 0) + args[0].numel()
+            step = str(self.reported["steps"])
+            self.reported["fed"][step] = self.reported["fed"].get(step, 0) + args[0].numel()
 
     @staticmethod
     def is_leaf(module: nn.Module, given: Any) -> bool:
@@ -201,12 +214,12 @@ class Recorder:
             self.made[id(optimizer)] = self.made.get(id(optimizer), 0) - 1
             return
         step = self.made.get(id(optimizer), 0) + 1
-        if "tied" not in self.told:  # the first step of the first optimizer
+        if "tied" not in self.reported:  # the first step of the first optimizer
             self.store("weights", 0)
             tied: dict[int, list[str]] = {}
             for name, parameter in self.named("parameters").items():
                 tied.setdefault(id(parameter), []).append(name)
-            self.told["tied"] = sorted(sorted(names) for names in tied.values() if len(names) > 1)
+            self.reported["tied"] = sorted(sorted(names) for names in tied.values() if len(names) > 1)
         grads = {name: piece(p.grad) for name, p in self.named("parameters").items() if p.grad is not None}
         if step == self.grads_of:  # another optimizer's share of the same step
             grads = {**self.grads, **grads}
@@ -217,13 +230,13 @@ class Recorder:
         step = self.made[id(optimizer)] = self.made.get(id(optimizer), 0) + 1
         if step <= 0:
             return
-        self.told["steps"] = step
+        self.reported["steps"] = step
         self.store("weights", step)
         if step == 2:
-            self.told["held"] = self.held()
+            self.reported["held"] = self.held()
             states = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
             local = [v.to_local() if isinstance(v, DTensor) else v for v in states]
-            self.told["state"] = {"whole": sum(v.numel() for v in states), "here": sum(v.numel() for v in local)}
+            self.reported["state"] = {"whole": sum(v.numel() for v in states), "here": sum(v.numel() for v in local)}
         self.write()
 
     def store(self, what: str, step: int) -> None:
@@ -249,7 +262,7 @@ class Recorder:
         return {"whole": sum(whole.values()), "all": sum(unique.values())}
 
     def write(self) -> None:
-        (self.folder / f"told.{self.rank}.json").write_text(json.dumps(self.told), encoding="utf-8")
+        (self.folder / f"reported.{self.rank}.json").write_text(json.dumps(self.reported), encoding="utf-8")
 
 
 def forget_the_grader() -> None:

@@ -57,14 +57,14 @@ class Record:
     ranks: int
 
     @functools.cached_property
-    def told(self) -> list[dict[str, Any]]:
-        paths = [self.folder / f"told.{rank}.json" for rank in range(self.ranks)]
+    def reported(self) -> list[dict[str, Any]]:
+        paths = [self.folder / f"reported.{rank}.json" for rank in range(self.ranks)]
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
     @property
     def steps(self) -> int:
         """The steps that every rank made."""
-        return min(int(told["steps"]) for told in self.told)
+        return min(int(reported["steps"]) for reported in self.reported)
 
     def pieces(self, what: str, step: int) -> list[Any]:
         """What each rank stored of `what` (weights, grads) at a step."""

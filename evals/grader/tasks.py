@@ -62,8 +62,8 @@ class Task:
         """(kind, parameters) of each check; `run` is always among the parameters."""
         result = []
         for entry in self.values["checks"]:
-            ((kind, told),) = entry.items()
-            result.append((kind, dict(told) if isinstance(told, dict) else {"run": told}))
+            ((kind, reported),) = entry.items()
+            result.append((kind, dict(reported) if isinstance(reported, dict) else {"run": reported}))
         return result
 
     def files(self) -> list[Path]:
@@ -78,10 +78,10 @@ class Task:
         for name in self.values.get("share", []):
             shutil.copy(EVALS / "shared" / name, into / name)
         kind, _, name = variant.partition("/")
-        told = {"right": self.right, "wrong": self.wrong}[kind][name] if name else {}
-        if kind != "start" and told.get("base") != "start":
+        reported = {"right": self.right, "wrong": self.wrong}[kind][name] if name else {}
+        if kind != "start" and reported.get("base") != "start":
             self.edit(into, self.values["solution"])
-        self.edit(into, told.get("edits", []))
+        self.edit(into, reported.get("edits", []))
         return into
 
     def write_oracle(self, into: Path) -> Path:

@@ -19,24 +19,11 @@ _LACKING = re.compile(
     r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
     r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
 )
-_KERNELS = [
-    "triton",
-    "flash_attn",
-    "flash_attn_interface",
-    "flash_attn_2_cuda",
-    "apex",
-    "amp_C",
-    "transformer_engine",
-    "xformers",
-    "deepspeed",
-    "bitsandbytes",
-    "liger_kernel",
-    "fused_layer_norm_cuda",
-    "causal_conv1d",
-    "mamba_ssm",
-    "deep_gemm",
-    "cupy",
-]
+_KERNELS = (
+    *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex"),
+    *("amp_C", "transformer_engine", "xformers", "deepspeed", "bitsandbytes"),
+    *("liger_kernel", "fused_layer_norm_cuda", "causal_conv1d", "mamba_ssm", "deep_gemm", "cupy"),
+)
 
 
 def asks_for_cuda(run: Run) -> bool:
