@@ -265,8 +265,10 @@ class TestWatched:
     def test_ranks_hold_other_values(self) -> None:
         assert self.judged(1.0, 2.0, "best").status == "fail"
         assert self.judged(1.0, 1.0, "best").status == "pass"
-        assert self.judged(1.0, 2.0, "best rank-local").status == "pass"
-        assert self.judged(1.0, 2.0, "best across=resume").status == "pass"
+
+    @pytest.mark.parametrize("text", ["best rank-local", "best across=resume"])
+    def test_what_no_other_run_holds_proves_nothing(self, text: str) -> None:
+        assert self.judged(1.0, 2.0, text).status == "inconclusive"
 
     def test_what_is_nowhere(self) -> None:
         assert self.judged(1.0, 1.0, "other").status == "inconclusive"

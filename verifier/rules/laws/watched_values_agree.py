@@ -60,7 +60,9 @@ class WatchedValuesAgree(Rule):
                         return self.failed(f"{text} (allowed: {limit:.1g} apart)", line, measured=value, limit=limit)
                 if gone := sorted(mine.keys() ^ theirs.keys()):
                     return self.failed(f"`{gone[0]}` is there on one side only {where}, before step {step}")
-            passes.append(f"{one.expression}: {', '.join(compared) or 'no other run holds it'}")
+            if not compared:
+                return self.unknown(f"`{one.expression}` is held by no other run or rank: nothing was compared")
+            passes.append(f"{one.expression}: {', '.join(compared)}")
         return self.passed(f"{count(len(passes), 'watched value')} agree ({'; '.join(passes)})")
 
 
