@@ -4,6 +4,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ..evidence import Evidence, Sources
 from ..trace import Run, Trace, difference
@@ -112,19 +113,19 @@ def spelled(path: str) -> set[tuple[str, str]]:
     return found | {("", f"self.{path.rpartition('.')[2]}")} if dot else found
 
 
-def _carried(tree: ast.Module) -> Iterator[tuple[str, str]]:
+@lru_cache(maxsize=256)
+def _carried(tree: ast.Module) -> set[tuple[str, str]]:
     """(function, expression) of what is assigned from itself, or under a condition on itself, and decides something.
 
     Names of a module and attributes of `self` stand for all functions, which "" says.
     """
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        for expression in _carried_in(function):
-            yield function.name, expression
-            if expression.startswith("self."):
-                yield "", expression
     outside = ast.Module([n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
-    for expression in _carried_in(outside):
-        yield "", expression
+    found = {("", expression) for expression in _carried_in(outside)}
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        own = _carried_in(function)
+        found |= {(function.name, expression) for expression in own}
+        found |= {("", expression) for expression in own if expression.startswith("self.")}
+    return found
 
 
 def _carried_in(scope: ast.AST) -> set[str]:

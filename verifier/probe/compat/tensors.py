@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,8 +25,14 @@ def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[i
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return shape, shape, (0,) * len(shape)
-    own, offset = need(SHARD_POSITION)(tensor.shape, tensor.device_mesh, tensor.placements)
-    return shape, tuple(own), tuple(offset)
+    own, offset = _position(tensor.shape, tensor.device_mesh, tensor.placements)
+    return shape, own, offset
+
+
+@lru_cache(maxsize=4096)
+def _position(shape: torch.Size, mesh: DeviceMesh, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    own, offset = need(SHARD_POSITION)(shape, mesh, placements)
+    return tuple(own), tuple(offset)
 
 
 @dataclass
