@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,12 +28,13 @@ from .trace import Run, read_run
 from .trace.events import Killed
 
 LEAST_TIMEOUT, SLOWER = 60.0, 10.0
+UNPAID = "left out by --budget"
 Progress = Callable[[str, Sequence[str]], None]  # the line of a run that has ended, or ""; the runs that go on
 
 
 @dataclass(frozen=True)
 class Made:
-    """A planned run and its result. There is no run where its files could not be prepared; `trouble` says why."""
+    """A planned run and its result. There is no run where its files could not be prepared or the budget is spent: `trouble`."""
 
     planned: PlannedRun
     run: Run | None = None
@@ -65,10 +67,11 @@ class Executor:
         progress: Progress = lambda line, going: None,
         ended: list[Run] | None = None,
         backend: str = "",
+        budget: float = math.inf,
     ) -> None:
         self.launcher, self.work, self.files, self.progress = launcher, work, files, progress
         self.ended: list[Run] = [] if ended is None else ended
-        self.backend = backend
+        self.backend, self.budget, self._begun = backend, budget, time.monotonic()
         self.cuda_on_cpu = False
         self.longest = 0.0
         self._number = 0
@@ -114,7 +117,9 @@ class Executor:
         return ranks <= self.room and not alone and not shared
 
     def _begin(self, planned: PlannedRun) -> str:
-        """Start a run; why it cannot be made, or ""."""
+        """Start a run; why it cannot be made, or "". The budget is judged by the longest run so far."""
+        if self.longest and time.monotonic() - self._begun + self.longest > self.budget:
+            return f"{UNPAID} {self.budget:g}"
         self._number += 1
         folder = self.work / f"{self._number:02}-{planned.role}-{planned.world_size}"
         folder.mkdir(parents=True)
@@ -248,5 +253,6 @@ def _without_run(evidence: Evidence, made: Made) -> Evidence:
     course, role = evidence.course, made.planned.role
     if role == "damaged":
         return replace(evidence, course=replace(course, damages_tried=course.damages_tried + 1))
-    roles = (role, "saved") if made.planned.files == "saved" else (role,)
+    unprepared = made.planned.files == "saved" and not made.trouble.startswith(UNPAID)
+    roles = (role, "saved") if unprepared else (role,)
     return replace(evidence, missing=evidence.missing | dict.fromkeys(roles, made.trouble))

@@ -151,7 +151,7 @@ def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) ->
     late = [_late(skip) for skip in policy.skips if skip.over]
     if late:  # a failure replaces the pass of the same rule
         findings = [f for f in findings if f.rule != UNUSED or f.status not in ("pass", "not_applicable")] + late
-    skipped = []
+    skipped = list(verdict.skipped)
     for rule in left_out:
         skip = next((s for s in policy.skips if not s.over and is_skipped(rule, [s.rule])), None)
         reason, until = (skip.reason, skip.until) if skip else (BY_HAND, None)

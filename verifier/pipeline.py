@@ -14,6 +14,7 @@ from pathlib import Path
 
 from . import plan
 from .analysis.platform import asks_for_cuda
+from .config.policy import QUICK
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Course, Evidence
@@ -109,7 +110,7 @@ def verify_with(
         files = files or stack.enter_context(Workspace(work))
         ranks = max(target.nproc, *target.reshard_to, 1)
         backend = backend_for(launcher, ranks, target.oversubscribe, work)
-        executor = Executor(launcher, work, files, progress, ended, backend)
+        executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
         evidence = gather(planned(target, chosen, tier), executor)
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
@@ -117,6 +118,8 @@ def verify_with(
     unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
+    left = [f for f in findings if f.status == "inconclusive" and f.evidence == plan.NOT_QUICK]
+    findings = [f for f in findings if f not in left]
     known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     environment = environment_of(
         launcher.versions, tier, backend, target.nproc, target.launcher, known, evidence.cuda_on_cpu
@@ -124,7 +127,9 @@ def verify_with(
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
-    return replace(verdict, folder=str(work), seconds=time.monotonic() - started, refused=refused).decided()
+    skipped = [{"rule": f.rule, "reason": QUICK, "until": None} for f in left]
+    seconds = time.monotonic() - started
+    return replace(verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped).decided()
 
 
 def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
@@ -140,8 +145,8 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
     evidence = Evidence(tolerances=tolerances, course=course, watch=target.watch, cuda_on_cpu=own)
     evidence = with_sources(evidence, target.script, target.module)
     for stage in plan.stages(settings.tier):
-        while due := stage(settings, evidence):
-            made = executor.make(due)
+        while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
+            made = executor.make(settings.ordered(due))
             if evidence.train is None and _stopped_for_want_of_cuda(target, executor, made):
                 executor.cuda_on_cpu = True
                 return gather(replace(settings, target=target), executor)

@@ -34,6 +34,8 @@ SURVEY_SECONDS = 30.0  # a script that takes longer is ended, and what it would 
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
 RESUMED = ("resume", "reshard", "crash", "damaged")
+QUICK = frozenset({"train", "full_precision", "reference", "resume"})
+NOT_QUICK = "--quick does not make this run"
 AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
 
 
@@ -87,7 +89,13 @@ class Settings:
         """The roles that the rules look at. What rules only read if it is there is made if all of them do."""
         rules = [RULES[name] for name in self.chosen]
         alone = all("resume" in rule.needs | rule.reads for rule in rules)
-        return frozenset[str]().union(*(rule.needs | rule.reads if alone else rule.needs for rule in rules))
+        needed = frozenset[str]().union(*(rule.needs | rule.reads if alone else rule.needs for rule in rules))
+        return needed & QUICK if self.target.quick else needed
+
+    def ordered(self, due: list[PlannedRun]) -> list[PlannedRun]:
+        """Runs by how many of the rules need them, most first."""
+        needs = [RULES[name].needs for name in self.chosen]
+        return sorted(due, key=lambda run: -sum(run.role in roles for roles in needs))
 
     @property
     def steps(self) -> int:
@@ -128,7 +136,7 @@ Stage = Callable[[Settings, Evidence], list[PlannedRun]]
 def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The whole script, as far as its time allows: it says how many steps are worth comparing, and what no run reaches."""
     target = settings.target
-    if target.steps or evidence.survey is not None or evidence.train is not None:
+    if target.steps or target.quick or evidence.survey is not None or evidence.train is not None:
         return []
     limit = min(SURVEY_SECONDS, target.timeout)
     fields = {"mode": "survey", "starting_point": False, "timeout": limit, "optional": True}
@@ -309,6 +317,8 @@ def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
         what = "did not complete (see run-completes)" if train is not None and not train.completed else "made no step"
         return dict.fromkeys(AFTER_TRAIN, f"the train run {what}")
     found, refused = dict(evidence.missing), evidence.course.refused
+    if target.quick:
+        found |= dict.fromkeys({role for name in settings.chosen for role in RULES[name].needs} - QUICK, NOT_QUICK)
     if "alone" in evidence.course.ways and refused is not None and evidence.reference and evidence.reference.completed:
         found |= {"ddp": text} if (text := root_cause(refused).text) else {}
     if reason := no_resume(target.resume_args, settings.steps, evidence):

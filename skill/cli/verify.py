@@ -85,7 +85,9 @@ def add_parser(commands: Any) -> None:
     add("--watch", metavar="'EXPR'", action="append", help=watch)
     files = "the same for the tensors and numbers in files that rank 0 writes (.pt, .safetensors, .npz, .json)"
     add("--watch-file", dest="watch", metavar="'GLOB'", action="append", type="file:{}".format, help=files)
+    add("--budget", metavar="S", help="seconds after which no further run begins; what that leaves out is inconclusive")
     for name, text in (
+        ("--quick", "only the train run, the DDP reference and the resume: the rules that need others are skipped"),
         ("--thorough", "kill at every moment of a save, not at one (slower)"),
         ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),
     ):

@@ -85,7 +85,8 @@ def unseen_load(evidence: Evidence, *setters: str) -> str:
     traces = [trace for run in trainings(evidence) for trace in run.traces]
     if any(t.first(SetState) is not None or any(r.op in LOADS for r in t.of(Checkpoint)) for t in traces):
         return ""
-    return f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and --resume-args"
+    lacks = f"the sources can load state ({', '.join(setters)}), but no run did: give --save-args and --resume-args"
+    return evidence.missing.get("resume", lacks)
 
 
 def _names(sources: Sources, file: str, words: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..finding import Finding
 from ..trace.events import Place
 
-BY_HAND = "option --skip"
+BY_HAND, QUICK = "option --skip", "option --quick"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ class Target:
     watch: tuple[Watched, ...] = ()
     sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each
+    quick: bool = False  # only the train run, the reference and the resume
+    budget: float = math.inf  # seconds after which no further run begins
     cwd: Path = field(default_factory=Path.cwd)
     command: tuple[str, ...] = ()
 
@@ -170,6 +173,8 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
     ready = {key: _READ[key](key, values[key]) for key in _READ if key in values}
     if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
         raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
+    if ready.get("quick") and ready.get("thorough"):
+        raise UserError("quick and thorough exclude each other")
     nproc = ready.get("nproc", Target.nproc)
     if "reshard_to" in values:
         ready["sizes_chosen"] = True
@@ -195,7 +200,7 @@ def _whole(key: str, value: Any, least: int) -> int:
 
 def _positive(key: str, value: Any) -> float:
     try:
-        number = float(str(value))
+        number = float(str(value).removesuffix("s"))
     except ValueError:
         raise UserError(f"{key}: expected a number of seconds, found {value!r}") from None
     if not 0 < number < float("inf"):
@@ -227,8 +232,8 @@ def _truth(key: str, value: Any) -> bool:
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "nproc": lambda key, value: _whole(key, value, 1),
     "steps": lambda key, value: 0 if value == "auto" else _whole(key, value, 2),
-    "timeout": _positive,
+    **dict.fromkeys(("timeout", "budget"), _positive),
     **dict.fromkeys(("device", "launcher"), _choice),
-    **dict.fromkeys(("oversubscribe", "thorough"), _truth),
+    **dict.fromkeys(("oversubscribe", "thorough", "quick"), _truth),
     **dict.fromkeys(("args", *WORDS), _words),
 }

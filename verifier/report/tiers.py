@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..config.policy import QUICK
 from ..verdict import Verdict
 from .wrapping import wrapped
 
@@ -25,6 +26,8 @@ def verdict_line(verdict: Verdict) -> str:
     line = f"verdict: {verdict.verdict}"
     if verdict.verdict == "no_findings":
         return f"{line} in {limits(verdict)}"
+    if verdict.verdict == "pass" and (left := sum(item["reason"] == QUICK for item in verdict.skipped)):
+        return f"{line} with --quick: {number(left, 'rule')} that other runs decide not judged"
     simulated = verdict.verdict == "pass" and verdict.tier == "simulate"
     return f"{line} in the simulated tier: {SIMULATED}" if simulated else line
 

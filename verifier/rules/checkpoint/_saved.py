@@ -71,7 +71,8 @@ class ContentRule(SaveRule):
                 return self.failed(f"{what} after step {saves[0].after} was given; {how}", saves[0].line)
             tensors, folders = tensors + len(values), folders + 1
         if unreadable or not folders:
-            return self.unknown(unreadable or "no checkpoint existed after the run, so none was read back")
+            lacks = "no checkpoint existed after the run, so none was read back"
+            return self.unknown(unreadable or evidence.missing.get("inspect", lacks))
         return self.passed(f"{count(tensors, 'tensor')} in {count(folders, 'checkpoint')} read back as they were given")
 
 

@@ -27,7 +27,8 @@ class EmptyRule(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run, filled = evidence.trained, evidence.provoked
         if filled is None or not filled.models:
-            return self.unknown("the run that fills the memory of to_empty with NaN did not reach a forward")
+            lacks = "the run that fills the memory of to_empty with NaN did not reach a forward"
+            return self.unknown(evidence.missing.get("provoked", lacks))
         if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
             what = f"{some(unset)}: allocated by to_empty and not initialised before the first forward"
             return self.failed(what, evidence.line_of(run, ToEmpty))

@@ -57,7 +57,8 @@ class RankDependentInitNoBroadcast(Rule):
         if not any(record.parameters for records in per_rank for record in records):
             late = "the weights are initialised after sharding"
             if evidence.single is None or not evidence.single.parameters:
-                return self.unknown(f"{late}, and no single-process run initialised its own to compare with")
+                lacks = f"{late}, and no single-process run initialised its own to compare with"
+                return self.unknown(evidence.missing.get("single", lacks))
             if not _as_one_process(run, evidence.single):
                 return self.unknown(f"{late}, and a single process initialises others: they depend on the world size")
             return self.passed(f"{late}, and a single process initialises the same")
