@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
+from .config.option import Option
 from .config.policy import Widening
 from .config.watch import Watched
 from .finding import Hit, Suppression
@@ -96,6 +97,7 @@ class Evidence:
     saving: Place | None = None  # the first line of the sources that saves a checkpoint, run or not
     followed: bool = False  # whether the static tier has come to the training by following the sources
     gradients: bool = False  # whether the sources touch gradients beside backward and zero_grad
+    options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
     cuda_on_cpu: bool = False  # whether the script asked for CUDA, and had one that computes on the CPU
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured

@@ -14,6 +14,7 @@ from typing import Any
 
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.usage import usage_error
+from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
 from .launch import sharing
@@ -140,9 +141,12 @@ class Executor:
         taken = {number for other in self._going for number in other.request.devices}
         same = {name: getattr(planned, name) for name in ("world_size", "module", "launcher", "grace", "mode", "steps")}
         same |= {name: str(getattr(planned, name)) for name in ("script", "cwd", "project")}
+        argv, copies = applied(planned.arguments, planned.cwd, str(checkpoint), folder)
+        for path, text in copies.items():
+            path.write_text(text, encoding="utf-8")
         return Request(
             folder=str(folder),
-            argv=[word.replace("{checkpoint}", str(checkpoint)) for word in planned.arguments],
+            argv=argv,
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
             cuda_on_cpu=self.cuda_on_cpu,

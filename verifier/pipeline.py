@@ -14,6 +14,7 @@ from pathlib import Path
 
 from . import plan
 from .analysis.platform import asks_for_cuda
+from .config.option import command
 from .config.policy import QUICK
 from .config.target import Target
 from .errors import INTERRUPTED, Interrupted, MachineRefuses
@@ -28,6 +29,7 @@ from .report.assemble import assemble, environment_of, notes
 from .rules import RULES
 from .rules.lint import choose, verdict_on
 from .rules.naming import left
+from .source.options import options_of
 from .source.scan import is_distributed, with_sources, with_texts
 from .trace import Run
 from .trace.events import Start
@@ -127,9 +129,18 @@ def verify_with(
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
     verdict = assemble(described, work, evidence, evidence.runs, findings, environment)
+    verdict = replace(verdict, suggestion=suggestion(target, evidence))
     skipped = [{"rule": f.rule, "reason": QUICK, "until": None} for f in left]
     seconds = time.monotonic() - started
     return replace(verdict, folder=str(work), seconds=seconds, refused=refused, skipped=skipped).decided()
+
+
+def suggestion(target: Target, evidence: Evidence) -> str:
+    """The command that judges the script's checkpoints, too, where its options show how it saves and resumes."""
+    if target.save_args or target.resume_args or target.name or evidence.saving is None:
+        return ""
+    words = target.command[: target.command.index("--")] if "--" in target.command else target.command
+    return command(words, evidence.options, target.args)
 
 
 def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Settings:
@@ -143,7 +154,9 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
     course = Course(sizes_chosen=target.sizes_chosen)
     tolerances, own = target.policy.tolerances, executor.cuda_on_cpu
     evidence = Evidence(tolerances=tolerances, course=course, watch=target.watch, cuda_on_cpu=own)
-    evidence = with_sources(evidence, target.script, target.module)
+    evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
+    if not target.resume_args:
+        evidence = replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
     for stage in plan.stages(settings.tier):
         while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
             made = executor.make(settings.ordered(due))
@@ -177,7 +190,7 @@ def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[R
     """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
     train = next((run for run in ended if run.role == "train"), None)
     evidence = Evidence(train=train, tolerances=target.policy.tolerances)
-    evidence = with_sources(evidence, target.script, target.module)
+    evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
     torch = next((r.torch for run in ended for trace in run.traces for r in trace.of(Start)), "not known yet")

@@ -19,7 +19,6 @@ from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import LOW, low_precision
 from .analysis.reasons import never_written, no_damage, no_resume
 from .analysis.root_cause import root_cause
-from .config.modules import root
 from .config.target import Target
 from .errors import UserError
 from .evidence import Evidence
@@ -118,7 +117,7 @@ class Settings:
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
         if probe:
             same["probe"] = probe | fields.pop("probe", {})
-        return PlannedRun(role, world, project=root(target.script, target.module), **{**same, **fields})
+        return PlannedRun(role, world, project=target.project, **{**same, **fields})
 
     def with_steps(self, evidence: Evidence) -> Settings:
         """These settings with the number of steps that the survey run suggests, where none was asked for."""

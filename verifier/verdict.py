@@ -47,6 +47,7 @@ class Verdict:
     baseline: Comparison | None = None
     interrupted: str = ""  # by which signal: what was not judged until then is inconclusive
     refused: str = ""  # why ranks could not run here: what needs them is inconclusive
+    suggestion: str = ""  # a command that judges more, from the script's own options; it is never run unasked
 
     @property
     def tier(self) -> Tier:

@@ -50,6 +50,11 @@ nothing: only runs give a pass; of several targets, the worst.
 
 
 OPTIONS = (
+    (
+        "--root",
+        "DIR",
+        "the folder of the project, if it is not the script's own: faults in its packages are located there",
+    ),
     ("--nproc", "N", "ranks (default 2)"),
     ("--steps", "K", "optimizer steps to compare (default auto: 5 to 20, as a first run of the whole script suggests)"),
     ("--reshard-to", "N,M", "other world sizes to resume on (default 1 and twice --nproc)"),

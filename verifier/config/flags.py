@@ -1,6 +1,6 @@
 """The names of the settings of a target that a command line may give; a configuration has the same ones."""
 
 FLAGS = (
-    *("module", "nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args"),
+    *("module", "root", "nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args"),
     *("reference", "thorough", "quick", "budget", "timeout", "device", "launcher", "oversubscribe", "watch"),
 )

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .modules import find
+from . import modules
 from .policy import Policy
 from .reading.script import parse
+from .settings import applied
 from .verify_file import NAME as CONFIG
 from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
 from .watch import Watched, watched
@@ -30,6 +31,9 @@ class Target:
     name: str = ""  # in a configuration with several targets
     policy: Policy = field(default_factory=Policy)  # the team's decisions about the verdict, from the configuration
     module: str = ""  # as in `python -m`; `script` is its file
+    root: Path | None = (
+        None  # below it lies the user's own code; None: below the script's folder, or the module's package
+    )
     nproc: int = 2
     reshard_to: tuple[int, ...] = ()
     steps: int = 0  # to compare; 0: as many as the survey run suggests
@@ -50,6 +54,11 @@ class Target:
     budget: float = math.inf  # seconds after which no further run begins
     cwd: Path = field(default_factory=Path.cwd)
     command: tuple[str, ...] = ()
+
+    @property
+    def project(self) -> Path:
+        """The folder below which the user's own code lies."""
+        return self.root or modules.root(self.script, self.module)
 
     def describe(self) -> dict[str, Any]:
         """The target as JSON data, for a report."""
@@ -120,7 +129,7 @@ def _one(
     if module and not where.is_dir():
         raise UserError(f"-m {module}: give a module or a script, not both")
     if module:
-        script = find(module, base)
+        script = modules.find(module, base)
     elif where.is_dir():
         script = base / (own or "train.py")
         if not script.is_file():
@@ -130,6 +139,8 @@ def _one(
     parse(script)
     cwd = base if where.is_dir() else Path.cwd()
     target = _build(script.resolve(), values, cwd.resolve())
+    for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):
+        applied((*target.args, *words), target.cwd, "", Path())  # what is wrong with them is known before anything runs
     reference, command = _reference(target, cwd), _command(path, flags, config, entry.name)
     return replace(target, name=entry.name, policy=entry.policy, reference=reference, command=command)
 
@@ -183,9 +194,18 @@ def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
         ready["reshard_to"] = tuple(_whole("reshard_to", size, 1) for size in sizes if str(size).strip())
     elif ready.get("resume_args"):
         ready["reshard_to"] = tuple(n for n in (1, 2 * nproc) if n != nproc)
+    if "root" in values:
+        ready["root"] = _folder(cwd, values["root"], script)
     given = values.get("watch", ())
     ready["watch"] = tuple(watched(text) for text in ([given] if isinstance(given, str) else given))
     return Target(script=script, cwd=cwd, module=str(values.get("module", "")), **ready)
+
+
+def _folder(cwd: Path, value: Any, script: Path) -> Path:
+    folder = (cwd / str(value)).resolve()
+    if not folder.is_dir() or not script.is_relative_to(folder):
+        raise UserError(f"root: {value}: not a folder that holds {script}")
+    return folder
 
 
 def _whole(key: str, value: Any, least: int) -> int:

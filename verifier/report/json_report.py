@@ -33,7 +33,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "runs": list(verdict.runs),
             "facts": verdict.facts,
             "seconds": round(verdict.seconds, 3),
-            **{name: reason for name in ("interrupted", "refused") if (reason := getattr(verdict, name))},
+            **{name: reason for name in ("interrupted", "refused", "suggestion") if (reason := getattr(verdict, name))},
             **_baseline(verdict),
         }
     )

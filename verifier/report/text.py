@@ -163,6 +163,9 @@ def _inconclusive(verdict: Verdict) -> Iterator[str]:
         yield from _text(reason, INDENT)
     if reasons:
         yield ""
+    if verdict.suggestion:
+        yield from _text("the script's options look as if this judged its checkpoints, too (not run):")
+        yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:

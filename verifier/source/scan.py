@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ..config.modules import root
 from ..errors import UserError
 from ..evidence import Evidence
 from ..finding import Hit, Suppression
@@ -35,10 +34,10 @@ class Scan:
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
 
-def scan(script: Path, module: str = "") -> Scan:
-    """Read the sources of a script, or of a module that is run as `python -m` does."""
+def scan(script: Path, root: Path | None = None) -> Scan:
+    """Read the sources of a script; absolute imports are looked up below `root` first, where there is one."""
     seen = look([script])
-    files = project_files(script, root(script, module) if module else None)
+    files = project_files(script, root)
     parsed = list(_parsed(files))
     exports = not any(_loads(module_) for module_ in parsed)
     return Scan(
@@ -51,9 +50,9 @@ def scan(script: Path, module: str = "") -> Scan:
     )
 
 
-def with_sources(evidence: Evidence, script: Path, module: str = "") -> Evidence:
+def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> Evidence:
     """The evidence with what the sources show."""
-    seen = scan(script, module)
+    seen = scan(script, root)
     shown = {one.name: getattr(seen, one.name) for one in fields(seen) if one.name != "files"}
     return replace(evidence, sources=read_sources(seen.files, evidence.runs), **shown)
 
