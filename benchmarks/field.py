@@ -1,0 +1,151 @@
+"""Public trainers, unmodified: a plain run, a verification, and what its findings are worth.
+
+    python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick] [--out benchmarks/results/field.json]
+
+`DIR/NAME` (or the name under `checkout`) is a checkout of the repository that `benchmarks/field/NAME.yaml` names, `ENVIRONMENTS/NAME/bin/python` (else this Python) has
+its packages. Each YAML says repository, commit, packages, command, options of `fsdp2 verify`, and the judgement of every failure by an
+experiment of its own. A script under `prepare` writes data, tokenizer and configuration into a folder, `{data}` in the command.
+The trainer's code is never edited: a checkout with changes is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from machine import environment
+from results_file import write
+
+HERE = Path(__file__).resolve().parent / "field"
+PLAIN_LIMIT, VERIFY_LIMIT = 300, 1500
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """One trainer. Raises SystemExit if a key is missing."""
+    entry: dict[str, Any] = {
+        "root": ".",
+        "environment": {},
+        "verify": [],
+        "judgement": [],
+        **yaml.safe_load(path.read_text()),
+    }
+    if missing := {"name", "repository", "commit", "command"} - entry.keys():
+        raise SystemExit(f"{path}: no {', '.join(sorted(missing))}")
+    return entry
+
+
+def checked_out(entry: dict[str, Any], folder: Path) -> str:
+    """Why a checkout cannot be used, or ""."""
+    git = ["git", "-C", str(folder)]
+    if not folder.is_dir():
+        return "no checkout"
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    return (
+        f"at {commit[:12]}, not {entry['commit'][:12]}" if commit != entry["commit"] else "changed" if changed else ""
+    )
+
+
+def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -> tuple[int, float, str]:
+    """(exit code, seconds, last line of stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
+    started = time.monotonic()
+    settings = os.environ | {key: str(value) for key, value in entry["environment"].items()}
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=settings, capture_output=True, text=True, check=False, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return 124, time.monotonic() - started, f"not over after {limit:.0f} s"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return done.returncode, time.monotonic() - started, lines[-1][:200] if lines else ""
+
+
+def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> dict[str, Any]:
+    """The row of one trainer."""
+    root = folder / entry["root"]
+    with tempfile.TemporaryDirectory(prefix="fsdp2-field-") as name:
+        data, report = Path(name, "data"), Path(name, "report.json")
+        data.mkdir()
+        if "prepare" in entry:
+            subprocess.run([python, str(HERE / entry["prepare"]), str(data)], cwd=root, check=True, capture_output=True)
+        script, *args = (word.replace("{data}", str(data)) for word in shlex.split(entry["command"]))
+        target = ["-m", args.pop(0)] if script == "-m" else [script]
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
+        options = [str(word).replace("{data}", str(data)) for word in entry["verify"]]
+        options += ["--report", f"json={report}", *(["--quick"] if quick else [])]
+        fsdp2 = [python, "-m", "verified_fsdp2.skill", "verify", *target, *options, *(["--", *args] if args else [])]
+        ended, took, _ = timed(fsdp2, entry, root, VERIFY_LIMIT)
+        found = (
+            json.loads(report.read_text())
+            if report.exists()
+            else {"verdict": f"exit {ended}", "findings": [], "counts": {}}
+        )
+    plain = {"exit": code, "seconds": round(seconds, 1), **({"error": last} if code else {})}
+    row = {"name": entry["name"], "commit": entry["commit"][:12], "plain": plain, "verify_seconds": round(took, 1)}
+    return {**row, "verdict": found["verdict"], "counts": found["counts"], **judged(found, entry)}
+
+
+def judged(report: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """The failures of a report, each with its judgement, and the reasons of what is inconclusive."""
+    known = {one["rule"]: one for one in entry["judgement"]}
+    failures, reasons = [], {}
+    for finding in report["findings"]:
+        if finding["status"] == "fail":
+            own = known.get(finding["rule"], {})
+            place = finding.get("location") or {}
+            where = f"{Path(place['file']).name}:{place['line']}" if place else ""
+            truth = {"true_fault": own.get("true_fault"), "by": own.get("by", "not judged")}
+            failures.append(
+                {"rule": finding["rule"], "at": where, "consequence": bool(finding.get("consequence")), **truth}
+            )
+        elif finding["status"] == "inconclusive":
+            reasons.setdefault(finding["evidence"][:160], []).append(finding["rule"])
+    return {
+        "failures": failures,
+        "inconclusive": [{"reason": why, "rules": len(rules)} for why, rules in reasons.items()],
+    }
+
+
+def main() -> None:
+    """Measure the trainers and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkouts", type=Path, required=True)
+    parser.add_argument("--environments", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for path in sorted(HERE.glob("*.yaml")):
+        entry = entry_of(path)
+        if options.only and entry["name"] not in options.only.split(","):
+            continue
+        folder = options.checkouts / entry.get("checkout", entry["name"])
+        own = (
+            options.environments / entry.get("checkout", entry["name"]) / "bin" / "python"
+            if options.environments
+            else None
+        )
+        if "not_run" in entry or (trouble := checked_out(entry, folder)):
+            row = {"name": entry["name"], "commit": entry["commit"][:12], "not_run": entry.get("not_run") or trouble}
+        else:
+            row = measure(entry, folder, str(own) if own and own.exists() else sys.executable, options.quick)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    if options.out:
+        write(options.out, {"environment": environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
