@@ -2,9 +2,10 @@
 
     python benchmarks/field.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--quick] [--out benchmarks/results/field.json]
 
-`DIR/NAME` (or the name under `checkout`) is a checkout of the repository that `benchmarks/field/NAME.yaml` names, `ENVIRONMENTS/NAME/bin/python` (else this Python) has
-its packages. Each YAML says repository, commit, packages, command, options of `fsdp2 verify`, and the judgement of every failure by an
-experiment of its own. A script under `prepare` writes data, tokenizer and configuration into a folder, `{data}` in the command.
+`DIR/NAME` (or the name under `checkout`) is a checkout of the repository that `benchmarks/field/NAME.yaml` names;
+`ENVIRONMENTS/NAME/bin/python` (else this Python) has its packages. Each YAML says repository, commit, packages, command, options of
+`fsdp2 verify`, and the judgement of every failure by an experiment of its own. A script under `prepare` writes data, tokenizer and
+configuration into a folder, `{data}` in the command.
 The trainer's code is never edited: a checkout with changes is refused.
 """
 
