@@ -1,5 +1,6 @@
 """FSDP's parameters and their groups: which module owns them, what they reduce, which collectives they need."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,12 @@ class Slot:
 
 def groups(root: nn.Module) -> list[tuple[str, Any]]:
     """(module name, FSDP parameter group) of every group with parameters below `root`."""
+    return _groups(root.named_modules())
+
+
+def _groups(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for name, module in root.named_modules():
+    for name, module in modules:
         if isinstance(module, FSDPModule) and (state := _state(module)) is not None:
             many = getattr(state, "_fsdp_param_groups", None)
             own = [state._fsdp_param_group] if many is None else many  # of versions that know one group
@@ -45,9 +50,10 @@ def _state(module: FSDPModule) -> Any:
 
 def slots(root: nn.Module) -> list[Slot]:
     """Every parameter of `root` once, in `named_parameters` order, tied ones under their first name."""
-    held = managed(root)
+    modules = list(root.named_modules())
+    held = _managed(modules)
     out: dict[int, Slot] = {}
-    for prefix, module in root.named_modules():
+    for prefix, module in modules:
         for name, param in module._parameters.items():
             item = held.get((id(module), name))
             kept = item.sharded_param if item is not None else param
@@ -64,12 +70,17 @@ def _has_unsharded_gradient(item: Any) -> bool:
 
 def managed(root: nn.Module) -> dict[tuple[int, str], Any]:
     """{(id of a module, name of its parameter): the FSDPParam that manages it}."""
+    return _managed(root.named_modules())
+
+
+def _managed(modules: Iterable[tuple[str, nn.Module]]) -> dict[tuple[int, str], Any]:
     found: dict[tuple[int, str], Any] = {}
-    for _, group in groups(root):
+    for _, group in _groups(modules):
         for item in group.fsdp_params:
             info = item._module_info
             owners = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-            found |= {(id(module), name): item for module, name in owners}
+            for module, name in owners:
+                found[id(module), name] = item
     return found
 
 

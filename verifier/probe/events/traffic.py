@@ -6,6 +6,7 @@ counts with torch's own CommDebugMode.
 
 import functools
 import threading
+from collections.abc import Callable
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -41,14 +42,14 @@ class Traffic:
         self.lines: dict[tuple[str, int], tuple[int, Place]] = {}  # bytes that each line gathers
         self.expected: dict[str, int] = {}
 
-    def add(self, kind: str, size: int, of_weights: bool) -> None:
+    def add(self, kind: str, size: int, of_weights: Callable[[], bool]) -> None:
         """One collective of `size` bytes, from within a forward or backward or from the script itself."""
         self._next_step()
         inside = self.session.depth > 0 or self.session.in_backward
         entry = (self.model if inside else self.script).setdefault(kind, [0, 0])
         entry[0] += 1
         entry[1] += size
-        if not inside and kind == "all_gather" and of_weights:
+        if not inside and kind == "all_gather" and of_weights():
             self.weights += size
         if not inside and kind == "all_gather" and (place := self.session.here()) is not None:
             key = (place.file, place.line)
@@ -110,7 +111,7 @@ def install(session: Session) -> None:
             if call.failed is None:
                 moved = tensors.tensors((call.args, call.kwargs, call.result))
                 size = max((t.numel() * t.element_size() for t in moved), default=0)
-                traffic.add(kind, size, functional or (kind == "all_gather" and of_weights(moved)))
+                traffic.add(kind, size, lambda: functional or of_weights(moved))
 
         return leave
 
