@@ -21,12 +21,13 @@ LIMIT = 9_000  # characters; what agents read of one command's output
 INDENT = "     "
 NOT_COMPARED = ("provoked", "repeat", "crash", "recovered", "damaged")  # roles whose losses differ by design
 RESUMED = ("resume", "resume_full_precision", "reshard")
+REASONS, RULES_OF_ONE = 8, 10  # how many reasons, and rules with one reason, are listed without -v
 _CELL = 12
 
 
 def render(verdict: Verdict, verbose: bool = False) -> str:
     """The report as plain text of at most about 10,000 characters, the verdict last."""
-    lines = [*_named(verdict), *_horizon(verdict, verbose), *failures(verdict), *_inconclusive(verdict)]
+    lines = [*_named(verdict), *_horizon(verdict, verbose), *failures(verdict), *_inconclusive(verdict, verbose)]
     lines += not_followed(verdict, verbose)
     if verbose:
         lines += [*_passes(verdict), *_judged(verdict), *_skipped(verdict), *_losses(verdict), *_facts(verdict)]
@@ -155,17 +156,36 @@ def comparison(held: Comparison, answer: str) -> str:
     return f"against {held.path}: {answer}; failures: {', '.join(parts)}"
 
 
-def _inconclusive(verdict: Verdict) -> Iterator[str]:
-    """Inconclusive rules, those with one reason together."""
+def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Inconclusive rules, those with one reason together; without `verbose` the first of them, and one line for a run without a step."""
     reasons = inconclusive(verdict.findings)
-    for reason, rules in reasons.items():
-        yield from _text(", ".join(rules), "NOT CHECKED ", INDENT)
+    rules = sum(map(len, reasons.values()))
+    if stopped_early(verdict) and not verbose:
+        yield from (
+            *_text(f"NOT CHECKED {number(rules, 'rule')}: the script stopped before its first step (-v lists them)"),
+            "",
+        )
+        return
+    shown_reasons = list(reasons.items())[: None if verbose else REASONS]
+    for reason, own in shown_reasons:
+        kept = own if verbose else own[:RULES_OF_ONE]
+        more = [f"{len(own) - len(kept)} more (-v)"] if len(own) > len(kept) else []
+        yield from _text(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
         yield from _text(reason, INDENT)
+    if left := rules - sum(len(own) for _, own in shown_reasons):
+        yield from _text(f"NOT CHECKED {number(left, 'more rule')} for other reasons (-v lists them)")
     if reasons:
         yield ""
     if verdict.suggestion:
         yield from _text("the script's options look as if this judged its checkpoints, too (not run):")
         yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
+
+
+def stopped_early(verdict: Verdict) -> bool:
+    """Whether a failure of `run-completes` is that the train run made no step."""
+    train = [run for run in verdict.runs if run["role"] == "train"]
+    failed = any(finding.rule == "run-completes" and finding.status == "fail" for finding in verdict.findings)
+    return failed and bool(train) and not train[0]["completed"] and not train[0]["losses"]
 
 
 def _passes(verdict: Verdict) -> Iterator[str]:
