@@ -48,7 +48,7 @@ def uneven(factors: list[float]) -> bool:
 
 
 def clip_was_reached(run: Run) -> bool:
-    """Whether a gradient was scaled by a factor that depends on the step, unlike a loss scale or a fixed division."""
+    """Whether a gradient was scaled down by a factor that depends on the step, unlike a loss scale or a fixed division."""
     seen: dict[tuple[int, str], list[float]] = {}
     by_script = reduced_by_the_script(run)
     for step in range(1, run.steps() + 1):
@@ -56,7 +56,7 @@ def clip_was_reached(run: Run) -> bool:
             for name, factor in _factors(record):
                 if name not in by_script:
                     seen.setdefault((rank, name), []).append(factor)
-    return any(uneven(factors) for factors in seen.values())
+    return any(uneven(factors) and min(factors) < 1.0 - SAME for factors in seen.values())
 
 
 def _factors(record: Step) -> Iterator[tuple[str, float]]:
