@@ -115,10 +115,8 @@ def right() -> list[Case]:
 
 # What `make test` starts ranks for: a fault of each family, and right scripts that use most of them (tests/verifier/test_corpus.py).
 IN_EVERY_TEST_RUN = (
-    "zoo/accumulation_token_mean",
     "zoo/hsdp",
     "zoo/minimal",
-    "zoo/mixed_precision",
     "faults/checkpointed_after_sharding",
     "faults/double_or_missing_world_scale",
     "faults/gradients_consumed_once",

@@ -1,7 +1,5 @@
 """Shared by all tests: one launcher for every test that starts ranks, and the corpus of scripts."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

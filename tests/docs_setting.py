@@ -6,8 +6,6 @@
 
 # ruff: noqa: F401, F811  # what is imported here is there for the blocks
 
-from __future__ import annotations
-
 import copy
 import json
 import os

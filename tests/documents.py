@@ -1,7 +1,5 @@
 """The documents, cut into code blocks; and the claims of claims.md, each with the sentences that it shows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CONTRIBUTING.md and the word list: what they show is in the code."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every code block of every document is run: Python in a small setting, `fsdp2` and `torchrun` lines through their parsers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

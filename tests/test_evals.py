@@ -1,7 +1,5 @@
 """The evals: tasks, evals.json and README belong together, the grader stands on its own, and it judges."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -76,9 +74,11 @@ def test_evals_json_is_made_from_the_tasks() -> None:
     assert not any("{" in sentence for row in rows for sentence in row["assertions"])
 
 
-def test_every_check_is_used_and_documented() -> None:
+def test_every_check_is_used_and_documented_and_no_copy_of_the_skill_has_the_solutions() -> None:
     assert {kind for name in names() for kind, _ in load(name).checks} == set(CHECKS)
     assert [kind for kind in CHECKS if f"`{kind}`" not in README] == []
+    assert not [path for path in installer.pack_files() if path.startswith("evals")]
+    assert "evals" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.ruff]")[0]
 
 
 def test_nothing_imports_the_verifier() -> None:
@@ -94,11 +94,6 @@ def test_nothing_imports_the_verifier() -> None:
         assert roots <= sys.stdlib_module_names | MINE | {"torch", "yaml"}, path
         assert not roots & {"importlib", "pkgutil"}, path
         assert "verified_fsdp2" not in path.read_text(encoding="utf-8"), path
-
-
-def test_no_copy_of_the_skill_has_the_solutions() -> None:
-    assert not [path for path in installer.pack_files() if path.startswith("evals")]
-    assert "evals" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.ruff]")[0]
 
 
 def test_bad_usage_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """However `fsdp2 verify` itself ends, no rank outlives it; and what a machine refuses is said to be the machine's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from records import Capsys, Patch, cases
 from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -78,25 +78,21 @@ def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> N
     wait(5, lambda: not processes.runs(launcher))
 
 
-@pytest.mark.launch
-def test_too_few_devices_are_no_fault_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("")
-    assert cli.main(["verify", str(script), "--device", "cuda", "--nproc", "64"]) == 4
-    assert "of the 64 CUDA devices that --device cuda needs" in capsys.readouterr().err
+SOCKETS = [{"number": 1, "fault": "no sockets", "message": "Operation not permitted"}, {"number": 2, "fault": "killed"}]
 
 
-def test_refused_sockets_are_no_fault_of_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@cases(
+    "flags, answers, said",
+    ([], [{"devices": 0}, *SOCKETS], "sockets"),
+    (["--device", "cuda", "--nproc", "64"], [{"devices": 0}], "of the 64 CUDA devices that --device cuda needs"),
+)
+def test_what_a_machine_refuses_is_no_fault_of_the_script(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys, flags: list[str], answers: list[Any], said: str
 ) -> None:
-    answers = [
-        {"devices": 0},
-        {"number": 1, "fault": "no sockets", "message": "Operation not permitted"},
-        {"number": 2, "fault": "killed"},
-    ]
-    monkeypatch.setattr(Launcher, "_read", lambda self, seconds: answers.pop(0))
+    left = [*answers]
+    monkeypatch.setattr(Launcher, "_read", lambda self, seconds: left.pop(0))
     script = tmp_path / "script.py"
     script.write_text("")
-    assert cli.main(["verify", str(script)]) == 4
+    assert cli.main(["verify", str(script), *flags]) == 4
     shown = capsys.readouterr()
-    assert "sockets" in shown.err and "NO RANKS WERE JUDGED" in shown.out
+    assert said in shown.err and "NO RANKS WERE JUDGED" in shown.out

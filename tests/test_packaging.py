@@ -1,7 +1,5 @@
 """The pack works from its wheel, and as a plain copied folder that nobody installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pairwise sample of specs: what was run, and, behind the mark `slow`, running it (pytest -m slow: about half an hour)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A file in tests/recipes/ is an edit of a right script, as in tests/faults/; a li
 command prints.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

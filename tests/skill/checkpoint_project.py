@@ -1,7 +1,5 @@
 """For the tests of generated checkpoint modules: a small model, its training state, and runs with checkpoints of it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """For the tests of generated data modules: the project of a small spec, imported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

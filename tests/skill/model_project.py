@@ -1,7 +1,5 @@
 """For the tests of generated models: a project of the spec of a model, and its modules, imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

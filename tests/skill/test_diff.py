@@ -1,12 +1,12 @@
 """`fsdp2 diff`: whose lines differ, and that nothing is written."""
 
-from __future__ import annotations
-
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from records import cases
 from trees import Workshop, file_tree
 
 TEXT = "one\ntwo\nthree\n{steps}\nfive\nsix\n"
@@ -60,8 +60,7 @@ def test_edits_and_changes_are_distinguished(workshop: Workshop) -> None:
     assert said.out[:cut] == DIFF
     assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == ["-  steps: 20", "+  steps: 30"]
     update = f"fsdp2 update {workshop.out} --set train.steps=30"
-    message = "edited by you: 2 files; changed by the spec or the templates: 2 files"
-    assert said.err == f"{message}; to bring the changes in: {update}\n"
+    assert re.findall(r"\d+ files?", said.err) == ["2 files"] * 2 and said.err.endswith(f": {update}\n")
     assert file_tree(workshop.out.parent) == before
 
 
@@ -93,14 +92,13 @@ def test_states(workshop: Workshop, state: str) -> None:
     assert ("/dev/null" in text) == (state in ("added", "removed", "deleted"))
 
 
-def test_what_both_changed_alike_is_no_difference(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT}, {"a.py": "new\n"})
-    workshop.templates["a.py"] = "new\n"
-    assert workshop.run("diff") == 0
-
-
-def test_line_ends_are_no_difference(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT}, {"a.py": WRITTEN.replace("\n", "\r\n")})
+@cases(
+    "ours, theirs",
+    ("new\n", "new\n"),  # both changed it alike
+    (WRITTEN.replace("\n", "\r\n"), TEXT),  # line ends
+)
+def test_what_is_no_difference(workshop: Workshop, ours: str, theirs: str) -> None:
+    workshop.make({"a.py": TEXT}, {"a.py": ours}, {"a.py": theirs})
     assert workshop.run("diff") == 0
 
 
@@ -108,10 +106,8 @@ def test_an_edit_of_the_spec(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 30  # more\n")
     assert workshop.run("diff", "--stat") == 1
-    assert [line.split()[:2] for line in workshop.printed().out.splitlines()] == [
-        ["changed", "a.py"],
-        ["edited", "spec.yaml"],
-    ]
+    shown = [line.split()[:2] for line in workshop.printed().out.splitlines()]
+    assert shown == [["changed", "a.py"], ["edited", "spec.yaml"]]
 
 
 def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
@@ -121,7 +117,7 @@ def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
     assert workshop.run("diff", "--stat") == 1
     said = workshop.printed()
     assert said.out == f"edited   {'a.py':<22} yours +1 -0\n"
-    assert said.err == "edited by you: 1 file; changed by the spec or the templates: 0 files\n"
+    assert re.findall(r"\d+ files?", said.err) == ["1 file", "0 files"]
 
 
 def test_a_link_is_reported(workshop: Workshop) -> None:

@@ -1,7 +1,5 @@
 """Frozen parts and LoRA in generated projects: what is trained moves, the rest stays as it was, bit for bit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings
@@ -15,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.nn import functional
 
 from model_project import built, imported, values, write
+from records import cases
 from trees import DECODER
 
 LORA = "finetune={kind: lora, rank: 2, dropout: 0.1, targets: [query, feed_forward.up]}"
@@ -79,20 +78,17 @@ def test_adapters_do_nothing_at_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("finetune={kind: freeze, train: ['^2', head]}", "finetune.train: no parameter matches 'head'"),
-        ("finetune={kind: lora, targets: ['0', '2']}", "finetune.targets: no linear layer is named '0'"),
-    ],
+@cases(
+    "setting, message",
+    ("finetune={kind: freeze, train: ['^2', head]}", "finetune.train: no parameter matches 'head'"),
+    ("finetune={kind: lora, targets: ['0', '2']}", "finetune.targets: no linear layer is named '0'"),
 )
 def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, message: str) -> None:
     project = write(tmp_path, IMPORTED, setting)
     (project / "net.py").write_text(NETWORK)
-    with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
+    with imported(project) as modules, pytest.raises(modules["distributed"].SetupError, match=f"^{message}$"):
         built(modules)
     sys.modules.pop("net", None)
-    assert str(error.value) == message
 
 
 @pytest.mark.full

@@ -1,13 +1,13 @@
 """`.fsdp2`: what of it is refused, where, and with which fix."""
 
-from __future__ import annotations
-
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from records import cases
 from trees import Workshop, build_file_tree, file_tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill.scaffold import manifest
@@ -48,23 +48,20 @@ def test_a_broken_manifest(workshop: Workshop, name: str) -> None:
         assert workshop.run(command) == 2
         error = workshop.printed().err
         assert error.startswith(f"{workshop.out}/.fsdp2/manifest.json: ") and message in error
-        assert message == NEWER or error.endswith("; restore .fsdp2/manifest.json from version control\n")
+        assert message == NEWER or "; restore .fsdp2/manifest.json" in error
     assert file_tree(workshop.out) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b'{\n  "manifest": 1,\n}', "manifest.json:3:1: not valid JSON: "),
-        (b"\xe9", "manifest.json: not valid JSON: "),
-        (b"[" * 100_000, "manifest.json: not valid JSON: "),
-        (b"", "manifest.json:1:1: not valid JSON: "),
-    ],
+@cases(
+    "text, where",
+    (b'{\n  "manifest": 1,\n}', ":3:1"),
+    *((text, "") for text in (b"\xe9", b"[" * 100_000)),
+    (b"", ":1:1"),
 )
-def test_a_manifest_that_is_no_json(workshop: Workshop, text: bytes, message: str) -> None:
+def test_a_manifest_that_is_no_json(workshop: Workshop, text: bytes, where: str) -> None:
     workshop.make({}, {manifest.MANIFEST: text})
     assert workshop.run("update") == 2
-    assert message in workshop.printed().err
+    assert f"manifest.json{where}: not valid JSON: " in workshop.printed().err
 
 
 def test_no_project(workshop: Workshop, tmp_path: Path) -> None:
@@ -72,7 +69,7 @@ def test_no_project(workshop: Workshop, tmp_path: Path) -> None:
     assert workshop.printed().err == f"{workshop.out}: no such folder\n"
     workshop.out.mkdir()
     assert workshop.run("diff") == 2
-    assert "my-run is not a project of `fsdp2 new`: it has no .fsdp2/manifest.json" in workshop.printed().err
+    assert "no .fsdp2/manifest.json" in workshop.printed().err
     workshop.out.rmdir()
     workshop.out.write_text("")
     assert workshop.run("diff") == 2
@@ -104,13 +101,8 @@ def test_the_base_of_a_file_that_nobody_edited_is_the_file(workshop: Workshop) -
     assert file_tree(workshop.out) == whole
 
 
-@pytest.mark.parametrize(
-    ("version", "newer"), [("0.0.9", False), (__version__, False), ("copy " + __version__, False), ("10.0", True)]
-)
+@cases("version, newer", ("0.0.9", False), (__version__, False), ("copy " + __version__, False), ("10.0", True))
 def test_versions_are_numbers(tmp_path: Path, version: str, newer: bool) -> None:
     build_file_tree(tmp_path, {manifest.MANIFEST: json.dumps({**RIGHT, "generator": version})})
-    if newer:
-        with pytest.raises(manifest.UserError, match=r"newer version 10\.0"):
-            manifest.read(tmp_path)
-    else:
+    with pytest.raises(manifest.UserError, match=r"newer version 10\.0") if newer else nullcontext():
         assert manifest.read(tmp_path).generator == version

@@ -1,7 +1,5 @@
 """What the rows of a migration say of torch, held against the torch that is installed; tests/claims.md runs their sentences."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """What is rendered: for every combination of options valid, formatted, lint-clean and without traces of what is off."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The generated checkpoint.py and export.py, imported and used in this process as the only rank."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
@@ -65,11 +63,10 @@ def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(mod
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
 def test_two_saves_of_one_step_are_one(modules: Modules, tmp_path: Path, mode: str) -> None:
-    module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
-    state, checkpoints = started(module, tmp_path / "run", 2)
-    checkpoints.save(state)
-    checkpoints.save(state)
+    state, checkpoints = started(modules.load(mode), tmp_path / "run", 2)
+    for _ in range(2):
+        checkpoints.save(state)
     before = (folder / "step_00000001" / ".metadata").stat().st_mtime_ns
     checkpoints.save(state)
     assert names(folder) == ["step_00000001"]
@@ -95,7 +92,7 @@ def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, 
         assert checkpoints.failed()
         checkpoints.save(state)
     message = str(error.value)
-    assert message.startswith("step_00000007 could not be saved: OSError: [Errno 28] No space left on device (")
+    assert message.startswith("step_00000007 could not be saved: OSError: [Errno 28] ")
     assert re.search(rf"[\d,]+ MiB were free\); last good checkpoint: {folder}/step_00000001$", message)
     assert "\n" not in message
     assert names(folder) == ["step_00000001"]
@@ -115,9 +112,8 @@ def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Pa
         checkpoints.before_update()
 
 
-def test_a_save_that_is_too_slow_for_the_scheduler_is_reported_once(
-    modules: Modules, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_save_that_is_too_slow_is_reported_once(modules: Modules, tmp_path: Path, capsys: Capsys) -> None:
+    """For the scheduler, which gives so many seconds."""
     module = modules.load("sync", "checkpoint.grace_seconds=100")
     state, checkpoints = started(module, tmp_path / "run", 1)
     checkpoints.since -= 50.0  # the step took this long
@@ -131,9 +127,7 @@ def test_a_save_that_is_too_slow_for_the_scheduler_is_reported_once(
     assert re.fullmatch(r"warning: .* 1\d\d\.\d s, .* 100 s from SIGTERM .*\n", message), message
 
 
-def test_retention_keeps_the_newest_and_leaves_nothing_half(
-    modules: Modules, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_retention_keeps_the_newest_and_nothing_half(modules: Modules, tmp_path: Path, monkeypatch: Patch) -> None:
     module = modules.load()
     folder = tmp_path / "run" / "checkpoints"
     saved(module, tmp_path / "run", 3, keep=2)
@@ -157,7 +151,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
     saved(module, tmp_path / "run", 1)
     state = train_state(module)
     state.model.more = nn.Linear(2, 2)
-    with pytest.raises(module.SetupError, match=r"does not fit this project: .*more\.weight") as error:
+    with pytest.raises(module.SetupError, match=r"more\.weight") as error:
         module.load_checkpoint(tmp_path / "run/checkpoints/step_00000001", state, seed=0)
     assert "\n" not in str(error.value)
 
@@ -172,7 +166,9 @@ def export(*arguments: Path) -> int:
     return 0
 
 
-def test_export_holds_the_weights_of_the_model(modules: Modules, tmp_path: Path, capsys: Capsys) -> None:
+def test_export_holds_the_weights_of_the_model(
+    modules: Modules, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
     module = modules.load("sync", "checkpoint.export=true")
     saved(module, tmp_path / "run", 2)
     checkpoint, out = tmp_path / "run" / "checkpoints" / "step_00000002", tmp_path / "weights.safetensors"
@@ -198,10 +194,6 @@ def test_export_holds_the_weights_of_the_model(modules: Modules, tmp_path: Path,
     assert "cannot be written" in lines[0] and "no SHA256SUMS" in lines[1] and "is damaged: .metadata" in lines[2]
     assert names(tmp_path) == ["project", "run", "spec.yaml", "weights.safetensors"]
     assert all(torch.equal(value, wanted[name]) for name, value in load_file(out).items())
-
-
-def test_export_says_what_to_install(modules: Modules, tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-    modules.load("sync", "checkpoint.export=true")
     monkeypatch.setattr(__import__("export"), "find_spec", lambda _: None)
-    assert export(tmp_path, tmp_path / "x") == 2
+    assert export(checkpoint, tmp_path / "x") == 2
     assert capsys.readouterr().err == "error: a package is missing: pip install safetensors\n"

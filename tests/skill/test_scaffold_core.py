@@ -1,7 +1,5 @@
 """The generated optim.py and distributed.py, imported; and what the loop does with numbers that are not finite."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from records import cases
 from trees import SMALL, write_project
 
 OWN = ("distributed", "optim", "model", "data", "checkpoint", "metrics", "train")
@@ -97,15 +96,13 @@ def test_every_trainable_parameter_is_in_one_group(imported: Any) -> None:
 @pytest.mark.parametrize("match", ["nothing", "head.bias"])
 def test_a_group_without_a_parameter_is_refused(imported: Any, match: str) -> None:
     module = imported("optim", f"optimizer.groups=[{{match: {match}}}]")
-    with pytest.raises(module.SetupError, match=f"optimizer.groups: no parameter is left for '{match}'"):
+    with pytest.raises(module.SetupError, match=f"optimizer.groups: .*'{match}'"):
         module.build_optimizer(Net())
 
 
 def test_groups_of_sgd_without_weight_decay(imported: Any) -> None:
-    module = imported(
-        "optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", "optimizer.groups=[{match: head, lr: 1}]"
-    )
-    found = names(module, Net())
+    groups = "optimizer.groups=[{match: head, lr: 1}]"
+    found = names(imported("optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", groups), Net())
     assert found["head.weight"] == (1.0, 0.0) and found["norm.bias"] == (0.01, 0.0)
 
 
@@ -129,19 +126,16 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.full
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("policy", "bad", "status", "said"),
-    [
-        pytest.param(
-            *("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
-            marks=pytest.mark.full,
-        ),
-        ("skip", [6], 0, "step      3  not finite: this update was skipped"),
-        pytest.param(
-            *("skip", list(range(6, 99)), 1, "error: 10 updates in a row were not finite"), marks=pytest.mark.full
-        ),
-    ],
+@cases(
+    "policy, bad, status, said",
+    pytest.param(
+        *("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
+        marks=pytest.mark.full,
+    ),
+    ("skip", [6], 0, "step      3  not finite: this update was skipped"),
+    pytest.param(*("skip", [*range(6, 99)], 1, "error: 10 updates in a row were not finite"), marks=pytest.mark.full),
 )
 def test_all_ranks_agree_on_what_is_not_finite(
     tmp_path: Path, policy: str, bad: list[int], status: int, said: str
@@ -169,11 +163,11 @@ def test_rank_0_first_tells_the_error_of_rank_0(imported: Any, monkeypatch: pyte
 
     def gather(problems: list[Any], own: Any) -> None:
         heard.append(own)
-        problems[:] = ["the file is empty" if own is None else own, None]
+        problems[:] = ["empty file" if own is None else own, None]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(module.SetupError, match="the file is empty"):
+    with pytest.raises(module.SetupError, match="empty file"):
         module.rank_0_first(pytest.fail)
     monkeypatch.setenv("LOCAL_RANK", "0")
 
@@ -183,5 +177,5 @@ def test_rank_0_first_tells_the_error_of_rank_0(imported: Any, monkeypatch: pyte
     with pytest.raises(module.SetupError, match=r"a\.txt is empty"):
         module.rank_0_first(empty, "a.txt")
     assert heard == [None, "a.txt is empty"]
-    with pytest.raises(module.SetupError, match=r"No such file or directory: 'nowhere/a\.txt'"):
+    with pytest.raises(module.SetupError, match=r"'nowhere/a\.txt'"):
         module.rank_0_first(Path("nowhere/a.txt").read_bytes)

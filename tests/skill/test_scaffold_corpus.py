@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from data_project import Project
+from records import cases
 
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "[END]": 4}
 TOKENIZER = {
@@ -135,7 +136,7 @@ def test_tokens_are_made_once_and_anew_when_a_file_changes(
     write(project, {"a.jsonl": b'{"text": "two"}\n' * 3})
     assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [2, 4] * 3
     assert corpus(project, {**JSONL, **WITH_TOKENIZER, "separator": ""}) == [2] * 3
-    assert capsys.readouterr().out.count("the tokens are written to") == 3
+    assert capsys.readouterr().out.count("tokens are written") == 3
     assert {path.suffix for path in (project.out / "tokens").iterdir()} == {".bin"}
 
 
@@ -150,7 +151,7 @@ def test_a_crash_leaves_no_half_of_the_tokens(project: Project, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "encode", stops)
-    with pytest.raises(data.SetupError, match="No space left on device"):
+    with pytest.raises(data.SetupError, match="No space left"):
         data.load_data(project.out, 8)
     assert list((project.out / "documents").iterdir()) == []
     monkeypatch.setattr(module, "encode", encode)
@@ -205,17 +206,15 @@ def test_rows_of_a_dataset(project: Project, split: str | None) -> None:
     assert corpus(project, keys) == [1, 2, 4, 3, 4, 2, 4]
 
 
-@pytest.mark.parametrize(
-    ("content", "keys", "message"),
-    [
-        (FileNotFoundError("neither a Dataset"), {}, "corpus cannot be read: neither a Dataset"),
-        (Splits(train=Rows([]), test=Rows([])), {}, r"no split None; it has \['train', 'test'\]"),
-        (Splits(train=Rows([])), {"split": "valid"}, r"no split 'valid'; it has \['train'\]"),
-        (Rows([]), {"split": "train"}, r"no split 'train'; it has \[None\]"),
-        (Rows([]), {"field": "body"}, r"no field 'body'; it has \['text', 'id'\]"),
-        (Rows(["one", "two", None]), {}, "row 2 has no text in 'text'"),
-        (Rows([]), {}, "hold no text"),
-    ],
+@cases(
+    "content, keys, message",
+    (FileNotFoundError("neither a Dataset"), {}, "corpus cannot be read: neither a Dataset"),
+    (Splits(train=Rows([]), test=Rows([])), {}, r"no split None; it has \['train', 'test'\]"),
+    (Splits(train=Rows([])), {"split": "valid"}, r"no split 'valid'; it has \['train'\]"),
+    (Rows([]), {"split": "train"}, r"no split 'train'; it has \[None\]"),
+    (Rows([]), {"field": "body"}, r"no field 'body'; it has \['text', 'id'\]"),
+    (Rows(["one", "two", None]), {}, "row 2 has no text in 'text'"),
+    (Rows([]), {}, "hold no text"),
 )
 def test_bad_datasets(project: Project, content: object, keys: dict[str, str], message: str) -> None:
     datasets(project, content, keys.get("split"))
@@ -227,33 +226,31 @@ def test_bad_datasets(project: Project, content: object, keys: dict[str, str], m
 Content = bytes | Callable[[Project], bytes]
 
 
-@pytest.mark.parametrize(
-    ("keys", "name", "content", "message"),
-    [
-        (TOKENS, "a.bin", b"", r"a\.bin cannot be read: cannot mmap an empty file"),
-        (TOKENS, "a.bin", b"123", r"a\.bin cannot be read: .* multiple of the data-type size"),
-        (TOKENS, "a.bin", b"\0\1" * 9, r"a\.bin: token 0 is 256, not one of 256 ids"),
-        (TOKENS, "a.npy", b"123", r"a\.npy cannot be read"),
-        (TOKENS, "a.npy", b"no array at all", r"a\.npy cannot be read: .*magic string"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.arange(9), cut=1), r"a\.npy cannot be read: mmap length"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.ones(9, "f4")), r"a\.npy must hold .* float32 of shape \(9,\)"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.ones((3, 3), "i4")), r"a\.npy must hold .* int32 of shape \(3, 3\)"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.array([], "i4")), r"a\.npy (must hold|cannot be read)"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2, -1])), r"a\.npy: token 2 is -1, not one of 256 ids"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.array([5, 256])), r"a\.npy: token 1 is 256, not one of 256 ids"),
-        (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2])), "2 tokens are too few"),
-        (JSONL, "a.jsonl", b'{"text": "a"}\n{"text": "b}', r"a\.jsonl:2 cannot be read: Unterminated string"),
-        (JSONL, "a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}', r"a\.jsonl:3 has no text in the field 'text'"),
-        (JSONL, "a.jsonl", b'{"text": 7}', r"a\.jsonl:1 has no text in the field 'text'"),
-        (JSONL, "a.jsonl", b'["text"]', r"a\.jsonl:1 has no text in the field 'text'"),
-        (JSONL, "a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1 cannot be read: 'utf-8' codec"),
-        (JSONL, "a.jsonl", b'{"text": "\\ud83d"}', r"a\.jsonl:1 cannot be read: .*surrogates not allowed"),
-        (JSONL, "a.jsonl", b"\n", "hold no text"),
-        (TEXT, "a.txt", b"good \xff bad", r"a\.txt is not UTF-8 text \(byte offset 5\)"),
-        (TEXT, "a.txt", b" \n", "the files hold no text"),
-        ({**TEXT, "separator": ""}, "a.txt", b"x", "1 tokens are too few"),
-        ({**TEXT, **WITH_TOKENIZER}, "a.txt", b"one\n" * 30_000 + b"\xff", r"a\.txt is not .* \(byte offset 120000\)"),
-    ],
+@cases(
+    "keys, name, content, message",
+    (TOKENS, "a.bin", b"", r"a\.bin cannot be read: cannot mmap an empty file"),
+    (TOKENS, "a.bin", b"123", r"a\.bin cannot be read: .* multiple of the data-type size"),
+    (TOKENS, "a.bin", b"\0\1" * 9, r"a\.bin: token 0 is 256, not one of 256 ids"),
+    (TOKENS, "a.npy", b"123", r"a\.npy cannot be read"),
+    (TOKENS, "a.npy", b"no array at all", r"a\.npy cannot be read: .*magic string"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.arange(9), cut=1), r"a\.npy cannot be read: mmap length"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.ones(9, "f4")), r"a\.npy must hold .* float32 of shape \(9,\)"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.ones((3, 3), "i4")), r"a\.npy must hold .* int32 of shape \(3, 3\)"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.array([], "i4")), r"a\.npy (must hold|cannot be read)"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2, -1])), r"a\.npy: token 2 is -1, not one of 256 ids"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.array([5, 256])), r"a\.npy: token 1 is 256, not one of 256 ids"),
+    (TOKENS, "a.npy", lambda p: npy(p, np.array([1, 2])), "2 tokens are too few"),
+    (JSONL, "a.jsonl", b'{"text": "a"}\n{"text": "b}', r"a\.jsonl:2 cannot be read: Unterminated string"),
+    (JSONL, "a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}', r"a\.jsonl:3 has no text in the field 'text'"),
+    (JSONL, "a.jsonl", b'{"text": 7}', r"a\.jsonl:1 has no text in the field 'text'"),
+    (JSONL, "a.jsonl", b'["text"]', r"a\.jsonl:1 has no text in the field 'text'"),
+    (JSONL, "a.jsonl", b'{"text": "\xff"}', r"a\.jsonl:1 cannot be read: 'utf-8' codec"),
+    (JSONL, "a.jsonl", b'{"text": "\\ud83d"}', r"a\.jsonl:1 cannot be read: .*surrogates not allowed"),
+    (JSONL, "a.jsonl", b"\n", "hold no text"),
+    (TEXT, "a.txt", b"good \xff bad", r"a\.txt is not UTF-8 text \(byte offset 5\)"),
+    (TEXT, "a.txt", b" \n", "the files hold no text"),
+    ({**TEXT, "separator": ""}, "a.txt", b"x", "1 tokens are too few"),
+    ({**TEXT, **WITH_TOKENIZER}, "a.txt", b"one\n" * 30_000 + b"\xff", r"a\.txt is not .* \(byte offset 120000\)"),
 )
 def test_bad_files(project: Project, keys: dict[str, Any], name: str, content: Content, message: str) -> None:
     good = b'{"text": "one two three"}\n' if keys["kind"] == "jsonl" else b"123456"
@@ -274,12 +271,10 @@ def test_missing_files_are_an_error(project: Project) -> None:
         data.load_data(project.out, 8, 256)
 
 
-@pytest.mark.parametrize(
-    ("content", "vocabulary", "message"),
-    [
-        ("{}", 256, "tokenizer.json is no tokenizer"),
-        (json.dumps(TOKENIZER), 4, "tokenizer.json has token ids up to 4, the model has 4"),
-    ],
+@cases(
+    "content, vocabulary, message",
+    ("{}", 256, "tokenizer.json is no tokenizer"),
+    (json.dumps(TOKENIZER), 4, "tokenizer.json has token ids up to 4, the model has 4"),
 )
 def test_bad_tokenizers(project: Project, content: str, vocabulary: int, message: str) -> None:
     write(project, {"a.txt": b"one two"})
@@ -306,7 +301,7 @@ def test_an_out_folder_that_cannot_be_written(project: Project) -> None:
     write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
     data = project.load(JSONL)
     project.out.write_text("a file is in the way")
-    with pytest.raises(data.SetupError, match=r"the tokens cannot be written: .*Not a directory"):
+    with pytest.raises(data.SetupError, match="Not a directory"):
         data.load_data(project.out, 8)
     data = project.load(TOKENS)
     with pytest.raises(NotADirectoryError):  # one line for the user, by `rank_0_first`

@@ -1,7 +1,5 @@
 """The generated data.py: how it cuts samples, and that every rank gets its part of each global batch and no more."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 from data_project import IMPORTED, Project
+from records import cases
 
 TEXT = b"0123456789" * 20
 WORKERS = {"kind": "synthetic", "samples": 30, "workers": 2}
@@ -50,6 +49,9 @@ def targets(samples: Sequence[Any], ignored: int) -> list[int]:
 
 
 def test_each_token_is_a_target_once_and_no_part_is_in_both(project: Project) -> None:
+    (project.folder / "b.txt").write_bytes(b"second")
+    data = text_data(project, files=["a.txt", "b.txt"], separator="<end>")
+    assert bytes(data.read_tokens(data.find_files(data.FILES))) == TEXT + b"<end>second<end>"
     data = text_data(project)
     train, held_out = data.load_data(8)
     text = list(TEXT + b"\n")
@@ -58,12 +60,6 @@ def test_each_token_is_a_target_once_and_no_part_is_in_both(project: Project) ->
     assert targets(held_out, data.IGNORE_INDEX) == text[cut + 1 :]
     inputs, shifted = train[0]
     assert inputs.tolist() == text[:8] and shifted.tolist() == text[1:9]
-
-
-def test_the_separator_ends_each_file(project: Project) -> None:
-    (project.folder / "b.txt").write_bytes(b"second")
-    data = text_data(project, files=["a.txt", "b.txt"], separator="<end>")
-    assert bytes(data.read_tokens(data.find_files(data.FILES))) == TEXT + b"<end>second<end>"
 
 
 def test_made_up_samples_can_be_learnt_and_are_always_the_same(project: Project) -> None:
@@ -80,11 +76,7 @@ def test_made_up_samples_can_be_learnt_and_are_always_the_same(project: Project)
         assert len(set((inputs.diff() % 64).tolist())) == 1
         assert (again[index][1] == shifted).all()
     assert len(lengths) > 1
-
-
-def test_fewer_samples_than_a_global_batch_is_an_error(project: Project) -> None:
-    data = project.load({"kind": "synthetic"})
-    with pytest.raises(data.SetupError, match="7 training samples do not fill one global batch of 8"):
+    with pytest.raises(data.SetupError, match=r"^7 .* 8$"):
         data.GlobalBatches(range(7), 8, 1, 0)
 
 
@@ -131,19 +123,14 @@ def test_validation_reads_each_sample_once(project: Project, world_size: int) ->
 
 
 @forks
-def test_workers_go_on_at_the_position_on_another_number_of_ranks(project: Project) -> None:
-    """A straight run takes these positions; one that is resumed, on more ranks and with other micro-batches, the same."""
+def test_workers_read_ahead_and_go_on_at_the_position_on_another_number_of_ranks(project: Project) -> None:
+    """A run that is resumed, on more ranks and with other micro-batches, takes the positions of a straight one."""
     data = project.load(WORKERS)
     train, _ = data.load_data(16, 256)
     straight = taken(project, data, train, range(6), 1, 4)
     first, rest = taken(project, data, train, range(2), 2, 2), taken(project, data, train, range(2, 6), 4, 1)
     assert first + rest == straight
 
-
-@forks
-def test_workers_read_ahead_and_leave_the_random_numbers_of_training_alone(project: Project) -> None:
-    data = project.load(WORKERS)
-    train, _ = data.load_data(16, 256)
     project.rank(data, 1, 2)
     loader = data.GlobalBatches(train, 8, 2, 0)
     before = torch.get_rng_state()
@@ -153,7 +140,7 @@ def test_workers_read_ahead_and_leave_the_random_numbers_of_training_alone(proje
     assert loader.stream is stream
     loader.micro_batches(8)  # as after a batch that was only tried
     assert loader.stream is not stream
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before), "the random numbers of training are left alone"
     loader.stream = None
 
 
@@ -217,18 +204,16 @@ def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ("None", "must return training and validation samples"),
-        ("[samples]", "must return training and validation samples"),
-        ("samples, iter(samples)", "must be a sequence, not list_iterator"),
-        ("samples, []", "no samples for training or for validation"),
-        ("samples, [samples[0][:1]]", "must be two tensors, not Tensor"),
-        ("samples, [(samples[0][0], 1)]", "must be two tensors, not Tensor, int"),
-        ("samples, [(samples[0][0], torch.tensor(1.0))]", "must be int64, not torch.float32"),
-        ("samples, [(samples[0][0], torch.tensor(2))]", "go from 2 to 2; 2 is the limit"),
-    ],
+@cases(
+    "returned, message",
+    ("None", "must return training and validation samples"),
+    ("[samples]", "must return training and validation samples"),
+    ("samples, iter(samples)", "must be a sequence, not list_iterator"),
+    ("samples, []", "no samples for training or for validation"),
+    ("samples, [samples[0][:1]]", "must be two tensors, not Tensor"),
+    ("samples, [(samples[0][0], 1)]", "must be two tensors, not Tensor, int"),
+    ("samples, [(samples[0][0], torch.tensor(1.0))]", "must be int64, not torch.float32"),
+    ("samples, [(samples[0][0], torch.tensor(2))]", "go from 2 to 2; 2 is the limit"),
 )
 def test_own_samples_that_training_cannot_use(project: Project, returned: str, message: str) -> None:
     data = own_data(project)
@@ -239,10 +224,8 @@ def test_own_samples_that_training_cannot_use(project: Project, returned: str, m
     importlib.invalidate_caches()
     with pytest.raises(data.SetupError, match=message):
         data.load_data(2)
-
-
-def test_own_sequences_have_the_length_of_the_model(project: Project) -> None:
-    data = own_data(project)
     data = project.load({"kind": "import", "import": "own_data:load"}, {**IMPORTED, "sequence_length": 3})
+    (project.folder / "project" / "own_data.py").write_text(OWN_DATA)
+    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
     with pytest.raises(data.SetupError, match=r"must be \(3,\), not \(3,\) and \(\)"):
         data.load_data(3, 2)

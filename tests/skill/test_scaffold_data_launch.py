@@ -1,7 +1,5 @@
 """Generated projects with data of their own, really run: workers, and bad data that no rank may train on."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -32,7 +30,7 @@ def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_pat
                 os.kill(pid, signal.SIGTERM)
             break
     shown += finish(stopped)
-    assert "stopped by a signal" in shown
+    assert "stopped by" in shown
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     steps = steps_of(tmp_path / "parts")[-1]["step"] + 2
     resumed = run(out, 2, tmp_path / "parts", steps, "--resume")
@@ -40,7 +38,7 @@ def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_pat
     code = (out / "data.py").read_text()
     (out / "data.py").write_text(code.replace("SAMPLES = 128", "SAMPLES = 160"))
     shown = finish(start(out, 1, tmp_path / "parts", "--resume"), status=2)
-    assert "is from 122 training samples, the data have 152" in shown
+    assert re.search("122 .* 152", shown)
 
 
 def test_bad_data_stop_all_ranks_before_one_trains(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Imports at the top of a generated module: those that its code uses, in the order of the template."""
 
-from __future__ import annotations
-
 import textwrap
 
 from verified_fsdp2.skill.scaffold.imports import used_imports

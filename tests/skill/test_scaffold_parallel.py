@@ -1,8 +1,7 @@
 """How a generated model is laid out: what one step of it sends and computes again, and what is refused."""
 
-from __future__ import annotations
-
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -103,7 +102,7 @@ def test_parts_of_tensor_parallelism(seen: Mapping[str, Any]) -> None:
 def test_refused_at_start(seen: Mapping[str, Any]) -> None:
     assert "fp8: false" in seen["float8"]["refused"]
     assert "parallel.reshard_after_forward to a divisor" in seen["does not divide"]["refused"]
-    assert "8 ranks do not divide into 3 copies" in seen["does not split"]["refused"]
+    assert re.search("8 ranks .* 3 copies", seen["does not split"]["refused"])
 
 
 @pytest.mark.parametrize("row", GIVEN["refused"], ids=lambda row: " ".join(row["settings"]))

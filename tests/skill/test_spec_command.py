@@ -1,7 +1,5 @@
 """fsdp2 spec: what its commands print and return, and how little they import."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from records import cases
 from verified_fsdp2.skill.cli import spec as command
 from verified_fsdp2.skill.spec import load
 from verified_fsdp2.verifier.errors import UserError
@@ -43,7 +42,7 @@ def test_check_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_with_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "check", str(QUICKSTART), "--set", "train.micro_batch=2", "--set", "model.layers=1")
     assert "4 accumulation steps" in text
-    with pytest.raises(UserError, match=r"--set model.layers: model.layers must be at least 1, found 0"):
+    with pytest.raises(UserError, match=r"--set model.layers: .* 1, found 0"):
         run("check", str(QUICKSTART), "--set", "model.layers=0")
 
 
@@ -57,18 +56,14 @@ def test_several_specs_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -
 
 def test_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(output(capsys, "check", str(QUICKSTART), "--json")) == {"ok": True, "problems": []}
-    assert run("check", str(BROKEN), "--json") == 2
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False
     message = "unknown key 'nmae'; did you mean 'name'?"
-    expected = {"file": str(BROKEN), "line": 2, "column": 1, "message": message, "key": "nmae"}
-    assert found["problems"][0] == expected
-
-
-def test_check_of_a_missing_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("check", "none.yaml", "--json") == 2
-    expected = {"file": "none.yaml", "line": None, "column": None, "message": "no such file", "key": None}
-    assert json.loads(capsys.readouterr().out)["problems"] == [expected]
+    for first in (
+        {"file": str(BROKEN), "line": 2, "column": 1, "message": message, "key": "nmae"},
+        {"file": "none.yaml", "line": None, "column": None, "message": "no such file", "key": None},
+    ):
+        assert run("check", str(first["file"]), "--json") == 2
+        found = json.loads(capsys.readouterr().out)
+        assert (found["ok"], found["problems"][0]) == (False, first)
 
 
 def test_show_is_a_spec_with_everything_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -87,11 +82,8 @@ def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["derived"] == sizes
 
 
-def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_and_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(output(capsys, "schema"))["properties"]["version"]["enum"] == [1]
-
-
-def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     page = output(capsys, "explain", "optimizer.lr")
     for part in ("optimizer.lr", "learning rate", "number > 0", "0.0003", "lr: 0.001"):
         assert part in page
@@ -104,27 +96,26 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(output(capsys, "explain", "--json"))) > 50
 
 
-@pytest.mark.parametrize(
+@cases(
     "key, meant",
-    [
-        ("lr", "optimizer.lr"),
-        ("optimizer.rl", "optimizer.lr"),
-        ("optmizer", "optimizer"),
-        ("momentun", "optimizer.momentum"),
-        ("train.global-batch", "train.global_batch"),
-    ],
+    ("lr", "optimizer.lr"),
+    ("optimizer.rl", "optimizer.lr"),
+    ("optmizer", "optimizer"),
+    ("momentun", "optimizer.momentum"),
+    ("train.global-batch", "train.global_batch"),
+    ("train.max_nrm", "train.max_norm"),
 )
 def test_explain_of_an_unknown_key(key: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"unknown key '{key}'; did you mean '{meant}'?"):
         run("explain", key)
+    assert run("explain", "verify.ranks") == 0, "an old name"
 
 
 @pytest.mark.parametrize("argv", [[], ["check"], ["show"], ["schema"], ["explain"]])
 def test_help_has_examples(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run(*argv, "--help")
-    assert caught.value.code == 0
-    assert "examples:\n  fsdp2 spec" in capsys.readouterr().out
+    assert caught.value.code == 0 and "examples:\n  fsdp2 spec" in capsys.readouterr().out
 
 
 CHECK = """

@@ -1,13 +1,12 @@
 """From a file to a Spec: defaults, derived values, overrides, files that cannot be read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from records import cases
 from verified_fsdp2.skill.spec import SpecError, build, data_files, load, schema
 from verified_fsdp2.skill.spec.model import decoder_parameters
 from verified_fsdp2.verifier.errors import UserError
@@ -57,18 +56,15 @@ def test_derived_values_are_numbers(minimal: Path) -> None:
     assert spec.gradient_accumulation_steps(world_size=1) == 8
 
 
-@pytest.mark.parametrize("width, ffn", [(128, 352), (96, 256), (12, 32), (4096, 10944)])
+@cases("width, ffn", (128, 352), (96, 256), (12, 32), (4096, 10944))
 def test_ffn_size(width: int, ffn: int) -> None:
     assert build.ffn_size(width) == ffn
-    assert ffn % 32 == 0
-    assert 0 <= ffn - 8 * width / 3 < 32
+    assert ffn % 32 == 0 and 0 <= ffn - 8 * width / 3 < 32
 
 
-def test_parameters_of_a_known_model() -> None:
-    # Llama 3 8B
-    sizes = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256}
-    model = {**sizes, "tied_embeddings": False}
-    assert decoder_parameters(model) == 8_030_261_248
+def test_parameters_of_llama_3_8b() -> None:
+    model = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 128256}
+    assert decoder_parameters({**model, "tied_embeddings": False}) == 8_030_261_248
 
 
 def test_tied_embeddings_count_once(minimal: Path) -> None:
@@ -77,38 +73,31 @@ def test_tied_embeddings_count_once(minimal: Path) -> None:
     assert untied.parameters == tied.parameters + 256 * 64
 
 
-def test_plain_data_of_a_spec_is_a_copy(minimal: Path) -> None:
+def test_plain_data_of_a_spec_is_a_copy_with_floats(minimal: Path) -> None:
     spec = load(minimal)
     spec.to_dict()["verify"]["reshard_to"].append(3)
     assert spec == load(minimal)
-
-
-def test_numbers_are_floats(minimal: Path) -> None:
     spec = load(minimal, ["optimizer.lr=1", "train.max_norm=2", "model.rope_theta=500000"])
-    for value in (spec["optimizer"]["lr"], spec["train"]["max_norm"], spec["model"]["rope_theta"]):
-        assert isinstance(value, float)
+    values = (spec["optimizer"]["lr"], spec["train"]["max_norm"], spec["model"]["rope_theta"])
+    assert all(isinstance(value, float) for value in values)
 
 
-@pytest.mark.parametrize(
+@cases(
     "override, expected",
-    [
-        ("optimizer.lr=1e-3", ("optimizer", "lr", 1e-3)),
-        (" optimizer.kind = sgd", ("optimizer", "kind", "sgd")),
-        ("verify.reshard_to=[]", ("verify", "reshard_to", [])),
-        ("verify.reshard_to=[1, 2]", ("verify", "reshard_to", [1, 2])),
-        ("train.max_norm=null", ("train", "max_norm", None)),
-        ("train.max_norm=", ("train", "max_norm", None)),
-        ("checkpoint={directory: a=b, keep: 1}", ("checkpoint", "directory", "a=b")),
-        ('checkpoint.directory="{{ x }}"', ("checkpoint", "directory", "{{ x }}")),
-    ],
+    ("optimizer.lr=1e-3", ("optimizer", "lr", 1e-3)),
+    (" optimizer.kind = sgd", ("optimizer", "kind", "sgd")),
+    ("verify.reshard_to=[]", ("verify", "reshard_to", [])),
+    ("verify.reshard_to=[1, 2]", ("verify", "reshard_to", [1, 2])),
+    ("train.max_norm=null", ("train", "max_norm", None)),
+    ("train.max_norm=", ("train", "max_norm", None)),
+    ("checkpoint={directory: a=b, keep: 1}", ("checkpoint", "directory", "a=b")),
+    ('checkpoint.directory="{{ x }}"', ("checkpoint", "directory", "{{ x }}")),
 )
 def test_override(minimal: Path, override: str, expected: tuple[str, str, Any]) -> None:
     section, key, value = expected
     assert load(minimal, [override]).to_dict()[section][key] == value
-
-
-def test_last_override_wins(minimal: Path) -> None:
-    assert load(minimal, ["train.seed=1", "train.seed=2"])["train"]["seed"] == 2
+    minimal.write_text(MINIMAL.replace("steps: 20", "steps: many"))
+    assert load(minimal, ["train.steps=1", "train.steps=20"])["train"]["steps"] == 20, "the last one repairs a value"
 
 
 def test_an_override_of_the_kind_takes_the_keys_of_the_other_kind_away(minimal: Path) -> None:
@@ -119,39 +108,28 @@ def test_an_override_of_the_kind_takes_the_keys_of_the_other_kind_away(minimal: 
     optimizer = load(minimal, ["optimizer.momentum=0.5", "optimizer.kind=sgd"]).to_dict()["optimizer"]
     assert (optimizer["kind"], optimizer["lr"], optimizer["momentum"]) == ("sgd", 0.5, 0.5)
     (asked,) = problems(minimal, "optimizer.eps=1", "optimizer.kind=sgd")
-    assert asked == "unknown key 'eps' in optimizer of kind 'sgd'; it belongs to kind adamw"
+    assert all(word in asked for word in ("'eps'", "'sgd'", "adamw"))
 
 
-def test_override_repairs_a_value(minimal: Path) -> None:
-    minimal.write_text(MINIMAL.replace("steps: 20", "steps: many"))
-    assert load(minimal, ["train.steps=20"])["train"]["steps"] == 20
-
-
-@pytest.mark.parametrize(
+@cases(
     "override, text",
-    [
-        ("optimizer.lr=fast", "--set optimizer.lr: optimizer.lr must be a number, found the text 'fast'"),
-        ("optimizer.rl=1", "--set optimizer.rl: unknown key 'rl' in optimizer; did you mean 'lr'?"),
-        ("train.steps", "--set train.steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
-        ("=3", "--set : expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
-        ("train..steps=3", "--set train..steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
-        ("name=[a", "--set name: not valid YAML: this bracket is not closed"),
-        ("name=*a", "--set name: aliases ('*a') are not used in a spec; write the value out"),
-        ("version.x=1", "--set version.x: cannot set version.x: version is not a mapping; set version as a whole"),
-        ("model.heads=3", "--set model.heads: model.heads must divide model.width 64, found 3"),
-    ],
+    ("optimizer.lr=fast", "--set optimizer.lr: optimizer.lr must be a number, found the text 'fast'"),
+    ("optimizer.rl=1", "--set optimizer.rl: unknown key 'rl' in optimizer; did you mean 'lr'?"),
+    ("train.steps", "--set train.steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+    ("=3", "--set : expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+    ("train..steps=3", "--set train..steps: expected KEY=VALUE, as in --set optimizer.lr=1e-3"),
+    ("name=[a", "--set name: not valid YAML: this bracket is not closed"),
+    ("name=*a", "--set name: aliases ('*a') are not used in a spec; write the value out"),
+    ("version.x=1", "--set version.x: cannot set version.x: version is not a mapping; set version as a whole"),
+    ("model.heads=3", "--set model.heads: model.heads must divide model.width 64, found 3"),
 )
 def test_wrong_override(minimal: Path, override: str, text: str) -> None:
     error = refused(minimal, override)
     first, written, _caret = str(error).splitlines()
-    assert first == text
-    assert written == f"    {override}"
+    assert (first, written) == (text, f"    {override}")
     assert [problem.to_dict()["line"] for problem in error.problems] == [None]
-
-
-def test_caret_of_an_override_is_under_the_value(minimal: Path) -> None:
     _, written, caret = str(refused(minimal, "verify.reshard_to=[1, two]")).splitlines()
-    assert written[caret.index("^") :] == "two]"
+    assert written[caret.index("^") :] == "two]", "the caret is under the value"
 
 
 def test_problems_of_the_file_come_before_those_of_overrides(minimal: Path) -> None:
@@ -195,38 +173,29 @@ def test_data_files_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert path.exists()
 
 
-def test_an_empty_file_in_a_folder_is_no_problem(tmp_path: Path) -> None:
+def test_what_of_a_data_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "empty.txt").touch()
     (tmp_path / "texts" / "full.txt").write_text("text")
     load(text_spec(tmp_path, "texts", "texts/*.txt"))
     assert problems(text_spec(tmp_path, "texts/empty.txt")) == ["data.files[0] is an empty file"]
-
-
-def test_only_the_first_mebibyte_is_read_and_may_end_in_a_character(tmp_path: Path) -> None:
-    text = "x" + "\u00e9" * data_files.MAX_READ
+    os.mkfifo(tmp_path / "texts" / "pipe")
+    load(text_spec(tmp_path, "texts"))
+    text = "x" + "\u00e9" * data_files.MAX_READ  # the first mebibyte may end in a character
     (tmp_path / "long.txt").write_bytes(text.encode() + b"\xff")
     load(text_spec(tmp_path, "long.txt"))
 
 
-def test_a_pipe_in_a_data_folder_is_not_opened(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("text")
-    os.mkfifo(tmp_path / "texts" / "pipe")
-    load(text_spec(tmp_path, "texts"))
-
-
-def test_cross_checks_keep_quiet_about_invalid_values(minimal: Path) -> None:
-    found = problems(minimal, "model.heads=3.0", "model.width=5", "train.micro_batch=x", "train.global_batch=7")
-    assert found == [
-        "model.heads must be a whole number, found 3.0; write 3",
-        "train.micro_batch must be a whole number, found the text 'x'",
-    ]
-
-
-def test_cross_checks_keep_quiet_about_a_misspelt_value(minimal: Path) -> None:
-    found = problems(minimal, "parallel.dp_shard=1", "parallel.dp_replicat=2")
-    assert found == ["unknown key 'dp_replicat' in parallel; did you mean 'dp_replicate'?"]
+@cases(
+    "settings, found",
+    (
+        ["model.heads=3.0", "model.width=5", "train.micro_batch=x", "train.global_batch=7"],
+        ["model.heads must be a whole number, found 3.0", "train.micro_batch must be a whole number, found the text"],
+    ),
+    (["parallel.dp_shard=1", "parallel.dp_replicat=2"], ["unknown key 'dp_replicat' in parallel; did you mean"]),
+)
+def test_cross_checks_keep_quiet_about_invalid_values(minimal: Path, settings: list[str], found: list[str]) -> None:
+    assert all(a.startswith(b) for a, b in zip(problems(minimal, *settings), found, strict=True))
 
 
 def test_one_rank_fits_every_mesh(minimal: Path) -> None:

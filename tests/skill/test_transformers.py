@@ -1,7 +1,5 @@
 """Models of Hugging Face transformers in generated projects: as the library itself has them, bit for bit, there and back."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_project import built, imported, values, whole, write
+from records import cases
 from trees import Patch
 from verified_fsdp2.verifier.errors import UserError
 
@@ -29,6 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TOKENS = torch.arange(32).view(2, 16)
 LLAMA = {"kind": "transformers", "config": MODELS["llama"], "vocabulary": 64, "sequence_length": 16}
+MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "num_local_experts": 2}
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,9 @@ def test_there_and_back_bit_for_bit(tmp_path: Path, folders: dict[str, Path], na
     with imported(write(tmp_path, from_folder(folders[name]), "checkpoint.export=true")) as modules:
         model = built(modules)
         held, expected = values(model), dict(original.named_parameters())
-        assert held.keys() == expected.keys()
-        assert all(torch.equal(held[key], expected[key]) for key in held)
         buffers, wanted = dict(model.named_buffers()), dict(original.named_buffers())
-        assert buffers.keys() == wanted.keys() and all(torch.equal(buffers[key], wanted[key]) for key in wanted)
+        for mine, theirs in ((held, expected), (buffers, wanted)):
+            assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
         optimizer = modules["optim"].build_optimizer(model)
         state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer))
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -105,7 +104,7 @@ def test_adapters_are_all_that_is_saved_and_exported(
         modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
         assert all(torch.equal(value, values(model)[name]) for name, value in values(fresh).items())
         state.base = "another"
-        with pytest.raises(modules["distributed"].SetupError, match="trained beside other frozen weights"):
+        with pytest.raises(modules["distributed"].SetupError, match="other frozen weights"):
             modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
     stored = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
     assert {name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()} == {
@@ -116,73 +115,51 @@ def test_adapters_are_all_that_is_saved_and_exported(
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shard": ["Block"]}, "the model has no module of class Block; its blocks are LlamaDecoderLayer"),
-        ({"config": {**MODELS["llama"], "hiden_size": 8}}, "model.config: hiden_size is unknown"),
-        ({"config": {**MODELS["llama"], "hidden_size": "8"}}, "model.config: Validation error for field 'hidden_size'"),
-        ({"config": {**MODELS["llama"], "model_type": "lama"}}, "model.config: Unrecognized model identifier: lama"),
-        ({"config": {"model_type": "t5", "vocab_size": 64}}, "model.config: t5 is no language model"),
-        ({"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025}, "model.sequence_length: "),
-    ],
+@cases(
+    "change, message",
+    ({"shard": ["Block"]}, "the model has no module of class Block; its blocks are LlamaDecoderLayer"),
+    ({"config": {**MODELS["llama"], "hiden_size": 8}}, "model.config: hiden_size is unknown"),
+    ({"config": {**MODELS["llama"], "hidden_size": "8"}}, "model.config: Validation error for field 'hidden_size'"),
+    ({"config": {**MODELS["llama"], "model_type": "lama"}}, "model.config: Unrecognized model identifier: lama"),
+    ({"config": {"model_type": "t5", "vocab_size": 64}}, "model.config: t5 is no language model"),
+    ({"config": {"model_type": "gpt2", "vocab_size": 64}, "sequence_length": 1025}, "model.sequence_length: "),
+    ({"config": {"model_type": "opt", "vocab_size": 64}}, "parallel.tp: transformers has no plan for it; write 1"),
+    ({"config": MIXTRAL}, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
+    ({"config": {**MODELS["llama"], "attention_dropout": 0.1}}, "parallel.tp: write 0.0 for the dropout of the model"),
 )
 def test_what_a_model_cannot_be_is_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    with (
-        imported(write(tmp_path, {**LLAMA, **change})) as modules,
-        pytest.raises(modules["distributed"].SetupError) as error,
-    ):
-        built(modules)
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-MIXTRAL = {"model_type": "mixtral", "vocab_size": 64, **SMALL, "num_key_value_heads": 2, "num_local_experts": 2}
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"model_type": "opt", "vocab_size": 64}, "parallel.tp: transformers has no plan for it; write 1"),
-        (MIXTRAL, "parallel.tp: model.layers.0.mlp.experts is split moe_tp_experts; write 1"),
-        ({**MODELS["llama"], "attention_dropout": 0.1}, "parallel.tp: write 0.0 for the dropout of the model"),
-    ],
-)
-def test_what_cannot_be_split_is_one_line(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    project = write(tmp_path, {**LLAMA, "config": config}, "parallel.tp=2")
+    project = write(tmp_path, {**LLAMA, **change}, *["parallel.tp=2"] * message.startswith("parallel.tp"))
     with imported(project) as modules, pytest.raises(modules["distributed"].SetupError) as error:
         built(modules)
-    assert str(error.value) == message
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_stored_experts_are_refused(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**MIXTRAL)).save_pretrained(tmp_path / "experts")
-    with pytest.raises(UserError, match=r"model\.pretrained is a mixture of experts"):
+    with pytest.raises(UserError, match=r"model\.pretrained"):
         write(tmp_path, from_folder(tmp_path / "experts"))
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_folder_that_does_not_fit_is_one_line(tmp_path: Path, folders: dict[str, Path], monkeypatch: Patch) -> None:
+    def refused(message: str) -> None:
+        with pytest.raises(modules["distributed"].SetupError, match=message):
+            built(modules)
+
     with imported(write(tmp_path, from_folder(folders["qwen3"]))) as modules:
         (file,) = [path for path in folders["qwen3"].glob("*.safetensors") if "model.norm.weight" in load_file(path)]
         weights = load_file(file)
-        broken = {**weights, "model.norm.weight": torch.zeros(7)}
-        save_file(broken, file, {"format": "pt"})
-        with pytest.raises(modules["distributed"].SetupError) as error:
-            built(modules)
-        assert str(error.value).endswith("does not fit: model.norm.weight is [7] in the files, [32] in the model")
+        save_file({**weights, "model.norm.weight": torch.zeros(7)}, file, {"format": "pt"})
+        refused(r"does not fit: model.norm.weight is \[7\] in the files, \[32\] in the model$")
         save_file({"other": torch.zeros(7)}, file, {"format": "pt"})
-        with pytest.raises(modules["distributed"].SetupError, match=r"is not in the files"):
-            built(modules)
+        refused("is not in the files")
         save_file(weights, file, {"format": "pt"})
         monkeypatch.setattr(modules["model"], "VOCABULARY", 65)
-        with pytest.raises(modules["distributed"].SetupError, match=r"model\.vocabulary is 65, that of the model 64"):
-            built(modules)
+        refused(r"model\.vocabulary is 65, that of the model 64")
         monkeypatch.setattr(modules["model"], "find_spec", lambda _: None)
-        with pytest.raises(modules["distributed"].SetupError, match="a package is missing: pip install transformers"):
-            built(modules)
+        refused("a package is missing: pip install transformers")
 
 
 @pytest.mark.full

@@ -1,16 +1,16 @@
 """`fsdp2 update`: what only one side changed is taken, what both changed is marked, and nothing of the user is lost."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from trees import Workshop, build_file_tree, failing, file_tree
+from trees import Patch, Workshop, build_file_tree, failing, file_tree
 from verified_fsdp2.skill.update import project
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
@@ -71,10 +71,8 @@ def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> No
     assert found.get("a.py") == (expected.replace("\n", end).encode() if expected else None)
     assert found["tests/b.py"] == TEXT.encode()
     assert found.get(".fsdp2/base/a.py.base") == (theirs.encode() if theirs else None)
-    assert (
-        set(found) - {"a.py", ".fsdp2/base/a.py.base"}
-        == {"tests/b.py", "spec.yaml", ".fsdp2/manifest.json"} | base_files
-    )
+    beside = {"tests/b.py", "spec.yaml", ".fsdp2/manifest.json"} | base_files
+    assert set(found) - {"a.py", ".fsdp2/base/a.py.base"} == beside
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -93,10 +91,10 @@ def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
     assert workshop.run("update") == 1
     said = workshop.printed().out
-    assert "conflict    a.py  line 2: both you and the spec changed these lines" in said
+    assert "conflict    a.py  line 2: " in said
     before = file_tree(workshop.out)
     assert workshop.run("update", "--set", "train.steps=30") == 2
-    assert f"{workshop.out}/a.py:2: a conflict is marked here" in workshop.printed().err
+    assert f"{workshop.out}/a.py:2: a conflict" in workshop.printed().err
     workshop.edit("a.py", "<<<<<<< a.py, yours\n", "")
     assert workshop.run("update") == 2
     assert f"{workshop.out}/a.py:5: a conflict" in workshop.printed().err
@@ -151,18 +149,21 @@ def test_what_cannot_be_merged_is_left_alone_and_reported(workshop: Workshop, na
     workshop.templates["a.py"] = NEW
     workshop.printed()
     assert workshop.run("update", "--set", "train.steps=30") == 1
-    said = workshop.printed().out
-    assert "in the way  a.py" in said and all(
-        part in " ".join(said.split()) for part in (message, ".fsdp2/base/a.py.base")
-    )
+    said = " ".join(workshop.printed().out.split())
+    assert all(part in said for part in ("in the way a.py", message, ".fsdp2/base/a.py.base"))
     found = file_tree(workshop.out)
     assert mine.items() <= found.items()
     assert (found["b.py"], found[".fsdp2/base/a.py.base"]) == (b"30\n", NEW.encode())
     assert workshop.run("update") == 0
 
 
-def test_nothing_is_written_through_a_link_to_a_folder(workshop: Workshop, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_but_to_the_project(workshop: Workshop, tmp_path: Path) -> None:
     workshop.make({"tests/a.py": TEXT})
+    workshop.out.rename(tmp_path / "project")
+    workshop.out.symlink_to(tmp_path / "project")
+    workshop.templates["tests/a.py"] = MINE
+    assert workshop.run("update") == 0
+    assert workshop.out.is_symlink() and workshop.read("tests/a.py") == MINE
     (workshop.out / "tests").rename(tmp_path / "elsewhere")
     (workshop.out / "tests").symlink_to(tmp_path / "elsewhere")
     workshop.templates["tests/a.py"] = NEW
@@ -175,29 +176,18 @@ def test_nothing_is_written_through_a_link_to_a_folder(workshop: Workshop, tmp_p
     assert file_tree(tmp_path) == before
 
 
-def test_the_project_itself_may_be_a_link(workshop: Workshop, tmp_path: Path) -> None:
-    workshop.make({"a.py": TEXT})
-    workshop.out.rename(tmp_path / "elsewhere")
-    workshop.out.symlink_to(tmp_path / "elsewhere")
-    workshop.templates["a.py"] = NEW
-    assert workshop.run("update") == 0
-    assert workshop.out.is_symlink() and workshop.read("a.py") == NEW
-
-
 def test_without_git_only_what_was_not_edited_is_updated(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": NEW, "b.py": NEW})
     with mock.patch("shutil.which", return_value=None):
         assert workshop.run("update") == 1
         said = workshop.printed().out
-        assert "not merged  a.py  both you and the spec changed it, and git is not installed: install git" in said
+        assert "not merged  a.py  " in said and "install git" in said
         assert (workshop.read("a.py"), workshop.read("b.py")) == (MINE, NEW)
     assert workshop.run("update") == 0
     assert workshop.read("a.py") == BOTH
 
 
-def test_settings_of_git_and_repositories_around_have_no_say(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_git_and_repositories_around_have_no_say(workshop: Workshop, monkeypatch: Patch) -> None:
     config = workshop.out.with_name("gitconfig")
     config.write_text("[merge]\n\tconflictStyle = diff3\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
@@ -230,12 +220,31 @@ def test_a_failure_half_way_leaves_all_as_it_was(workshop: Workshop, error: Base
     assert workshop.run("update") == 0 and workshop.read("d.py") == BOTH
 
 
-def test_a_file_that_cannot_be_moved_aside_is_not_deleted(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": NEW})
-    before = file_tree(workshop.out)
-    with failing(PermissionError(1, "Operation not permitted"), lambda _, target: "old" in target.parts):
+FAILURES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "not moved aside": (
+        lambda out: failing(PermissionError(1, "Not permitted"), lambda _, new: "old" in new.parts),
+        "",
+    ),
+    "a folder that may not be written": (
+        lambda out: mock.patch("tempfile.mkdtemp", side_effect=PermissionError(13, "Permission denied", str(out))),
+        "cannot write {0}: Permission denied ({0})\n",
+    ),
+    "a full disk": (
+        lambda out: mock.patch.object(Path, "write_bytes", side_effect=OSError(28, "No space left on device")),
+        "No space left on device",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_leaves_all_as_it_was(workshop: Workshop, name: str) -> None:
+    make, said = FAILURES[name]
+    workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
+    before = file_tree(workshop.out.parent)
+    with make(workshop.out):
         assert workshop.run("update") == 2
-    assert file_tree(workshop.out) == before
+    assert said.format(workshop.out) in workshop.printed().err
+    assert file_tree(workshop.out.parent) == before
 
 
 def test_what_cannot_be_put_back_is_kept_and_reported(workshop: Workshop) -> None:
@@ -254,27 +263,6 @@ def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop) -> None:
     assert (workshop.read("a.py"), workshop.read("b.py")) == (NEW, NEW)
     before = file_tree(workshop.out)
     assert workshop.run("update") == 0 and file_tree(workshop.out) == before
-
-
-def test_a_folder_that_may_not_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
-    before = file_tree(workshop.out)
-
-    refused = mock.Mock(side_effect=PermissionError(13, "Permission denied", str(workshop.out)))
-    monkeypatch.setattr("tempfile.mkdtemp", refused)
-    assert workshop.run("update") == 2
-    assert workshop.printed().err == f"cannot write {workshop.out}: Permission denied ({workshop.out})\n"
-    assert file_tree(workshop.out) == before
-
-
-def test_a_full_disk(workshop: Workshop) -> None:
-    workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
-    before = file_tree(workshop.out.parent)
-
-    with mock.patch.object(Path, "write_bytes", side_effect=OSError(28, "No space left on device")):
-        assert workshop.run("update") == 2
-    assert "No space left on device" in workshop.printed().err
-    assert file_tree(workshop.out.parent) == before
 
 
 def test_what_is_printed(workshop: Workshop) -> None:

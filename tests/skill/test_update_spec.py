@@ -1,12 +1,11 @@
 """`fsdp2 update` and the spec: its values change, and what the user wrote beside them stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import yaml
 
+from records import cases
 from trees import SPEC, Workshop, build_file_tree, file_tree
 from verified_fsdp2.skill import cli, scaffold
 from verified_fsdp2.skill.spec import load, parse, rewrite
@@ -14,8 +13,14 @@ from verified_fsdp2.skill.spec import load, parse, rewrite
 FILES = {"a.py": "STEPS = {steps}\n"}
 
 
-def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) -> None:
+@pytest.fixture
+def workshop(workshop: Workshop) -> Workshop:
+    """The project of FILES."""
     workshop.make(FILES)
+    return workshop
+
+
+def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 4_0  # epochs\n".replace("4_0", "40"))
     workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4\n")
     workshop.edit("spec.yaml", "  seed: 0\n", "")
@@ -26,7 +31,6 @@ def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) 
 
 
 def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 20  # epochs\n")
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]   # as usual\n")
     mine = workshop.read("spec.yaml")
@@ -36,9 +40,8 @@ def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> Non
     assert workshop.run("diff") == 1  # the comments
 
 
-@pytest.mark.parametrize("git", [True, False])
+@cases("git", True, False)
 def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "  seed: 0\n", "")
     if not git:
         monkeypatch.setattr("shutil.which", lambda name: None)
@@ -47,7 +50,6 @@ def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypat
 
 
 def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
-    workshop.make(FILES)
     (workshop.out / "spec.yaml").write_text(SPEC + "# my comment\n")
     assert workshop.run("update") == 0
     assert workshop.run("update", "--set", "train.steps=30", "--set", "model.width=64") == 0
@@ -57,7 +59,6 @@ def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
 
 
 def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
-    workshop.make(FILES)
     assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: auto\n" in workshop.read("spec.yaml")
     assert workshop.run("update", "--set", "model.width=384", "--set", "model.heads=4") == 0
     model = load(workshop.out / "spec.yaml").to_dict()["model"]
@@ -67,7 +68,6 @@ def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
 
 
 def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     kind = ["--set", "optimizer.kind=sgd"]
     assert workshop.run("update", "--set", "optimizer.eps=1e-8", *kind) == 2
@@ -75,9 +75,6 @@ def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
     text = workshop.read("spec.yaml")
     assert "momentum: 0.5" in text and "betas" not in text and "steps: 20  # mine" in text
 
-
-def test_the_kind_changes_beside_an_edit_elsewhere(workshop: Workshop) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4  # mine\n")
     assert workshop.run("update", "--set", "schedule.kind=constant", "--set", "schedule.warmup_steps=3") == 0
     text = workshop.read("spec.yaml")
@@ -91,7 +88,6 @@ def sgd(workshop: Workshop) -> Path:
 
 
 def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
     assert workshop.run("update", "--spec", str(sgd(workshop))) == 1
     assert "conflict    spec.yaml  line " in workshop.printed().out
@@ -99,13 +95,12 @@ def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
     assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
     assert workshop.run("diff") == 2
     line = text[: text.index("<<<<<<<")].count("\n") + 1
-    assert f"{workshop.out}/spec.yaml:{line}: a conflict is marked here" in workshop.printed().err
+    assert f"{workshop.out}/spec.yaml:{line}: a conflict" in workshop.printed().err
     (workshop.out / "spec.yaml").write_bytes(file_tree(workshop.out)[".fsdp2/base/spec.yaml.base"])
     assert workshop.run("diff") == 0
 
 
 def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Workshop) -> None:
-    workshop.make(FILES)
     base = workshop.read("spec.yaml")
     old = base.replace("  seed: 0\n", "").replace("  dry_run: true\n", "")
     workshop.header = "# another version\n"
@@ -118,7 +113,6 @@ def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Worksh
 
 
 def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) -> None:
-    workshop.make(FILES)
     text = SPEC.replace("{kind: synthetic}", "{kind: text, files: [a.txt]}").replace("64", "256")
     build_file_tree(tmp_path, {"elsewhere/a.txt": "some text\n" * 10, "elsewhere/spec.yaml": text})
     assert workshop.run("update", "--spec", str(tmp_path / "elsewhere/spec.yaml")) == 0
@@ -133,7 +127,6 @@ def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) ->
 
 
 def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
-    workshop.make(FILES)
     workshop.edit("spec.yaml", "  seed: 0\n", "  sead: 0\n")
     before = file_tree(workshop.out)
     line = workshop.read("spec.yaml")[: workshop.read("spec.yaml").index("sead")].count("\n") + 1
@@ -141,7 +134,7 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
         assert workshop.run(command) == 2
         error = workshop.printed().err
         assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
-        assert error.endswith("fix it there, or give another spec: --spec FILE\n")
+        assert error.endswith(": --spec FILE\n")
     assert file_tree(workshop.out) == before
     assert workshop.run("update", "--spec", str(workshop.spec)) == 1
     marked = workshop.read("spec.yaml")
@@ -150,14 +143,12 @@ def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
 
 
 def test_a_wrong_setting_is_reported_without_the_hint(workshop: Workshop) -> None:
-    workshop.make(FILES)
     assert workshop.run("update", "--set", "train.steps=none") == 2
     error = workshop.printed().err
-    assert "--set train.steps: train.steps must be a whole number" in error and "--spec" not in error
+    assert "--set train.steps: " in error and "--spec" not in error
 
 
 def test_a_missing_spec(workshop: Workshop) -> None:
-    workshop.make(FILES)
     build_file_tree(workshop.out, {"spec.yaml": None})
     assert workshop.run("update") == 2
     assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in workshop.printed().err
@@ -165,11 +156,10 @@ def test_a_missing_spec(workshop: Workshop) -> None:
     assert load(workshop.out / "spec.yaml")["train"]["steps"] == 30
     build_file_tree(workshop.out, {"spec.yaml": None, "spec.yaml/a": ""})
     assert workshop.run("update", "--spec", str(workshop.spec)) == 2
-    assert "spec.yaml is in the way: it must be a file" in workshop.printed().err
+    assert "spec.yaml is in the way" in workshop.printed().err
 
 
 def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop) -> None:
-    workshop.make(FILES)
     (workshop.out / "spec.yaml").unlink()
     (workshop.out / "spec.yaml").symlink_to(workshop.spec)
     workshop.spec.write_text(SPEC.replace("steps: 20", "steps: 30"))
@@ -181,27 +171,24 @@ def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop) -> No
     assert file_tree(workshop.out) == before and "steps: 30" in workshop.spec.read_text()
 
 
-@pytest.mark.parametrize(
-    ("settings", "code"), [(["train.steps=30"], 0), (["optimizer.groups=[{match: norm, lr: 1e-5}]"], 2)]
-)
-def test_without_git(workshop: Workshop, settings: list[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    workshop.make(FILES)
+@cases("setting, code", ("train.steps=30", 0), ("optimizer.groups=[{match: norm, lr: 1e-5}]", 2))
+def test_without_git(workshop: Workshop, setting: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     before = file_tree(workshop.out)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert workshop.run("update", *[word for text in settings for word in ("--set", text)]) == code
+    assert workshop.run("update", "--set", setting) == code
     assert (file_tree(workshop.out) == before) == bool(code)
 
 
 def test_spec_yaml_with_windows_line_ends(workshop: Workshop) -> None:
-    workshop.make(FILES)
     text = workshop.read("spec.yaml").replace("  steps: 20\n", "  steps: 20  # mine\n").replace("\n", "\r\n")
     build_file_tree(workshop.out, {"spec.yaml": text})
     assert workshop.run("update", "--set", "train.steps=30") == 0
     assert file_tree(workshop.out)["spec.yaml"] == text.replace("steps: 20", "steps: 30").encode()
 
 
-REWRITES = [
+@cases(
+    "text, before, after, expected",
     ("a:\n  b: 1  # c\n", {"a": {"b": 1}}, {"a": {"b": 2}}, "a:\n  b: 2  # c\n"),
     ("a: {b: 1, c: x}\n", {"a": {"b": 1}}, {"a": {"b": 2}}, "a: {b: 2, c: x}\n"),
     ("a:  # empty\n", {"a": None}, {"a": "x"}, "a: x  # empty\n"),
@@ -211,10 +198,7 @@ REWRITES = [
     ("a:\n- 1\n", {"a": [1]}, {"a": [1, 2]}, "a:\n- 1\n"),
     ("# c\na:\n  b: 1\n", {"a": {"b": 1, "d": 0}}, {"a": {"b": 1, "d": 2}}, "# c\na:\n  d: 2\n  b: 1\n"),
     ("a: 1\n", {"a": 1}, {"b": 1}, "a: 1\n"),
-]
-
-
-@pytest.mark.parametrize(("text", "before", "after", "expected"), REWRITES)
+)
 def test_rewritten(text: str, before: dict[str, object], after: dict[str, object], expected: str) -> None:
     assert rewrite.rewritten(text, before, after) == expected
 

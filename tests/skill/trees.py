@@ -1,7 +1,5 @@
 """Folders as dictionaries, and a project whose templates a test can change."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from records import Capsys, Patch
 from verified_fsdp2.skill import cli, scaffold
 from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
-Capsys = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
 SMALL = {  # a decoder that learns quickly
     "version": 1,
@@ -83,7 +80,7 @@ def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterat
 class Workshop:
     """A project `my-run` of a few small files, written by templates in which {steps} is train.steps of the spec."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, monkeypatch: Patch, capsys: Capsys) -> None:
         self.out, self.printed = folder / "my-run", capsys.readouterr
         self.templates: dict[str, str | None] = {}
         self.header = "# a spec\n"

@@ -3,8 +3,6 @@
 `EXPRESSIONS` must be true; each function below BLOCKS must not raise.
 """
 
-from __future__ import annotations
-
 import copy  # noqa: F401 (used by EXPRESSIONS)
 import io
 import json

@@ -1,7 +1,5 @@
 """Scripts of the zoo, spelled for GPUs by a mechanical substitution."""
 
-from __future__ import annotations
-
 import re
 
 _WORDS = {'"gloo"': '"nccl"', '"cpu"': '"cuda"', "torch.Generator()": 'torch.Generator("cuda")'}

@@ -1,7 +1,5 @@
 """Runs made by hand, for judging without a launch: say what each rank recorded, get the Run that `read_run` would give."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import typing
@@ -18,6 +16,8 @@ from verified_fsdp2.verifier.trace import Ended, Run, Trace
 from verified_fsdp2.verifier.trace.events import Event, Part, Place
 from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 LINE = Place(file="train.py", line=1, function="main", code="code")
 
 
@@ -104,9 +104,28 @@ def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
 
 
 def judge(rule: str, *ranks: Any, **more: Any) -> Finding:
-    """The finding on a run, or on what each rank recorded; `more` goes into the evidence."""
+    """The finding on a run, or on what each rank recorded, `more` goes into the evidence; or on the evidence itself."""
+    if isinstance(ranks[0], Evidence):
+        return judge_one(RULES[rule], ranks[0])
     train = ranks[0] if isinstance(ranks[0], Run) else run(*ranks)
     return judge_one(RULES[rule], Evidence(**{"train": train, "full_precision": train, **more}))
+
+
+def row(rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, ...] = (), **more: Any) -> Any:
+    """A case of `judged_as`: what `judge` takes, and of the finding its status, its location and what it names."""
+    return pytest.param(rule, status, ranks, at, names, more, id=f"{rule}-{status}")
+
+
+def judged_as(*rows: Any) -> Any:
+    """A test for each row."""
+
+    @cases("rule, status, ranks, at, names, more", *rows)
+    def test(rule: str, status: str, ranks: Any, at: Any, names: tuple[str, ...], more: dict[str, Any]) -> None:
+        found = judge(rule, *ranks, **more)
+        assert (found.status, at or found.location) == (status, found.location), found.evidence
+        assert [name for name in names if name not in found.evidence] == []
+
+    return test
 
 
 def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:

@@ -1,7 +1,5 @@
 """gloo-avg-is-sum: the measurement on this torch, and the verdict on what an older one gives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

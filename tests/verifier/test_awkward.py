@@ -1,7 +1,5 @@
 """Scripts that behave badly: the right rank is named, in time, with bounded output, and nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -21,6 +19,13 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 
 BOTH_LAUNCHERS = ("children", "sys_exit_7", "os_exit_0", "sigkill")
+ONCE_IS_ENOUGH = (
+    "ignores_sigterm",
+    "needs_3_ranks",
+    "sigsegv",
+    "loader_worker_ends",
+    "kills_its_group",
+)  # like another
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,11 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launcher,
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("case", awkward.ACTS, ids=lambda case: case.name)
+@cases(
+    "case",
+    *(pytest.param(c, marks=pytest.mark.full) if c.name in ONCE_IS_ENOUGH else c for c in awkward.ACTS),
+    ids=[case.name for case in awkward.ACTS],
+)
 def test_awkward_script(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward) -> None:
     hangs = "rank 1 was not in a collective" in case.says
     _judge(marked, tmp_path, case, launcher="fork", timeout=6 if hangs else 20)
@@ -70,9 +79,7 @@ def _judge(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward, 
 
 
 @pytest.mark.launch
-@cases(
-    "name", *(pytest.param(name, marks=pytest.mark.full) if name == "empty" else name for name in awkward.NO_TARGETS)
-)
+@cases("name", *(pytest.param(n, marks=pytest.mark.full) if n == "empty" else n for n in awkward.NO_TARGETS))
 def test_what_is_no_training_script(tmp_path: Path, name: str) -> None:
     content, code, words = awkward.NO_TARGETS[name]
     script = tmp_path / "script.py"
@@ -89,6 +96,7 @@ def test_a_folder_without_a_script(tmp_path: Path) -> None:
     assert "train.py: no such file" in row.text
 
 
+@pytest.mark.full
 @pytest.mark.launch
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0,

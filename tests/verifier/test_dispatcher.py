@@ -1,7 +1,5 @@
 """Functions of torch are patched once, by one module, and private names of torch stand in one table."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

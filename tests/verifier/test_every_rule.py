@@ -1,7 +1,5 @@
 """Every rule on a run that is cut after each event, and on evidence that makes it fail itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

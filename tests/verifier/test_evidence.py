@@ -16,7 +16,4 @@ def test_the_save_that_is_resumed(saves: list[tuple[str, int]], resumed: int | N
     rows = [record for number in range(1, 6) for record in (records.step(number), records.stepped(number))]
     rows += [{"kind": "checkpoint", "op": op, "after_step": after} for op, after in saves]
     assert Evidence(train=records.run(rows)).saved_after() == resumed
-
-
-def test_without_a_run_there_is_none() -> None:
     assert Evidence(train=None).saved_after() is None

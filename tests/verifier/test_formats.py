@@ -1,7 +1,5 @@
 """JUnit, SARIF and GitHub: valid against the schemas of others, honest about what is open, and safe from what a script prints."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -9,21 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-import xmlschema
 
+import verdicts
+from verdicts import valid
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report, renderers
 from verified_fsdp2.verifier.report.baseline import held_against
 from verified_fsdp2.verifier.report.sanitize import sanitize
 from verified_fsdp2.verifier.trace.events import Place
-from verified_fsdp2.verifier.verdict import Verdict, verdict_of
+from verified_fsdp2.verifier.verdict import Verdict
 
-SCHEMAS = Path(__file__).parents[1] / "schemas"
-REPORT = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text(encoding="utf-8"))
-SARIF = json.loads((SCHEMAS / "sarif-2.1.0.json").read_text(encoding="utf-8"))
-JUNIT = xmlschema.XMLSchema(str(SCHEMAS / "junit-10.xsd"))
+REASON, ABSENT = "how this script resumes is not known", "the script saves no checkpoint"
 HOSTILE = "x\n::error::forged\n \t::warning::too ##[error]and \x1b[2J\x00\r::notice::me & <b> ]]> \u202e \ud800 \u2028 100% a,b:c"
 
 
@@ -38,12 +33,8 @@ def place(line: int = 7, file: str = "train.py", code: str = "opt = AdamW(...)")
     return Place(file=str(Path.cwd() / file), line=line, function="main", code=code)
 
 
-def verdict(*findings: Finding, command: str = "fsdp2 verify train.py") -> Verdict:
-    names = ("nproc", "reshard_to", "steps", "args", "save_args", "resume_args", "single_args")
-    target = {**dict.fromkeys(names, ""), "command": command, "script": str(Path.cwd() / "train.py")}
-    target |= {"nproc": 2, "steps": 5, "reshard_to": []}
-    environment = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
-    return Verdict(verdict_of(findings), target, environment, (), findings, seconds=12.3456)
+def verdict(*findings: Finding, **target: str) -> Verdict:
+    return verdicts.verdict(*findings, root=Path.cwd(), **target)
 
 
 COUNTS = ("tests", "failures", "errors", "skipped")
@@ -53,7 +44,7 @@ def four() -> Verdict:
     return verdict(
         Finding("optim-before-shard", "fail", "built early", location=place(), fix="move it"),
         Finding("matches-ddp", "fail", "differs", measured=0.15, limit=4e-6, consequence=True),
-        Finding("resume-is-exact", "inconclusive", "how this script resumes is not known"),
+        Finding("resume-is-exact", "inconclusive", REASON),
         Finding("root-not-wrapped", "pass", "fine", measured=float("nan"), limit=1.0),
     )
 
@@ -65,19 +56,15 @@ def with_baseline() -> Verdict:
 
 
 def junit(made: Verdict) -> ET.Element:
-    text = RENDERERS["junit"](made)
-    JUNIT.validate(text)
-    return ET.fromstring(text)
+    return ET.fromstring(valid("junit", RENDERERS["junit"](made)))
 
 
 def sarif(made: Verdict) -> dict[str, Any]:
-    log = json.loads(RENDERERS["sarif"](made))
-    jsonschema.Draft7Validator(SARIF).validate(log)
-    (run,) = log["runs"]
+    run: dict[str, Any]
+    (run,) = json.loads(valid("sarif", RENDERERS["sarif"](made)))["runs"]
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
-    found: dict[str, Any] = run
-    return found
+    return run
 
 
 def test_junit_shows_what_is_open_as_an_error() -> None:
@@ -90,7 +77,7 @@ def test_junit_shows_what_is_open_as_an_error() -> None:
     for part in ("built early", "at train.py:7 in main", "opt = AdamW(...)", "fix: move it", "fsdp2 explain"):
         assert part in failure.text
     error = cases["resume-is-exact"].find("error")
-    assert error is not None and error.get("message") == "not checked: how this script resumes is not known"
+    assert error is not None and error.get("message") == f"not checked: {REASON}"
     consequence = cases["matches-ddp"].find("failure")
     assert consequence is not None and consequence.get("type") == "consequence"
     assert [child.tag for child in cases["root-not-wrapped"]] == ["system-out"]
@@ -102,8 +89,7 @@ def test_junit_of_lint_names_places_and_is_never_empty() -> None:
     hit = Finding("optim-before-shard", "fail", "x", location=place(), tier="static")
     made = verdict(hit, replace(hit, location=place(line=9)))
     made.target["files"] = 1
-    text = LINT["junit"](made)
-    JUNIT.validate(text)
+    text = valid("junit", LINT["junit"](made))
     names = [case.get("name") for case in ET.fromstring(text).iter("testcase")]
     assert names == ["optim-before-shard in train.py main", "optim-before-shard in train.py main (2)"]
     none = verdict()
@@ -177,8 +163,7 @@ def test_the_baseline_in_every_format() -> None:
     last = " ".join(RENDERERS["text"](made).split("verdict: fail")[-1].split())
     assert all(part in last for part in ("old.json: fail", "1 new (matches-ddp)", "(optim-before-shard)"))
     assert last.endswith("1 gone (root-not-wrapped)")
-    report = json.loads(RENDERERS["json"](made))
-    jsonschema.validate(report, json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text()))
+    report = json.loads(valid("json", RENDERERS["json"](made)))
     assert [item["rule"] for item in report["baseline"]["standing"]] == ["optim-before-shard"]
     known = "`optim-before-shard` known"
     assert known not in github.summary(four()) and known in github.summary(made)
@@ -193,7 +178,7 @@ def test_github_escapes_and_counts() -> None:
     lines = RENDERERS["github"](made).splitlines()
     commands = [line for line in lines if line.startswith("::")]
     assert len(commands) == 10 and all(line.startswith("::error") for line in commands), "the worst come first"
-    assert lines[10] == "21 more findings are in the report below and in the summary of this step"
+    assert lines[10].startswith("21 more ")
     summary = github.summary(made)
     assert all(f"`rule-{k}`" in summary for k in range(30)) and summary.count("### Not checked") == 1
 
@@ -202,7 +187,7 @@ def test_the_summary_is_cut_below_its_limit_and_says_so() -> None:
     made = verdict(*(Finding(f"rule-{k}", "fail", "\u00e4" * 10_000) for k in range(100)))
     summary = github.summary(made)
     assert 900_000 < len(summary.encode()) <= github.SUMMARY < 1024 * 1024
-    assert summary.endswith("was cut to fit into the summary: `--report json=PATH` has all.\n")
+    assert "`--report json=PATH`" in summary[-99:]
     assert summary.count("```") % 2 == 0
     assert github.summary(made, 10) == ""
 
@@ -232,10 +217,7 @@ def test_what_a_script_says_is_no_command(name: str) -> None:
     text.encode("utf-8")
     if name == "json":
         assert json.loads(text)["findings"][0]["evidence"] == HOSTILE
-    if name == "sarif":
-        jsonschema.Draft7Validator(SARIF).validate(json.loads(text))
-    if name == "junit":
-        JUNIT.validate(text)
+    valid(name, text)
 
 
 def test_harmless_leaves_other_text_alone() -> None:
@@ -251,7 +233,7 @@ def test_a_code_block_of_the_summary_cannot_be_ended() -> None:
 def inapplicable() -> Verdict:
     return verdict(
         Finding("root-not-wrapped", "pass", "fine"),
-        Finding("resume-is-exact", "not_applicable", "the script saves no checkpoint"),
+        Finding("resume-is-exact", "not_applicable", ABSENT),
         Finding("matches-original", "not_applicable", "converted from no other script"),
     )
 
@@ -259,8 +241,7 @@ def inapplicable() -> Verdict:
 def test_what_does_not_apply_is_no_obstacle_and_counted_apart() -> None:
     made = inapplicable()
     assert (made.verdict, made.exit_code) == ("pass", 0)
-    report = json.loads(RENDERERS["json"](made))
-    jsonschema.validate(report, REPORT)
+    report = json.loads(valid("json", RENDERERS["json"](made)))
     assert report["schema"] == 2
     assert report["counts"] == {"pass": 1, "fail": 0, "inconclusive": 0, "not_applicable": 2, "error": 0}
     assert [f["status"] for f in report["findings"]] == ["pass", "not_applicable", "not_applicable"]
@@ -280,7 +261,7 @@ def test_what_does_not_apply_is_skipped_in_junit() -> None:
     assert skipped["root-not-wrapped"] is None
     found = skipped["resume-is-exact"]
     assert found is not None and found.get("type") == "not_applicable"
-    assert found.get("message") == "not applicable: the script saves no checkpoint"
+    assert found.get("message") == f"not applicable: {ABSENT}"
 
 
 def test_what_does_not_apply_is_no_result_in_sarif() -> None:
@@ -289,7 +270,7 @@ def test_what_does_not_apply_is_no_result_in_sarif() -> None:
     assert run["results"] == [] and run["tool"]["driver"]["rules"] == []
     assert run["properties"]["notApplicable"][0] == {
         "rule": "resume-is-exact",
-        "reason": "the script saves no checkpoint",
+        "reason": ABSENT,
     }
     assert len(run["properties"]["notApplicable"]) == 2
 
@@ -298,7 +279,7 @@ def test_what_does_not_apply_is_a_list_of_its_own_in_the_summary() -> None:
     assert github.commands(inapplicable()) == []
     parts = github.summary(inapplicable()).split("<details>")
     assert ["<summary>1 rule passed" in parts[1], "<summary>2 rules not applicable" in parts[2]] == [True, True]
-    assert "resume-is-exact" not in parts[1] and "resume-is-exact: the script saves no checkpoint" in parts[2]
+    assert "resume-is-exact" not in parts[1] and f"resume-is-exact: {ABSENT}" in parts[2]
 
 
 def test_what_a_team_left_out_is_reported_and_fails_nothing() -> None:
@@ -308,11 +289,9 @@ def test_what_a_team_left_out_is_reported_and_fails_nothing() -> None:
     assert made.verdict == "pass"
     cases = {case.get("name"): case.find("skipped") for case in junit(made).iter("testcase")}
     assert {name: found.get("message") for name, found in cases.items() if found is not None} == {
-        "resume-is-exact": "not checked, and not required: how this script resumes is not known",
+        "resume-is-exact": f"not checked, and not required: {REASON}",
         "root-only-wrap": "skipped: two small layers (until 2027-03-31)",
     }
     assert [line.split(" ")[0] for line in github.commands(made)] == ["::notice"]
     assert "root-only-wrap: skipped: two small layers (until 2027-03-31)" in github.summary(made)
-    (run,) = json.loads(RENDERERS["sarif"](made))["runs"]
-    assert run["properties"]["skipped"] == list(skips)
-    jsonschema.Draft7Validator(SARIF).validate(json.loads(RENDERERS["sarif"](made)))
+    assert sarif(made)["properties"]["skipped"] == list(skips)

@@ -1,13 +1,11 @@
 """Why ranks wait for one another, judged from logs written in the tests: the right rule, and none where none is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import cases, micro, model, run, step, stepped, trace
+from records import cases, judge, micro, model, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import root_cause
@@ -102,7 +100,9 @@ def main():
     assert found == ("rank-conditional-collective", line(source, "# G"))
 
 
-EARLY_RETURN = """
+FUNCTIONS = {
+    "# G": (  # an early return
+        """
 def save():
     if dist.get_rank() != 0:
         return
@@ -111,8 +111,11 @@ def main():
     loss = model(batch)  # F
     save()  # C
     loss.backward()  # B
-"""
-AROUND_THE_CALLER = """
+""",
+        "forward@F get_model_state_dict@G:save<C",
+    ),
+    "# C": (  # around the caller
+        """
 def evaluate():
     return model(batch)  # E
 def main():
@@ -120,15 +123,15 @@ def main():
     if rank == 0:
         evaluate()  # C
     loss.backward()  # B
-"""
+""",
+        "forward@F forward@E:evaluate<C",
+    ),
+}
 
 
-@cases(
-    "source, first, where",
-    (EARLY_RETURN, "forward@F get_model_state_dict@G:save<C", "# G"),
-    (AROUND_THE_CALLER, "forward@F forward@E:evaluate<C", "# C"),
-)
-def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, source: str, first: str, where: str) -> None:
+@pytest.mark.parametrize("where", FUNCTIONS)
+def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, where: str) -> None:
+    source, first = FUNCTIONS[where]
     found = named(tmp_path, source, first, "forward@F backward@B")
     assert found == ("rank-conditional-collective", line(source, where))
 
@@ -144,8 +147,8 @@ def main():
     time.sleep(600)
 """
     script = Script(tmp_path, source)
-    assert script.named("broadcast@S forward@F", "broadcast@R forward@F") is None
-    assert parting(script.hung("broadcast@S forward@F", "broadcast@R forward@F")) is None
+    logs = ("broadcast@S forward@F", "broadcast@R forward@F")
+    assert script.named(*logs) is None and parting(script.hung(*logs)) is None
 
 
 @cases(
@@ -165,35 +168,23 @@ def test_a_branch_that_jumps_over_a_collective(
     assert found.location.line == line(source, between)
 
 
-def test_a_branch_around_a_collective_and_one_around_a_step(tmp_path: Path) -> None:
+@cases(
+    "first, second, mark",
+    (TURN + "forward@F backward@B", TURN + "forward@F forward@F", "# I"),
+    (TURN + "forward@F backward@B step@S", TURN + "forward@F backward@B forward@F", "# J"),
+    (TURN, "forward@F backward@B forward@F", "# J"),  # the rank is a part of the condition
+)
+def test_a_branch_around_a_collective_and_one_around_a_step(tmp_path: Path, first: str, second: str, mark: str) -> None:
     source = """
 def main():
     for batch in batches:
         loss = model(batch)  # F
         if loss > 0:  # I
             loss.backward()  # B
-        if norm < limit:  # J
+        if {condition}:  # J
             optimizer.step()  # S
-"""
-    for mark, first, second in (
-        ("# I", "forward@F backward@B", "forward@F forward@F"),
-        ("# J", "forward@F backward@B step@S", "forward@F backward@B forward@F"),
-    ):
-        want = ("rank-local-control-flow", line(source, mark))
-        assert named(tmp_path, source, TURN + first, TURN + second) == want
-
-
-def test_a_step_under_a_condition_on_the_rank_is_a_local_decision(tmp_path: Path) -> None:
-    source = """
-def main():
-    for step, batch in enumerate(batches):
-        loss = model(batch)  # F
-        loss.backward()  # B
-        if not (step == 2 and rank == 1):  # J
-            optimizer.step()  # S
-"""
-    found = named(tmp_path, source, TURN, "forward@F backward@B forward@F")
-    assert found == ("rank-local-control-flow", line(source, "# J"))
+""".replace("{condition}", "not (step == 2 and rank == 1)" if first == TURN else "norm < limit")
+    assert named(tmp_path, source, first, second) == ("rank-local-control-flow", line(source, mark))
 
 
 def test_a_handler_that_goes_on(tmp_path: Path) -> None:
@@ -218,11 +209,9 @@ def main():
 
 
 def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
-    source = LOOP.format(between="if loss < 1: break")
     logs = (TURN + "forward@F", TURN + "end_data=1@F all_reduce@R")
-    found = Script(tmp_path, source).named(*logs)
-    assert found is not None
-    assert found.rule == "uneven-batches-hang"
+    found = Script(tmp_path, LOOP.format(between="if loss < 1: break")).named(*logs)
+    assert found is not None and found.rule == "uneven-batches-hang"
     assert all(part in found.evidence for part in ("rank 1", "1 batch,")), found.evidence
 
 
@@ -251,21 +240,15 @@ def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
 
 def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
-    lost = {
-        "kind": "end",
-        "how": "exception",
-        "error": "RuntimeError",
-        "message": "Connection closed by peer [127.0.0.1]:1",
-        "frames": [{"file": "train.py", "line": 4, "function": "main", "code": ""}],
-        "at": 2.0,
-    }
+    frame = {"file": "train.py", "line": 4, "function": "main", "code": ""}
+    lost = {"kind": "end", "how": "exception", "error": "RuntimeError", "frames": [frame], "at": 2.0}
+    lost["message"] = "Connection closed by peer [127.0.0.1]:1"
     traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
     assert root_cause(left).rank == 1
-    assert [
-        n for n in NAMES if judge_one(RULES[n], Evidence(train=left, sources=read_sources((), [left]))).status == "fail"
-    ] == ["rank-local-control-flow"]
+    evidence = Evidence(train=left, sources=read_sources((), [left]))
+    assert [n for n in NAMES if judge_one(RULES[n], evidence).status == "fail"] == ["rank-local-control-flow"]
 
 
 def test_an_implicit_collective_is_read_from_the_stack(tmp_path: Path) -> None:
@@ -276,15 +259,14 @@ def main():
         print(model.head.weight.norm().item())  # N
     loss.backward()  # B
 """
-    script = Script(tmp_path, source)
+    script, number = Script(tmp_path, source), line(source, "# N")
     dump = f"""Current thread 0x1 (most recent call first):
   File "/x/site-packages/torch/distributed/_functional_collectives.py", line 9 in wait
-  File "{script.path}", line {line(source, "# N")} in main
+  File "{script.path}", line {number} in main
 """
     found = script.named("forward@F", "forward@F backward@B", stacks={0: dump, 1: ""})
-    assert found is not None
-    assert found.location is not None
-    assert (found.rule, found.location.line) == ("rank-conditional-collective", line(source, "# N"))
+    assert found is not None and found.location is not None
+    assert (found.rule, found.location.line) == ("rank-conditional-collective", number)
 
 
 class TestLengthsForeseen:
@@ -330,20 +312,15 @@ def main():
         assert self.judge(tmp_path, (first, second)).status == "pass"
 
 
-class TestNotLooked:
-    RANK = (model(), micro(), step(), stepped())
-
-    @pytest.mark.parametrize("name", NAMES)
-    def test_one_rank_waits_for_no_other(self, name: str) -> None:
-        assert judge_one(RULES[name], Evidence(train=run([*self.RANK]))).status == "not_applicable"
-        assert judge_one(RULES[name], Evidence(train=run([*self.RANK], [*self.RANK]))).status == "pass"
-
-    @pytest.mark.parametrize("name", NAMES)
-    def test_a_run_that_stopped_for_another_reason_is_inconclusive(self, name: str) -> None:
-        made = run([*self.RANK], [*self.RANK])
-        for one in made.traces:
-            object.__setattr__(one.end, "how", "exception")
-        assert judge_one(RULES[name], Evidence(train=made)).status == "inconclusive"
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_waits_for_no_other_and_a_run_that_stopped_for_another_reason_is_inconclusive(name: str) -> None:
+    rank = [model(), micro(), step(), stepped()]
+    made = run(rank, rank)
+    assert judge(name, run(rank)).status == "not_applicable"
+    assert judge(name, made).status == "pass"
+    for one in made.traces:
+        object.__setattr__(one.end, "how", "exception")
+    assert judge(name, made).status == "inconclusive"
 
 
 def test_a_source_that_is_gone_explains_nothing() -> None:

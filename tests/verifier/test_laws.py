@@ -1,18 +1,15 @@
 """The laws on recorded traces: a breach each, and what a right script does that looks like one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from records import cases, entropy, micro, run, step, stepped
+from records import cases, entropy, judge, judged_as, micro, row, run, step, stepped
 from verified_fsdp2.verifier.analysis.state import evaluated
 from verified_fsdp2.verifier.config.watch import watched
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
+from verified_fsdp2.verifier.trace import Run
 
 SAVE = {"kind": "checkpoint", "op": "save", "after_step": 2, "to": "/x"}
 LOOP = """
@@ -63,52 +60,50 @@ def steps(number: int = 3, **more: Any) -> list[dict[str, Any]]:
     return [one for k in range(1, number + 1) for one in (micro(k, rows=(k,)), step(k, **more), stepped(k))]
 
 
-def judge(name: str, evidence: Evidence) -> Finding:
-    return judge_one(RULES[name], evidence)
-
-
 def of(*ranks: list[dict[str, Any]], **more: Any) -> Evidence:
     made = run(*ranks)
     return Evidence(train=made, full_precision=made, sources=SOURCES, **more)
 
 
-class TestGradients:
-    rule = "gradients-consumed-once"
+def kept(name: str) -> list[dict[str, Any]]:
+    return [*steps(), {"kind": "kept_gradients", "step": 2, "names": [name]}]
 
-    def test_gradients_that_were_used_are_used_again(self) -> None:
-        kept = {"kind": "kept_gradients", "step": 2, "names": ["w"]}
-        found = judge(self.rule, of([*steps(), kept], [*steps(), kept]))
-        assert (found.status, found.location is not None) == ("fail", True)
 
-    def test_those_of_another_optimizer_may_wait(self) -> None:
-        kept = {"kind": "kept_gradients", "step": 2, "names": ["v"]}
-        assert judge(self.rule, of([*steps(), kept], steps())).status == "pass"
+def edited(**factors: float | None) -> list[dict[str, Any]]:
+    return [*steps(), {"kind": "edited_gradients", "step": 1, "micro": 2, "factors": factors}]
 
-    def test_a_clip_between_micro_batches(self) -> None:
-        edit = {"kind": "edited_gradients", "step": 1, "micro": 2, "factors": {"w": 0.25, "v": 0.25}}
-        assert judge(self.rule, of([*steps(), edit], steps())).status == "fail"
-        surgery = {**edit, "factors": {"w": 0.25, "v": None}}
-        assert judge(self.rule, of([*steps(), surgery], steps())).status == "pass"
 
-    @pytest.mark.parametrize(("again", "status"), [(2, "fail"), (1, "pass")])
-    def test_gradients_are_cleared_between_micro_batches(self, again: int, status: str) -> None:
-        """The same samples come again in SAM, whose first gradients only show the way."""
-        records = []
-        for k in range(1, 4):
-            edit = {"kind": "edited_gradients", "step": k, "micro": 2, "factors": {"w": 0.0}}
-            records += [micro(k, rows=(1,)), edit, micro(k, rows=(again,)), step(k), stepped(k)]
-        assert judge(self.rule, of(records, records)).status == status
+def cleared(again: int) -> list[dict[str, Any]]:
+    """Gradients are cleared between two micro-batches of a step, the second of the samples `again`."""
+    records = []
+    for k in range(1, 4):
+        edit = {"kind": "edited_gradients", "step": k, "micro": 2, "factors": {"w": 0.0}}
+        records += [micro(k, rows=(1,)), edit, micro(k, rows=(again,)), step(k), stepped(k)]
+    return records
 
-    def test_a_dry_run_may_throw_gradients_away(self) -> None:
-        dry = [micro(1, rows=(9,)), {"kind": "cleared", "step": 1}]
-        assert judge(self.rule, of([*dry, *steps()], [*dry, *steps()])).status == "pass"
 
-    def test_a_step_without_backward(self) -> None:
-        twice = [micro(1), step(1), stepped(1), step(2), stepped(2)]
-        assert judge(self.rule, of(twice, twice)).status == "fail"
-        zero = {"w": [0.0, 0.0, 0.0, 0.0, 0.0]}
-        idle = [micro(1), step(1), stepped(1), step(2, zero), stepped(2)]
-        assert judge(self.rule, of(idle, idle)).status == "pass"
+def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
+    """A second step without backward."""
+    return [micro(1), step(1), stepped(1), step(2, *grads), stepped(2)]
+
+
+DRY = [micro(1, rows=(9,)), {"kind": "cleared", "step": 1}, *steps()]
+test_gradients_consumed_once = judged_as(
+    *(
+        row("gradients-consumed-once", status, of(*ranks))
+        for status, *ranks in (
+            ("fail", kept("w"), kept("w")),
+            ("pass", kept("v"), steps()),  # those of another optimizer may wait
+            ("fail", edited(w=0.25, v=0.25), steps()),  # a clip between micro-batches
+            ("pass", edited(w=0.25, v=None), steps()),  # surgery
+            ("fail", *[cleared(2)] * 2),
+            ("pass", *[cleared(1)] * 2),  # SAM, whose first gradients only show the way
+            ("pass", DRY, DRY),  # a dry run may throw gradients away
+            ("fail", *[idle()] * 2),
+            ("pass", *[idle({"w": [0.0] * 5})] * 2),
+        )
+    )
+)
 
 
 class TestRestored:
@@ -163,146 +158,114 @@ class TestRestored:
         assert judge(self.rule, of([*steps(4)[:6], SAVE, *steps(4)[6:]], resume=resumed)).status == "inconclusive"
 
 
-class TestRanks:
-    rule = "state-same-on-ranks"
-
-    def two(self, name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> Finding:
-        """Rank 1 begins with a number that is `began` larger."""
-        first = [held(-1.0), held(began - 1.0)] if a["value"] is not None else [tensor(9.0, a["holder"])] * 2
-        pairs = zip(first, (a, b), strict=True)
-        ranks = [[*steps(), state(1, **{name: old}), state(3, **{name: new})] for old, new in pairs]
-        return judge(self.rule, of(*ranks))
-
-    def test_buffers_and_decisions(self) -> None:
-        assert self.two("model__mean", tensor(1.0, "module"), tensor(2.0, "module")).status == "fail"
-        assert self.two("main__best", held(1.0), held(2.0)).status == "fail"
-        assert self.two("model__mean", tensor(1.0, "module"), tensor(1.0, "module")).status == "pass"
-
-    def test_running_statistics_differ_from_the_first_forward_on(self) -> None:
-        ranks = [
-            [*steps(), state(1, model__mean=tensor(k, "module")), state(3, model__mean=tensor(3.0 * k, "module"))]
-            for k in (1, 2)
-        ]
-        assert judge(self.rule, of(*ranks)).status == "fail"
-
-    def test_a_position_that_differs_from_the_first_step_on(self) -> None:
-        assert self.two("main__best", held(1.0), held(2.0), began=1.0).status == "pass"
-
-    def test_a_parameter_outside_of_every_model(self) -> None:
-        assert self.two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter")).status == "fail"
-
-    def test_batches_and_losses_are_local(self) -> None:
-        assert self.two("main__batch", tensor(1.0), tensor(2.0)).status == "pass"
-        assert self.two("main__loss", held(1.0), held(2.0)).status == "pass"
-
-    def test_one_rank_has_the_only_copy(self) -> None:
-        assert judge(self.rule, of(steps())).status == "not_applicable"
+def two(name: str, a: dict[str, Any], b: dict[str, Any], began: float = 0.0) -> Evidence:
+    """Two ranks of which the second begins with a number that is `began` larger."""
+    first = [held(-1.0), held(began - 1.0)] if a["value"] is not None else [tensor(9.0, a["holder"])] * 2
+    pairs = zip(first, (a, b), strict=True)
+    return of(*[[*steps(), state(1, **{name: old}), state(3, **{name: new})] for old, new in pairs])
 
 
-class TestModel:
-    rule = "same-model-throughout"
-
-    def test_eval_mode_is_left_on(self) -> None:
-        records = [*steps(), state(1), state(2, evaluations=1, in_eval=("",))]
-        assert judge(self.rule, of(records, records)).status == "fail"
-
-    def test_a_part_that_is_always_in_eval_mode(self) -> None:
-        records = [*steps(), state(1, in_eval=("norm",)), state(2, evaluations=1, in_eval=("norm",))]
-        assert judge(self.rule, of(records, records)).status == "pass"
-
-    def test_two_optimizers_hold_one_parameter(self) -> None:
-        records = [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]
-        assert judge(self.rule, of(records, records)).status == "fail"
-
-    def test_a_wrapper_holds_what_its_inner_optimizer_holds(self) -> None:
-        records = [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]
-        assert judge(self.rule, of(records, records)).status == "pass"
+def running(mean: int) -> list[dict[str, Any]]:
+    """Running statistics that differ from the first forward on."""
+    return [*steps(), state(1, model__mean=tensor(mean, "module")), state(3, model__mean=tensor(3.0 * mean, "module"))]
 
 
-class TestState:
-    rule = "state-same-in-one-process"
-
-    def judged(self, mine: float, theirs: float, other_rank: float | None = None) -> Finding:
-        def of_rank(value: float) -> list[dict[str, Any]]:
-            return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
-
-        one = of_rank(theirs)
-        rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in one]
-        train = run(of_rank(mine), of_rank(mine if other_rank is None else other_rank))
-        single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
-        return judge(self.rule, Evidence(train=train, full_precision=train, single=single, sources=SOURCES))
-
-    def test_a_tensor_beside_the_weights(self) -> None:
-        assert self.judged(1.5, 1.0).status == "fail"
-        assert self.judged(1.5, 1.5).status == "pass"
-
-    def test_what_differs_between_ranks_is_data_of_theirs(self) -> None:
-        assert self.judged(1.5, 1.0, other_rank=2.0).status == "not_applicable"
+test_state_same_on_ranks = judged_as(
+    *(
+        row("state-same-on-ranks", status, evidence)
+        for status, evidence in (
+            ("fail", two("model__mean", tensor(1.0, "module"), tensor(2.0, "module"))),
+            ("fail", two("main__best", held(1.0), held(2.0))),
+            ("pass", two("model__mean", tensor(1.0, "module"), tensor(1.0, "module"))),
+            ("fail", of(running(1), running(2))),
+            ("pass", two("main__best", held(1.0), held(2.0), began=1.0)),  # a position differs from the first step on
+            ("fail", two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter"))),  # outside of every model
+            ("pass", two("main__batch", tensor(1.0), tensor(2.0))),
+            ("pass", two("main__loss", held(1.0), held(2.0))),
+            ("not_applicable", of(steps())),  # one rank
+        )
+    )
+)
 
 
-class TestSnapshot:
-    rule = "snapshot-is-a-copy"
-
-    def judged(self, path: str, live: bool) -> Finding:
-        values = {path: tensor(1.0, live=live)}
-        return judge(self.rule, of([*steps(), {**state(2), "values": values}]))
-
-    def test_weights_that_are_kept_under_a_comparison(self) -> None:
-        assert self.judged("main.kept['w']", True).status == "fail"
-        assert self.judged("main.kept['w']", False).status == "pass"
-
-    def test_other_variables_may_be_live(self) -> None:
-        assert self.judged("main.shards[0]", True).status == "not_applicable"
-
-
-class TestWatched:
-    rule = "watched-values-agree"
-
-    def judged(self, mine: float, theirs: float, *texts: str) -> Finding:
-        ranks = [[*steps(), {**state(1), "values": {"watch best": held(v, "watch")}}] for v in (mine, theirs)]
-        return judge(self.rule, of(*ranks, watch=tuple(map(watched, texts))))
-
-    def test_ranks_hold_other_values(self) -> None:
-        assert self.judged(1.0, 2.0, "best").status == "fail"
-        assert self.judged(1.0, 1.0, "best").status == "pass"
-
-    @pytest.mark.parametrize("text", ["best rank-local", "best across=resume"])
-    def test_what_no_other_run_holds_proves_nothing(self, text: str) -> None:
-        assert self.judged(1.0, 2.0, text).status == "inconclusive"
-
-    def test_what_is_nowhere(self) -> None:
-        assert self.judged(1.0, 1.0, "other").status == "inconclusive"
-        assert self.judged(1.0, 1.0, "bes").status == "inconclusive"
-        assert self.judged(1.0, 1.0).status == "not_applicable"
+test_same_model_throughout = judged_as(
+    *(
+        row("same-model-throughout", status, of(records, records))
+        for status, records in (
+            ("fail", [*steps(), state(1), state(2, evaluations=1, in_eval=("",))]),  # eval mode is left on
+            (
+                "pass",
+                [*steps(), state(1, in_eval=("norm",)), state(2, evaluations=1, in_eval=("norm",))],
+            ),  # it always is
+            ("fail", [*steps(), step(1, optimizer=1), stepped(1, optimizer=1)]),  # two optimizers hold one parameter
+            ("pass", [micro(1), step(1), step(1, optimizer=1), stepped(1, optimizer=1), stepped(1)]),  # one in another
+        )
+    )
+)
 
 
-class TestEvaluation:
-    rule = "evaluation-same-in-one-process"
+@cases("mine, other_rank, status", (1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
+def test_a_tensor_beside_the_weights(mine: float, other_rank: float, status: str) -> None:
+    """What differs between ranks is data of theirs."""
 
-    def two(self, mine: float, theirs: float) -> Finding:
-        ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, theirs)]
-        train, single = run(ranks[0], ranks[0]), run(ranks[1], role="single")
-        rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in ranks[1]]
-        single = run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
-        return judge(self.rule, Evidence(train=train, full_precision=train, single=single, sources=SOURCES))
+    def of_rank(value: float) -> list[dict[str, Any]]:
+        return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
 
-    def test_a_training_loss_is_no_evaluation(self) -> None:
-        records = [*steps(), state(1), state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0))]
-        assert evaluated(run(records), SOURCES) == set()
-
-    def test_another_value_in_one_process(self) -> None:
-        found = self.two(1.5, 1.0)
-        assert (found.status, found.measured) == ("fail", pytest.approx(1 / 3))
-        assert self.two(1.0, 1.0).status == "pass"
-
-    def test_no_evaluation(self) -> None:
-        assert judge(self.rule, of(steps(), steps())).status == "not_applicable"
+    train = run(of_rank(mine), of_rank(other_rank))
+    evidence = Evidence(train=train, full_precision=train, single=alone(of_rank(1.0)), sources=SOURCES)
+    assert judge("state-same-in-one-process", evidence).status == status
 
 
-def test_a_replaced_parameter_is_read() -> None:
-    read = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
-    assert judge("replaced-parameter-read", of([*steps(), read], steps())).status == "fail"
-    assert judge("replaced-parameter-read", of(steps(), steps())).status == "pass"
+def alone(rank: list[dict[str, Any]]) -> Run:
+    """One process with the samples of two such ranks."""
+    rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in rank]
+    return run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
+
+
+@cases(
+    "path, live, status",
+    ("main.kept['w']", True, "fail"),
+    ("main.kept['w']", False, "pass"),
+    ("main.shards[0]", True, "not_applicable"),  # other variables may be live
+)
+def test_weights_that_are_kept_under_a_comparison(path: str, live: bool, status: str) -> None:
+    values = {path: tensor(1.0, live=live)}
+    assert judge("snapshot-is-a-copy", of([*steps(), {**state(2), "values": values}])).status == status
+
+
+@cases(
+    "theirs, texts, status",
+    (2.0, ["best"], "fail"),  # ranks hold other values
+    (1.0, ["best"], "pass"),
+    *((2.0, [text], "inconclusive") for text in ("best rank-local", "best across=resume")),  # no other run holds it
+    *((1.0, [text], "inconclusive") for text in ("other", "bes")),  # it is nowhere
+    (1.0, [], "not_applicable"),
+)
+def test_watched_values(theirs: float, texts: list[str], status: str) -> None:
+    ranks = [[*steps(), {**state(1), "values": {"watch best": held(v, "watch")}}] for v in (1.0, theirs)]
+    assert judge("watched-values-agree", of(*ranks, watch=tuple(map(watched, texts)))).status == status
+
+
+def test_a_training_loss_is_no_evaluation() -> None:
+    records = [*steps(), state(1), state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0))]
+    assert evaluated(run(records), SOURCES) == set()
+    assert judge("evaluation-same-in-one-process", of(steps(), steps())).status == "not_applicable"
+
+
+@cases("mine, status, measured", (1.5, "fail", 1 / 3), (1.0, "pass", None))
+def test_another_value_in_one_process(mine: float, status: str, measured: float | None) -> None:
+    ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, 1.0)]
+    train = run(ranks[0], ranks[0])
+    evidence = Evidence(train=train, full_precision=train, single=alone(ranks[1]), sources=SOURCES)
+    found = judge("evaluation-same-in-one-process", evidence)
+    assert found.status == status and (measured is None or found.measured == pytest.approx(measured))
+
+
+REPLACED = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
+test_a_replaced_parameter_is_read = judged_as(
+    row("replaced-parameter-read", "fail", of([*steps(), REPLACED], steps())),
+    row("replaced-parameter-read", "pass", of(steps(), steps())),
+)
 
 
 @pytest.mark.parametrize("loss, status", [(2.0, "fail"), (1.0, "pass")])

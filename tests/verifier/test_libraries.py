@@ -1,7 +1,5 @@
 """FSDP2 applied by libraries: adapters, the reference where DDP cannot stand in, random numbers of recomputes, committed rows."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -11,13 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from records import micro, model, run, step, stepped
+from records import cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.substitutes import libraries
-from verified_fsdp2.verifier.rules.gradients.recompute_draws_anew import RecomputeDrawsAnew
 from verified_fsdp2.verifier.rules.parity.matches_ddp import MatchesDdp
-from verified_fsdp2.verifier.trace import Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,52 +65,22 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(state: Any) -> None:
-    module, heard = state
-    module.AcceleratorState("bf16", True, fsdp_plugin=object())
-    assert module.AcceleratorState._shared_state["distributed_type"] == "gpu"
-    assert heard.records == ["adapted"]
-
-
-def test_accelerate_without_fsdp_is_left_alone(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases("asked, kind, recorded", ({"fsdp_plugin": object()}, "gpu", ["adapted"]), ({}, "cpu", []))
+def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(
+    state: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object], kind: str, recorded: list[str]
+) -> None:
     module, heard = state
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
-    module.AcceleratorState("bf16", True)
-    assert module.AcceleratorState._shared_state["distributed_type"] == "cpu"
-    assert heard.records == []
-
-
-def _recomputed(*same: bool) -> Evidence:
-    records = [{"kind": "recompute", "same": value, "place": "model.py, Block.forward"} for value in same]
-    return Evidence(train=run([model(), micro(), *records, step(), stepped()]))
-
-
-@pytest.mark.parametrize(("same", "status"), [((), "not_applicable"), ((True,), "pass"), ((True, False), "fail")])
-def test_a_recompute_with_other_random_numbers_fails(same: tuple[bool, ...], status: str) -> None:
-    found = judge_one(RecomputeDrawsAnew(), _recomputed(*same))
-    assert found.status == status
-    assert ("model.py, Block.forward" in found.evidence) == bool(same)
-
-
-def test_recomputes_of_a_run_without_steps_are_not_judged() -> None:
-    assert judge_one(RecomputeDrawsAnew(), Evidence(train=run([model()]))).status == "inconclusive"
+    module.AcceleratorState("bf16", True, **asked)
+    assert (module.AcceleratorState._shared_state["distributed_type"], heard.records) == (kind, recorded)
 
 
 def test_the_finding_says_which_call_kept_ddp_out() -> None:
-    def made(role: str) -> Run:
-        return run(*[[model(), micro(loss=1.0), step(), stepped()] for _ in range(2)], role=role)
-
+    rank = [model(), micro(loss=1.0), step(), stepped()]
+    runs = {role: run(rank, rank, role=role) for role in ("train", "reference", "perturbed")}
     reason = "rank 0 raised AttributeError: 'Tensor' object has no attribute 'device_mesh'"
-    evidence = Evidence(
-        train=made("train"),
-        full_precision=made("train"),
-        reference=made("reference"),
-        perturbed=made("perturbed"),
-        missing={"ddp": reason},
-    )
-    found = MatchesDdp().judge(evidence)
+    found = MatchesDdp().judge(Evidence(**runs, full_precision=runs["train"], missing={"ddp": reason}))
     assert reason in found.evidence
-    assert "gradients averaged" in found.evidence
 
 
 def test_every_row_has_its_script_and_its_environments() -> None:

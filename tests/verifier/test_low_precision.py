@@ -1,7 +1,5 @@
 """matches-full-precision: the first gradient in the script's dtype against float32 and against rounded weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +47,8 @@ def test_a_team_may_widen_the_limit() -> None:
     assert (plain.status, wider.status) == ("fail", "pass")
 
 
-def test_noise_of_the_same_size_is_no_fault() -> None:
+def test_noise_of_the_same_size_is_no_fault_and_other_samples_are_inconclusive() -> None:
     assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
-
-
-def test_other_samples_and_missing_runs_are_inconclusive() -> None:
     assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
     missing = Evidence(train=first_step(), plain=first_step(), full_precision=first_step())
     assert judge_one(RULES["matches-full-precision"], missing).status == "inconclusive"

@@ -1,12 +1,8 @@
 """The rules of the mesh family, and what runs say of tensor parallelism, on written records."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
-
-from records import cases, judge, micro, model, parameter, run, step, stepped, wrap
+from records import cases, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
 from verified_fsdp2.verifier.trace.events import Step
 
 Records = list[dict[str, Any]]
@@ -22,23 +18,21 @@ def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[st
 HELD = {"kind": "partial", "groups": ["layer"], "step": 1}
 
 
-@cases(
-    "rule, first, second, status",
-    ("hsdp-replicas-diverge-at-init", replica(0), replica(1), "pass"),
-    ("hsdp-replicas-diverge-at-init", replica(0), replica(1, start=1.1), "fail"),
-    ("hsdp-all-reduce-left-off", replica(0, 1.0, 1.0, HELD), replica(1), "fail"),
-    ("hsdp-all-reduce-left-off", replica(0), replica(1), "pass"),
-    ("hsdp-all-reduce-left-off", replica(0), replica(1, after=1.2), "fail"),  # they differ after a step
-    ("hsdp-all-reduce-left-off", replica(0), replica(1, start=1.1, after=1.2), "inconclusive"),  # and before it
+INIT, LEFT_OFF, ARGUMENT, MESH = (
+    *("hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"),
+    *("mesh-argument-wrong", "sampler-rank-ignores-mesh"),
 )
-def test_replicas(rule: str, first: Records, second: Records, status: str) -> None:
-    assert judge(rule, first, second).status == status
-
-
-@pytest.mark.parametrize("rule", ["hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"])
-def test_without_replicas_there_is_nothing_to_compare(rule: str) -> None:
-    rank = [model(), micro(), step(), stepped()]
-    assert judge(rule, rank, rank).status == "not_applicable"
+PLAIN = [model(), micro(), step(), stepped()]
+test_replicas = judged_as(
+    row(INIT, "pass", replica(0), replica(1)),
+    row(INIT, "fail", replica(0), replica(1, start=1.1)),
+    row(LEFT_OFF, "fail", replica(0, 1.0, 1.0, HELD), replica(1)),
+    row(LEFT_OFF, "pass", replica(0), replica(1)),
+    row(LEFT_OFF, "fail", replica(0), replica(1, after=1.2)),  # they differ after a step
+    row(LEFT_OFF, "inconclusive", replica(0), replica(1, start=1.1, after=1.2)),  # and before it
+    *(row(rule, "not_applicable", PLAIN, PLAIN) for rule in (INIT, LEFT_OFF)),
+    row("tp-fsdp-permuted-weights", "not_applicable", PLAIN),  # the script saves nothing
+)
 
 
 def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only() -> None:
@@ -51,33 +45,28 @@ def test_replicas_that_differ_by_their_number_alone_are_named_by_that_rule_only(
     assert judge("rank-dependent-init-no-broadcast", *ranks).status == "not_applicable"
 
 
-@cases(
-    "names, shape, status",
-    (("dp_replicate", "dp_shard"), (2, 2), "pass"),
-    (("replicate", "shard"), (2, 2), "pass"),
-    (("dp_shard", "dp_replicate"), (2, 2), "fail"),
-    (("shard", "replicate"), (1, 4), "fail"),
-    (("shard", "replicate"), (1, 1), "inconclusive"),
-    (("dp", "tp"), (2, 2), "fail"),
-    (("ddp", "fsdp"), (2, 2), "pass"),
-    (("fsdp", "ddp"), (2, 2), "fail"),
-    (("outer", "inner"), (2, 2), "pass"),
-    (("dp", "cp"), (2, 2), "pass"),
-    (("tp",), (4,), "not_applicable"),
-    ((), (2, 2), "not_applicable"),
+test_names_against_positions = judged_as(
+    *(
+        row(ARGUMENT, status, *[[wrap(GRID, names, shape), model()]] * 4)
+        for status, names, shape in (
+            ("pass", ("dp_replicate", "dp_shard"), (2, 2)),
+            ("pass", ("replicate", "shard"), (2, 2)),
+            ("fail", ("dp_shard", "dp_replicate"), (2, 2)),
+            ("fail", ("shard", "replicate"), (1, 4)),
+            ("inconclusive", ("shard", "replicate"), (1, 1)),
+            ("fail", ("dp", "tp"), (2, 2)),
+            ("pass", ("ddp", "fsdp"), (2, 2)),
+            ("fail", ("fsdp", "ddp"), (2, 2)),
+            ("pass", ("outer", "inner"), (2, 2)),
+            ("pass", ("dp", "cp"), (2, 2)),
+            ("not_applicable", ("tp",), (4,)),
+            ("not_applicable", (), (2, 2)),
+        )
+    ),
+    row(ARGUMENT, "not_applicable", *[[wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True), model()]] * 4),
+    row(ARGUMENT, "inconclusive", *[[wrap(GRID)]] * 4),  # no forward
+    row(ARGUMENT, "fail", *[[wrap(GRID, ("dp", "tp"), (2, 2))]] * 4),
 )
-def test_names_against_positions(names: tuple[str, ...], shape: tuple[int, ...], status: str) -> None:
-    assert judge("mesh-argument-wrong", *[[wrap(GRID, names, shape), model()]] * 4).status == status
-
-
-@cases(
-    "rank, status",
-    ([wrap(GRID, ("dp", "tp"), (2, 2), explicit_dims=True), model()], "not_applicable"),
-    ([wrap(GRID)], "inconclusive"),  # no forward
-    ([wrap(GRID, ("dp", "tp"), (2, 2))], "fail"),
-)
-def test_named_dims_and_a_run_without_a_forward(rank: Records, status: str) -> None:
-    assert judge("mesh-argument-wrong", *[rank] * 4).status == status
 
 
 def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
@@ -89,22 +78,14 @@ def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0
     return out
 
 
-@pytest.mark.parametrize(
-    ("rows", "status"),
-    [(((1,), (1,), (2,), (2,)), "pass"), (((1,), (2,), (3,), (4,)), "fail"), (((1,), (2,), (1,), (2,)), "fail")],
+APART = grid((1,), (2,), (3,), (4,))
+test_one_tensor_parallel_group_one_batch = judged_as(
+    row(MESH, "pass", *grid((1,), (1,), (2,), (2,))),
+    row(MESH, "fail", *APART),
+    row(MESH, "fail", *grid((1,), (2,), (1,), (2,))),
+    row(MESH, "not_applicable", *grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))),  # no tensor-parallel group
+    row(MESH, "inconclusive", *[[{"kind": "sharded_input"}, *records] for records in APART]),
 )
-def test_one_tensor_parallel_group_one_batch(rows: tuple[tuple[int, ...], ...], status: str) -> None:
-    assert judge("sampler-rank-ignores-mesh", *grid(*rows)).status == status
-
-
-def test_ranks_that_are_no_tensor_parallel_group_may_read_what_they_like() -> None:
-    apart = grid((1,), (2,), (3,), (4,), placements=("S(0)", "R"))
-    assert judge("sampler-rank-ignores-mesh", *apart).status == "not_applicable"
-
-
-def test_inputs_that_are_sharded_cannot_be_compared() -> None:
-    ranks = [[{"kind": "sharded_input"}, *records] for records in grid((1,), (2,), (3,), (4,))]
-    assert judge("sampler-rank-ignores-mesh", *ranks).status == "inconclusive"
 
 
 def test_a_row_of_a_tensor_parallel_group_counts_once() -> None:
@@ -140,7 +121,3 @@ def test_the_same_values_in_another_order(found: list[float], status: str) -> No
     resumed = run([model(), micro(1), step(1, weights={"w": found}), stepped(1)], role="resume")
     assert judge("tp-fsdp-permuted-weights", train, resume=resumed).status == status
     assert judge("tp-fsdp-permuted-weights", train, reshards=(resumed,)).status == status
-
-
-def test_weights_of_a_script_that_saves_nothing_are_not_looked_for() -> None:
-    assert judge("tp-fsdp-permuted-weights", [model(), micro(), step(), stepped()]).status == "not_applicable"

@@ -1,7 +1,5 @@
 """What the verifier itself does to a run, or fails to do, is never reported as a fault of the script."""
 
-from __future__ import annotations
-
 import colorsys
 import json
 import os
@@ -77,8 +75,7 @@ def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launch
         launch(launcher, tmp_path / name, script)
         drawn += [json.loads((tmp_path / name / f"rank{rank}.out").read_text()) for rank in range(2)]
     for generator in ("python", "numpy", "seed", "torch"):
-        values = [str(rank[generator]) for rank in drawn]
-        assert len(set(values)) == len(values), generator
+        assert len({str(rank[generator]) for rank in drawn}) == len(drawn), generator
 
 
 @pytest.mark.full
@@ -395,12 +392,13 @@ def test_a_torch_that_cannot_be_imported_is_the_users(tmp_path: Path, monkeypatc
         pass
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_torch_that_the_probe_does_not_know_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(RENAMED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = {}
     with Launcher(log=tmp_path / "log") as launcher:
-        found = {}
         for mode in ("simulate", "fsdp"):
             answer = launch(launcher, tmp_path / mode, MINIMAL, steps=1, mode=mode)
             found[mode] = read_run(tmp_path / mode, mode, answer, 2, "train.py")

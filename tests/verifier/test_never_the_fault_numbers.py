@@ -1,14 +1,12 @@
 """What is not a fault of the script: small differences without a limit, zero but for rounding, a DDP that cannot take part."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from corpus import TESTS
-from records import LINE, cases, entropy, micro, model, parameter, run, step, stepped
+from records import LINE, cases, entropy, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.evidence import Evidence
@@ -59,32 +57,26 @@ def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **mor
 class TestWithoutNoise:
     """The limit is derived from the envelope run; without it there is none between rounding and a gross difference."""
 
-    @pytest.mark.parametrize(("length", "status"), [(1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail")])
+    @cases("length, status", (1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail"))
     def test_no_envelope(self, length: float, status: str) -> None:
         found = judge("matches-single-process", trained(grads={"a.weight": length}), None, trained(1))
         assert found.status == status, found.evidence
 
-    def test_an_envelope_that_ended_early(self) -> None:
+    def test_an_envelope_that_ended_early_or_whose_numbers_are_not_finite(self) -> None:
         mine, single = trained(grads={"a.weight": 1.001}), trained(1)
         short = trained(1, losses=(3.0, 2.0), role="perturbed")
-        assert judge("matches-single-process", mine, None, single, perturbed=short).status == "inconclusive"
-        whole = trained(1, role="perturbed")
-        assert judge("matches-single-process", mine, None, single, perturbed=whole).status == "fail"
-        assert limits(Evidence(single=single, perturbed=short), "matches-ddp").underived
-        assert not limits(Evidence(single=single, perturbed=whole), "matches-ddp").underived
-
-    def test_an_envelope_whose_numbers_are_not_finite(self) -> None:
-        mine, single = trained(grads={"a.weight": 1.001}), trained(1)
         broken = trained(1, losses=(3.0, 2.0, float("nan")), role="perturbed")
-        found = limits(Evidence(single=single, perturbed=broken), "matches-ddp")
-        assert (found.allowed["loss"], found.gross["loss"]) == (FLOOR, GROSS)
-        assert judge("matches-single-process", mine, None, single, perturbed=broken).status == "inconclusive"
+        whole = trained(1, role="perturbed")
+        for perturbed, status in ((short, "inconclusive"), (broken, "inconclusive"), (whole, "fail")):
+            assert judge("matches-single-process", mine, None, single, perturbed=perturbed).status == status
+        found = [limits(Evidence(single=single, perturbed=one), "matches-ddp") for one in (short, whole, broken)]
+        assert found[0].underived and not found[1].underived
+        assert (found[2].allowed["loss"], found[2].gross["loss"]) == (FLOOR, GROSS)
 
-    @pytest.mark.parametrize(("loss", "status"), [(2.0, "pass"), (2.001, "inconclusive"), (3.0, "fail")])
+    @cases("loss, status", (2.0, "pass"), (2.001, "inconclusive"), (3.0, "fail"))
     def test_resharding(self, loss: float, status: str) -> None:
         save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-        first, then = [model(), micro(1, 4.0), step(1), stepped(1), save], [micro(2, 2.0), step(2), stepped(2)]
-        whole = run([*first, *then])
+        whole = run([model(), micro(1, 4.0), step(1), stepped(1), save, micro(2, 2.0), step(2), stepped(2)])
         other = run([model(), micro(1, loss), step(1), stepped(1)], role="reshard")
         evidence = Evidence(train=whole, full_precision=whole, resume_full_precision=whole, reshards=(other,))
         assert judge_one(RULES["reshard-keeps-trajectory"], evidence).status == status
@@ -93,13 +85,15 @@ class TestWithoutNoise:
 class TestScale:
     """A difference is relative to what the quantity can resolve."""
 
-    def test_a_loss_that_is_zero_but_for_rounding(self) -> None:
+    def test_a_loss_that_is_or_fell_to_zero_but_for_rounding(self) -> None:
         mine, oracle = trained(losses=(1e-9, -2e-9, 1e-9)), trained(1, losses=(0.0, 0.0, 0.0))
         assert compare(mine, oracle).loss < FLOOR
-
-    def test_a_loss_that_fell_to_zero(self) -> None:
-        assert compare(trained(losses=(3.0, 1.0, 1e-7)), trained(1, losses=(3.0, 1.0, 0.0))).loss < FLOOR
-        assert compare(trained(losses=(3.0, 1.0, 0.1)), trained(1, losses=(3.0, 1.0, 0.0))).loss > FLOOR
+        oracle = trained(1, losses=(3.0, 1.0, 0.0))
+        assert (
+            compare(trained(losses=(3.0, 1.0, 1e-7)), oracle).loss
+            < FLOOR
+            < compare(trained(losses=(3.0, 1.0, 0.1)), oracle).loss
+        )
 
     def test_terms_that_cancel_between_ranks(self) -> None:
         """The scale is that of the losses of ranks and micro-batches, not of their sum."""
@@ -109,14 +103,12 @@ class TestScale:
                 object.__setattr__(record, "loss", sign)
         assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).loss < FLOOR
 
-    @pytest.mark.parametrize(("other", "agrees"), [(None, True), (0.0, True), (1e-9, True), (0.1, False)])
+    @cases("other, agrees", (None, True), (0.0, True), (1e-9, True), (0.1, False))
     def test_a_gradient_of_rounding_beside_none_or_zero(self, other: float | None, agrees: bool) -> None:
         mine, oracle = trained(grads={"b.weight": 1e-9}), trained(1, grads={"b.weight": other})
         found = compare(mine, oracle)
         assert (max(found.gradient, found.at_step) <= FLOOR) is agrees
-
-    def test_a_gradient_against_none_is_a_difference(self) -> None:
-        assert compare(trained(), trained(1, grads={"b.weight": None})).gradient == 1.0
+        assert compare(trained(), trained(1, grads={"b.weight": None})).gradient == 1.0, "a gradient against none"
 
     def test_a_first_gradient_that_is_zero(self) -> None:
         """An output layer that starts at zero: the whole gradient of step 1 is zero, that of later steps is not."""
@@ -125,29 +117,26 @@ class TestScale:
             found = trained(1)
             for name in ("grads", "grads_at_step"):
                 object.__setattr__(found.traces[0].of(Step)[0], name, {key: vector(length) for key in NAMES})
-            runs.append(replace(found))
+            runs.append(found)
         measured = compare(*runs)
         assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR
 
 
-class TestOneProcessDecides:
-    """What one process computes too is no fault, whatever DDP computes."""
+ODD: dict[str, float | None] = {"a.weight": 1.5}
 
-    odd: ClassVar[dict[str, float | None]] = {"a.weight": 1.5}
 
-    @pytest.mark.parametrize(("single", "status"), [(1.0, "pass"), (1.25, "fail")])
-    def test_ddp_alone_differs(self, single: float, status: str) -> None:
-        other = trained(1, grads={"a.weight": single})
-        found = judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), other)
-        assert found.status == status, found.evidence
-
-    def test_without_a_word_of_one_process_the_difference_stands(self) -> None:
-        assert judge("matches-ddp", trained(), trained(grads=self.odd, role="reference"), None).status == "fail"
-
-    def test_ranks_that_shard_alone_are_no_better_than_ddp(self) -> None:
-        other = trained(grads=self.odd, role="reference")
-        found = judge("matches-ddp", trained(), other, trained(1), missing={"ddp": "rank 0 raised AttributeError"})
-        assert found.status == "pass"
+@cases(
+    "reference, single, more, status",
+    (trained(grads=ODD, role="reference"), trained(1), {}, "pass"),  # DDP alone differs
+    (trained(grads=ODD, role="reference"), trained(1, grads={"a.weight": 1.25}), {}, "fail"),
+    (trained(grads=ODD, role="reference"), None, {}, "fail"),  # without a word of one process
+    (trained(grads=ODD, role="reference"), trained(1), {"missing": {"ddp": "rank 0 raised AttributeError"}}, "pass"),
+)
+def test_what_one_process_computes_too_is_no_fault(
+    reference: Run, single: Run | None, more: dict[str, Any], status: str
+) -> None:
+    found = judge("matches-ddp", trained(), reference, single, **more)
+    assert found.status == status, found.evidence
 
 
 @pytest.mark.launch
@@ -197,7 +186,7 @@ class TestOptimizersInBackward:
 def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
     rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
     verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)
-    assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(rules, "pass")
+    assert {f.status for f in verdict.findings} == {"pass"}
 
 
 A, B, C = ([k, k, 0.0, 0.0, 0.0] for k in (1.0, 2.0, 3.0))
@@ -374,34 +363,25 @@ class TestLocationsOfResumes:
         assert (found.status, found.location) == ("fail", replace(LINE, line=40))
 
 
-class TestSameData:
-    """No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no fault."""
+def sampled(*steps: tuple[range, range], losses: tuple[float, ...] = ()) -> Run:
+    """Two ranks with these samples in each step."""
+    ranks: list[list[dict[str, Any]]] = []
+    for rank in range(2):
+        rows: list[dict[str, Any]] = [model()]
+        for k, own in enumerate(steps, 1):
+            rows += [micro(k, losses[k - 1] if losses else 1.0, tuple(own[rank])), step(k), stepped(k)]
+        ranks.append(rows)
+    return run(*ranks)
 
-    @staticmethod
-    def judge(*steps: tuple[tuple[int, ...], tuple[int, ...]], losses: tuple[float, ...] = ()) -> Finding:
-        ranks: list[list[dict[str, Any]]] = []
-        for rank in range(2):
-            rows: list[dict[str, Any]] = [model()]
-            for k, own in enumerate(steps, 1):
-                loss = losses[k - 1] if losses else 1.0
-                rows += [micro(k, loss, own[rank]), step(k), stepped(k)]
-            ranks.append(rows)
-        return judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(*ranks)))
 
-    first, then = tuple(range(8)), tuple(range(8, 16))
-    more = tuple(range(16, 24))
-
-    def test_one_step_that_differs_hides_nothing(self) -> None:
-        assert self.judge((self.first, self.then), (self.more, self.more)).status == "fail"
-        assert self.judge((self.more, self.more), (self.first, self.then)).status == "fail"
-        assert self.judge((self.first, self.then), (self.then, self.more)).status == "pass"
-
-    def test_every_step_is_a_fault_however_small(self) -> None:
-        assert self.judge(((1,), (1,)), ((2,), (2,))).status == "fail"
-
-    def test_single_samples_may_be_equal_by_chance(self) -> None:
-        assert self.judge(((1,), (2,)), ((3,), (3,)), ((4,), (5,))).status == "inconclusive"
-
-    def test_a_dummy_batch_that_reaches_no_gradient(self) -> None:
-        steps = ((self.first, self.then), (self.more, self.more))
-        assert self.judge(*steps, losses=(1.0, 0.0)).status == "pass"
+FIRST, THEN, MORE = range(8), range(8, 16), range(16, 24)
+ONE, TWO, THREE, FOUR, FIVE = (range(k, k + 1) for k in range(1, 6))
+# No rank trains on another's samples in any step; what chance gives, or reaches no gradient, is no fault.
+test_same_data = judged_as(
+    row("same-data-on-every-rank", "fail", sampled((FIRST, THEN), (MORE, MORE))),
+    row("same-data-on-every-rank", "fail", sampled((MORE, MORE), (FIRST, THEN))),
+    row("same-data-on-every-rank", "pass", sampled((FIRST, THEN), (THEN, MORE))),
+    row("same-data-on-every-rank", "fail", sampled((ONE, ONE), (TWO, TWO))),  # every step, however small
+    row("same-data-on-every-rank", "inconclusive", sampled((ONE, TWO), (THREE, THREE), (FOUR, FIVE))),  # by chance
+    row("same-data-on-every-rank", "pass", sampled((FIRST, THEN), (MORE, MORE), losses=(1.0, 0.0))),  # a dummy batch
+)

@@ -1,7 +1,5 @@
 """Where rules do not apply: what the script has nothing of, apart from what a run has not come to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,8 @@ from typing import Any
 import pytest
 from test_rules_checkpoint import A, saving, tensor, train
 
-from records import LINE, judge, micro, model, run, step, stepped
-from verified_fsdp2.verifier.evidence import Evidence
+from records import LINE, cases, judge, micro, model, run, step, stepped
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run
 from verified_fsdp2.verifier.verdict import verdict_of
@@ -28,34 +24,27 @@ def ended(run_: Run, how: str = "exception") -> Run:
 class TestNotApplicable:
     """What the script has nothing of; a run that stopped early might still have come to it."""
 
-    @pytest.mark.parametrize(
-        ("rule", "more"),
-        [
-            ("async-save-process-group", {}),
-            ("async-save-state-race", {}),
-            ("rank-dependent-checkpoint-path", {}),
-            ("full-state-dict-oom", {}),
-            ("lenient-load-hides-mismatch", {"resume": True}),
-            ("optim-template-with-grads", {"resume": True}),
-        ],
+    @cases(
+        "rule, resumed",
+        *((rule, False) for rule in ("async-save-process-group", "async-save-state-race", "full-state-dict-oom")),
+        ("rank-dependent-checkpoint-path", False),
+        *((rule, True) for rule in ("lenient-load-hides-mismatch", "optim-template-with-grads")),
     )
-    def test_nothing_of_the_kind(self, rule: str, more: dict[str, bool]) -> None:
+    def test_nothing_of_the_kind(self, rule: str, resumed: bool) -> None:
         def judged(make: Any) -> str:
-            runs = {"resume": make(replace(self.saved(), role="resume"))} if more else {}
+            runs = {"resume": make(replace(self.saved(), role="resume"))} if resumed else {}
             return judge(rule, make(self.saved()), **runs).status
 
         assert judged(lambda made: made) == "not_applicable"
         assert judged(ended) == "inconclusive"
+        if resumed:
+            assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
 
     @staticmethod
     def saved() -> Run:
         state = {"w": {"exp_avg": A}}
         rank = [model(), step(), stepped(), step(2, state=state), stepped(2)]
         return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
-
-    @pytest.mark.parametrize("rule", ["lenient-load-hides-mismatch", "optim-template-with-grads"])
-    def test_without_a_resume_it_is_inconclusive(self, rule: str) -> None:
-        assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
 
     @pytest.mark.parametrize("rule", ["local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom"])
     def test_one_rank(self, rule: str) -> None:
@@ -78,10 +67,7 @@ class TestNotApplicable:
     @pytest.mark.parametrize("rule", [n for n, rule in RULES.items() if rule.family == "checkpoint"])
     def test_a_script_without_checkpoints(self, rule: str) -> None:
         assert judge(rule, train([], [])).status == "not_applicable"
-
-    def test_sources_that_can_save_are_inconclusive(self) -> None:
-        for rule in (n for n, rule in RULES.items() if rule.family == "checkpoint"):
-            assert judge(rule, train([], []), saving=LINE).status == "inconclusive"
+        assert judge(rule, train([], []), saving=LINE).status == "inconclusive", "its sources can save"
 
     def test_an_error_is_judged_before_anything_was_saved(self) -> None:
         text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
@@ -97,10 +83,9 @@ class TestNotApplicable:
 
 def test_ranks_that_share_their_samples() -> None:
     rows = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
-    assert judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(rows))).status == "not_applicable"
     parallel = [{"kind": "wrap", "mesh": {"shape": [1], "names": [], "ranks": [0]}, "modules": []}, *rows]
-    found = judge_one(RULES["same-data-on-every-rank"], Evidence(train=run(parallel, parallel)))
-    assert found.status == "not_applicable"
+    for ranks in ([rows], [parallel, parallel]):
+        assert judge("same-data-on-every-rank", *ranks).status == "not_applicable"
 
 
 def test_a_script_that_was_converted_from_nothing() -> None:
@@ -109,35 +94,11 @@ def test_a_script_that_was_converted_from_nothing() -> None:
     assert judge("matches-original", mine, missing={"original": "it failed"}).status == "inconclusive"
 
 
-class TestEpochs:
-    """A sampler's order is judged from the second epoch on; a script with one epoch is not judged."""
-
-    @staticmethod
-    def judge(*epochs: int, calls: bool = False, how: str = "stopped") -> str:
-        order = {"kind": "sampler", "dataset": 1, "shuffle": True, "seed": 0, "samples": 8}
-        rows: list[dict[str, Any]] = [model()]
-        for k, epoch in enumerate(epochs, 1):
-            rows += [{"kind": "set_epoch"}] if calls else []
-            rows += [{**order, "epoch": epoch}, micro(k), micro(k), step(k), stepped(k)]
-        made = run(rows or [model()], rows or [model()])
-        for one in made.traces:
-            object.__setattr__(one.end, "how", how)
-        return judge_one(RULES["set-epoch-missing"], Evidence(train=made)).status
-
-    def test_two_epochs(self) -> None:
-        assert self.judge(0, 0) == "fail"
-        assert self.judge(0, 1, calls=True) == "pass"
-
-    @pytest.mark.parametrize(
-        ("calls", "how", "status"),
-        [(True, "stopped", "pass"), (False, "stopped", "inconclusive"), (False, "return", "not_applicable")],
-    )
-    def test_one_epoch(self, calls: bool, how: str, status: str) -> None:
-        assert self.judge(0, calls=calls, how=how) == status
-
-    def test_no_sampler(self) -> None:
-        plain = [model(), micro(), step(), stepped()]
-        assert judge_one(RULES["set-epoch-missing"], Evidence(train=run(plain))).status == "not_applicable"
+@cases("call, how, status", ([{"kind": "set_epoch"}], "stopped", "pass"), ([], "return", "not_applicable"))
+def test_a_sampler_with_one_epoch(call: list[dict[str, Any]], how: str, status: str) -> None:
+    order = {"kind": "sampler", "dataset": 1, "epoch": 0, "shuffle": True, "seed": 0, "samples": 8}
+    rank = [model(), *call, order, micro(), micro(), step(), stepped()]
+    assert judge("set-epoch-missing", ended(run(rank, rank), how)).status == status
 
 
 def test_where_no_rule_applies_nothing_was_checked() -> None:

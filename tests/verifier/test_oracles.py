@@ -1,7 +1,5 @@
 """Where DDP cannot be substituted for fully_shard, one process decides, by its own noise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whose code a frame is: by where libraries really are, never by a part of a name."""
 
-from __future__ import annotations
-
 import json.decoder
 import subprocess
 import sys
@@ -55,12 +53,9 @@ def test_code_of_others(file: str, whose: str) -> None:
     assert origin.is_machinery(file) is (whose != "library")
 
 
-def test_a_path_below_torch() -> None:
+def test_a_path_below_torch_is_known_without_an_import_of_it() -> None:
     assert origin.within_torch(TORCH) == "distributed/fsdp/__init__.py"
     assert origin.within_torch("/home/me/torch/distributed/fsdp/__init__.py") == ""
-
-
-def test_torch_is_not_imported() -> None:
     words = "import sys; from verified_fsdp2.verifier.trace.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
 

@@ -1,7 +1,5 @@
 """Errors of the probe: the rules that need the missing records are inconclusive, and changes to libraries are in the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

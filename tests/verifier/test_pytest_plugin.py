@@ -1,7 +1,5 @@
 """The pytest plugin: an item for each rule, one verification for all of them, and nothing at all without `--fsdp2`."""
 
-from __future__ import annotations
-
 import datetime
 import tempfile
 from pathlib import Path
@@ -59,22 +57,17 @@ def test_a_failure_is_the_finding_and_can_be_chosen_again(project: pytest.Pytest
     assert outcomes(project.runpytest_inprocess(*PLUGIN, *STATIC, "-k", "root-not-wrapped"))["failed"] == 1
 
 
-def test_a_folder_is_its_verify_yaml(project: pytest.Pytester) -> None:
+def test_a_folder_is_its_verify_yaml_and_what_that_skips_is_skipped(project: pytest.Pytester) -> None:
     project.mkdir("run")
     (project.path / "run" / "train.py").write_text(LATE)
-    (project.path / "run" / "verify.yaml").write_text("nproc: 2\n")
-    done = project.runpytest_inprocess(*PLUGIN, "--fsdp2", "run", "--fsdp2-tier", "static", "-rf")
+    config, words = project.path / "run" / "verify.yaml", (*PLUGIN, "--fsdp2", "run", "--fsdp2-tier", "static")
+    config.write_text("nproc: 2\n")
+    done = project.runpytest_inprocess(*words, "-rf")
     done.stdout.fnmatch_lines(["FAILED run/verify.yaml::optim-before-shard*"])
     assert done.parseoutcomes()["failed"] == 1
-
-
-def test_what_the_verify_yaml_skips_is_skipped(project: pytest.Pytester) -> None:
-    project.mkdir("run")
-    (project.path / "run" / "train.py").write_text(LATE)
     until = datetime.date.today() + datetime.timedelta(30)
-    skip = f"skip: [{{rule: optim-before-shard, reason: known, until: {until}}}]"
-    (project.path / "run" / "verify.yaml").write_text(f"nproc: 2\n{skip}\n")
-    done = project.runpytest_inprocess(*PLUGIN, "--fsdp2", "run", "--fsdp2-tier", "static", "-rs")
+    config.write_text(f"nproc: 2\nskip: [{{rule: optim-before-shard, reason: known, until: {until}}}]\n")
+    done = project.runpytest_inprocess(*words, "-rs")
     assert "failed" not in done.parseoutcomes()
     done.stdout.fnmatch_lines([f"SKIPPED*skipped: known (until {until})"])
 
@@ -147,10 +140,8 @@ def test_the_fixture_on_ranks(project: pytest.Pytester) -> None:
     page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
     block = page.partition("## pytest")[2].partition("```python\n")[2].partition("```")[0]
     assert block.startswith("def test_training_is_right(fsdp2_verify):")
-    end = """    assert report.text.rstrip().endswith("verdict: pass")
-    assert report.data["target"]["args"] == "--small"
-"""
-    project.makepyfile(train=RIGHT, test_ours=block + end)
+    block += '    assert report.data["target"]["args"] == "--small"\n'
+    project.makepyfile(train=RIGHT, test_ours=block)
     assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 1}
 
 
@@ -164,13 +155,6 @@ def test_fault(fsdp2_verify):
     with pytest.raises(TypeError, match="no option nprocs"):
         fsdp2_verify("train.py", nprocs=2)
 """
-
-
-def test_the_fixture(project: pytest.Pytester) -> None:
-    project.makepyfile(test_ours=FIXTURE)
-    assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 1}
-
-
 IDLE = """
 import sys
 
@@ -182,6 +166,7 @@ def test_idle(request):
 """
 
 
-def test_it_costs_nothing_unless_it_is_asked(project: pytest.Pytester) -> None:
-    project.makepyfile(test_idle=IDLE)
+def test_the_fixture_and_that_it_costs_nothing_unless_it_is_asked(project: pytest.Pytester) -> None:
+    project.makepyfile(test_ours=FIXTURE, test_idle=IDLE)
+    assert outcomes(project.runpytest_inprocess(*PLUGIN, "test_ours.py")) == {"passed": 1}
     assert outcomes(project.runpytest_subprocess(*PLUGIN, "test_idle.py")) == {"passed": 1}

@@ -1,14 +1,12 @@
 """Rules that name an error of torch: each on the text that torch 2.13.0 really gave, and none on a neighbour's text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from records import model, parameter, step, stepped, trace
+from records import cases, judge, model, parameter, step, stepped, trace
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
@@ -79,17 +77,13 @@ def stopped(error: str, message: str, frames: list[dict[str, Any]], records: lis
     return Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 1, False),))
 
 
-@pytest.mark.parametrize(("rule", "error", "message", "frames", "records", "where"), CASES)
-def test_one_rule_names_it(
-    rule: str, error: str, message: str, frames: list[Any], records: list[Any], where: int
-) -> None:
+@cases("rule, error, message, frames, records, where", *CASES)
+def test_one_rule_names_it(rule: str, error: str, message: str, frames: Any, records: Any, where: int) -> None:
     evidence = Evidence(train=stopped(error, message, frames, records))
     found = {name: judge_one(RULES[name], evidence) for name in NAMES}
     assert [name for name, f in found.items() if f.status == "fail"] == [rule]
-    assert error in found[rule].evidence
-    assert found[rule].fix
-    assert found[rule].location is not None
-    assert found[rule].location.line == where
+    assert error in found[rule].evidence and found[rule].fix
+    assert found[rule].location is not None and found[rule].location.line == where
     assert {f.status for name, f in found.items() if name != rule} == {"inconclusive"}
 
 
@@ -114,21 +108,15 @@ def test_the_dtypes_at_the_line_are_named() -> None:
 
 
 def test_a_parameter_without_gradients_is_named_before_any_resume() -> None:
-    grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0], "unused": None}
     save = {"kind": "checkpoint", "op": "save", "after_step": 1}
-    end = {"kind": "end", "how": "stopped"}
-    records = [model(parameter(), parameter("unused")), step(grads=grads), stepped(), save, end]
-    full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate(records)]
-    run = Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 0, False),))
-    found = judge_one(RULES["missing-optim-state-for-unused-param"], Evidence(train=run))
+    grads = {"w": [1.0, 0.5, 0.0, 0.0, 0.0], "unused": None}
+    records = [model(parameter(), parameter("unused")), step(grads=grads), stepped(), save]
+    found = judge("missing-optim-state-for-unused-param", records)
     assert (found.status, "unused" in found.evidence) == ("inconclusive", True)
 
 
-def test_every_named_error_is_in_the_table() -> None:
+def test_every_error_is_in_the_table_and_too_few_ranks_name_the_option() -> None:
     assert {case[0] for case in CASES} == {name for name in NAMES if isinstance(RULES[name], RaisedRule)}
-
-
-def test_too_few_ranks_name_the_option() -> None:
     message = "Mesh should not be bigger than default world size 2, but found 8 ranks!"
     found = judge_one(RULES["mesh-refused"], Evidence(train=stopped("RuntimeError", message, [frame(60)], [])))
     assert "--nproc 8" in (found.fix or "")

@@ -1,7 +1,5 @@
 """The judgement of single rules on manual records: the borderline cases, in milliseconds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

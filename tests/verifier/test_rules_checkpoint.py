@@ -1,13 +1,11 @@
 """The judgement of the checkpoint rules on records written in the tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from records import LINE, cases, judge, micro, model, parameter, run, step, stepped
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.evidence import Evidence
@@ -35,14 +33,8 @@ def saving(entries: dict[str, Any], op: str = "save", to: str = "/c/1", after: i
 
 
 def opened(path: str = "/c/1", error: str | None = None, lost: tuple[str, ...] = (), **entries: Any) -> Run:
-    record = {
-        "kind": "inspected_checkpoint",
-        "path": path,
-        "format": "dcp",
-        "error": error,
-        "missing_files": list(lost),
-    }
-    return run([{**record, "entries": entries}], role="inspect")
+    record = {"kind": "inspected_checkpoint", "path": path, "format": "dcp", "error": error}
+    return run([{**record, "missing_files": list(lost), "entries": entries}], role="inspect")
 
 
 def train(*ranks: list[dict[str, Any]]) -> Run:
@@ -50,103 +42,85 @@ def train(*ranks: list[dict[str, Any]]) -> Run:
     return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
 
 
-class TestPath:
-    def test_two_paths_fail(self) -> None:
-        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({}, to="/c/2")]))
-        assert (found.status, found.location) == ("fail", LINE)
-
-    @cases(
-        "first, second, status",
-        (saving({}), saving({}), "pass"),
-        (saving({}, "torch.save", "/c/r0.pt"), saving({}, "torch.save", "/c/r1.pt"), "not_applicable"),
-        (saving({}, alone=True), saving({}, to="/c/2", alone=True), "not_applicable"),
-    )
-    def test_other_saves(self, first: dict[str, Any], second: dict[str, Any], status: str) -> None:
-        assert judge("rank-dependent-checkpoint-path", train([first], [second])).status == status
-
-    def test_a_lost_file_fails(self) -> None:
-        lost = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
-        found = judge("rank-dependent-checkpoint-path", train([saving({})], [saving({})]), inspect=lost)
-        assert (found.status, "__1_0.distcp" in found.evidence) == ("fail", True)
+PATH, EXPORT, HOLDS, RACE = (
+    *("rank-dependent-checkpoint-path", "local-shard-export"),
+    *("checkpoint-holds-what-ranks-held", "async-save-state-race"),
+)
+LOST = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
+ONE = train([saving({"w": tensor()})], [])
+BOTH = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
+BEHIND = train([saving({"w": tensor()}, "async_save")], [])
+MASK = tensor(sketch=[float("inf"), *[float("nan")] * 4])
+MASKED = train([saving({"m": MASK})], [])
 
 
-class TestLocalShards:
-    @pytest.mark.parametrize("entry", [shard(0), tensor((2, 4))])
-    def test_rank_0_alone_fails(self, entry: dict[str, Any]) -> None:
-        found = judge("local-shard-export", train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []))
-        assert found.status == "fail"
-        assert {"8", "16"} <= set(found.evidence.split())  # elements
-
-    @cases(
-        "key, make, op, to, status",
-        ("w", shard, "torch.save", "/c/a.pt", "fail"),  # all ranks into one file
-        ("w", shard, "torch.save", "/c/{}.pt", "pass"),
-        ("w", lambda rank: tensor((2, 4)), "torch.save", "/c/{}.pt", "pass"),
-        ("w", shard, "save", "/c/1", "pass"),  # dcp takes shards of DTensors, but not plain ones
-        ("w", lambda rank: tensor((2, 4)), "save", "/c/1", "fail"),
-        ("rank{}.w", lambda rank: tensor((2, 4)), "save", "/c/1", "pass"),
-    )
-    def test_two_ranks(self, key: str, make: Any, op: str, to: str, status: str) -> None:
-        both = train(*[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)])
-        assert judge("local-shard-export", both).status == status
-
-    def test_whole_tensors_pass(self) -> None:
-        whole = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])
-        assert judge("local-shard-export", whole).status == "pass"
+def files(key: str, make: Any, op: str, to: str) -> Run:
+    """Each of two ranks saves one entry; `{}` in the key or the path is its number."""
+    return train(*[[saving({key.format(rank): make(rank)}, op, to.format(rank))] for rank in range(2)])
 
 
-class TestHolds:
-    rule = "checkpoint-holds-what-ranks-held"
-
-    def test_the_sum_of_shards_is_what_must_be_there(self) -> None:
-        both = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
-        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=WHOLE))).status == "pass"
-        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=A))).status == "fail"
-
-    def test_a_missing_key_fails(self) -> None:
-        found = judge(self.rule, train([saving({"w": tensor(), "v": tensor()})], []), inspect=opened(w=tensor()))
-        assert (found.status, found.evidence.startswith("v: 1 of 2")) == ("fail", True)
-
-    def test_a_mask_with_infinities_is_no_difference(self) -> None:
-        mask = tensor(sketch=[float("inf"), *[float("nan")] * 4])
-        assert judge(self.rule, train([saving({"m": mask})], []), inspect=opened(m=mask)).status == "pass"
-        assert judge(self.rule, train([saving({"m": mask})], []), inspect=opened(m=tensor())).status == "fail"
-
-    def test_the_last_save_to_a_path_counts(self) -> None:
-        twice = train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], [])
-        assert judge(self.rule, twice, inspect=opened(w=tensor(sketch=B))).status == "pass"
-
-    def test_a_background_save_is_the_race_s(self) -> None:
-        both = train([saving({"w": tensor()}, "async_save")], [])
-        assert judge(self.rule, both, inspect=opened(w=tensor(sketch=B))).status == "not_applicable"
-        assert judge("async-save-state-race", both, inspect=opened(w=tensor(sketch=B))).status == "fail"
-        assert judge("async-save-state-race", both, inspect=opened(w=tensor())).status == "pass"
-
-    def test_what_could_not_be_read_is_inconclusive(self) -> None:
-        both = train([saving({"w": tensor()})], [])
-        assert judge(self.rule, both).status == "inconclusive"
-        assert judge(self.rule, both, inspect=opened(error="no .metadata")).status == "inconclusive"
-
-    def test_renames_are_followed(self) -> None:
-        moved = {"kind": "renamed", "old": "/c/1.tmp", "new": "/c/1"}
-        run_ = train([saving({"w": tensor()}, to="/c/1.tmp/state.pt"), moved], [])
-        assert final_path(run_, all_saves(run_)[0]) == "/c/1/state.pt"
+def part(rank: int) -> dict[str, Any]:
+    return tensor((2, 4))
 
 
-class TestKeys:
-    @cases(
-        "keys, status",
-        (("model.w",), "pass"),
-        (("model._orig_mod.w",), "fail"),
-        (("b._checkpoint_wrapped_module.w",), "fail"),
-        (("module.w",), "fail"),
-        (("ema.module.w", "model.w"), "pass"),
-        (("ema.module.w", "ema.n_averaged"), "pass"),
-        (("my_module.w",), "pass"),
-    )
-    def test_wrappers(self, keys: tuple[str, ...], status: str) -> None:
-        run_ = train([saving(dict.fromkeys(keys, tensor()), "torch.save")], [])
-        assert judge("wrapper-prefix-keys", run_).status == status
+test_what_is_saved = judged_as(
+    row(PATH, "fail", train([saving({})], [saving({}, to="/c/2")]), at=LINE),
+    row(PATH, "pass", train([saving({})], [saving({})])),
+    row(PATH, "not_applicable", files("w", part, "torch.save", "/c/r{}.pt")),
+    row(PATH, "not_applicable", train([saving({}, alone=True)], [saving({}, to="/c/2", alone=True)])),
+    row(PATH, "fail", train([saving({})], [saving({})]), inspect=LOST, names=("__1_0.distcp",)),
+    *(  # rank 0 alone saves; the numbers are elements
+        row(EXPORT, "fail", train([saving({"model.w": entry}, "torch.save", "/c/a.pt")], []), names=("8", "16"))
+        for entry in (shard(0), tensor((2, 4)))
+    ),
+    row(EXPORT, "fail", files("w", shard, "torch.save", "/c/a.pt")),  # all ranks into one file
+    row(EXPORT, "pass", files("w", shard, "torch.save", "/c/{}.pt")),
+    row(EXPORT, "pass", files("w", part, "torch.save", "/c/{}.pt")),
+    row(EXPORT, "pass", files("w", shard, "save", "/c/1")),  # dcp takes shards of DTensors, but not plain ones
+    row(EXPORT, "fail", files("w", part, "save", "/c/1")),
+    row(EXPORT, "pass", files("rank{}.w", part, "save", "/c/1")),
+    row(EXPORT, "pass", train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])),  # a whole tensor
+    row(HOLDS, "pass", BOTH, inspect=opened(w=tensor(sketch=WHOLE))),  # the sum of shards is what must be there
+    row(HOLDS, "fail", BOTH, inspect=opened(w=tensor(sketch=A))),
+    row(
+        HOLDS,
+        "fail",
+        train([saving({"w": tensor(), "v": tensor()})], []),
+        inspect=opened(w=tensor()),
+        names=("v: 1 of 2",),
+    ),
+    row(HOLDS, "pass", MASKED, inspect=opened(m=MASK)),  # infinities are no difference
+    row(HOLDS, "fail", MASKED, inspect=opened(m=tensor())),
+    row(  # the last save to a path counts
+        HOLDS,
+        "pass",
+        train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], []),
+        inspect=opened(w=tensor(sketch=B)),
+    ),
+    row(HOLDS, "not_applicable", BEHIND, inspect=opened(w=tensor(sketch=B))),  # a save in the background is the race's
+    row(RACE, "fail", BEHIND, inspect=opened(w=tensor(sketch=B))),
+    row(RACE, "pass", BEHIND, inspect=opened(w=tensor())),
+    row(HOLDS, "inconclusive", ONE),
+    row(HOLDS, "inconclusive", ONE, inspect=opened(error="no .metadata")),
+    *(
+        row("wrapper-prefix-keys", status, train([saving(dict.fromkeys(keys, tensor()), "torch.save")], []))
+        for status, *keys in (
+            ("pass", "model.w"),
+            ("fail", "model._orig_mod.w"),
+            ("fail", "b._checkpoint_wrapped_module.w"),
+            ("fail", "module.w"),
+            ("pass", "ema.module.w", "model.w"),
+            ("pass", "ema.module.w", "ema.n_averaged"),
+            ("pass", "my_module.w"),
+        )
+    ),
+)
+
+
+def test_renames_are_followed() -> None:
+    moved = {"kind": "renamed", "old": "/c/1.tmp", "new": "/c/1"}
+    run_ = train([saving({"w": tensor()}, to="/c/1.tmp/state.pt"), moved], [])
+    assert final_path(run_, all_saves(run_)[0]) == "/c/1/state.pt"
 
 
 class TestLenient:
@@ -176,20 +150,17 @@ class TestLenient:
         assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
 
 
-class TestRandomStates:
-    @cases(
-        "keys, states, status",
-        (("rng", "rng"), (A, B), "fail"),
-        (("rng", "rng"), (A, A), "inconclusive"),
-        (("rng.0", "rng.1"), (A, B), "inconclusive"),
-    )
-    def test_without_a_resume(self, keys: tuple[str, ...], states: tuple[list[float], ...], status: str) -> None:
-        """One key with every rank's own generator state is seen in the save; the rest needs a resume."""
-        ranks = [
-            [saving({key: {**tensor(sketch=state), "dtype": "uint8"}}, random=state)]
-            for key, state in zip(keys, states, strict=True)
-        ]
-        assert judge("per-rank-state-deduplicated", train(*ranks)).status == status
+def generators(*states: tuple[str, list[float]]) -> Run:
+    """Each rank saves the state of its generator under a key."""
+    entries = [({key: {**tensor(sketch=state), "dtype": "uint8"}}, state) for key, state in states]
+    return train(*[[saving(entry, random=state)] for entry, state in entries])
+
+
+test_random_states_without_a_resume = judged_as(
+    row("per-rank-state-deduplicated", "fail", generators(("rng", A), ("rng", B))),  # one key, each rank's own state
+    row("per-rank-state-deduplicated", "inconclusive", generators(("rng", A), ("rng", A))),
+    row("per-rank-state-deduplicated", "inconclusive", generators(("rng.0", A), ("rng.1", B))),
+)
 
 
 class TestTemplates:

@@ -1,80 +1,58 @@
 """The rules on precision, clipping, gradients, data and optimizers that were added on records of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from records import LINE, cases, judge, micro, model, parameter, run, step, stepped
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.source.lines import find_shard_use
 from verified_fsdp2.verifier.source.sources import read_sources
+from verified_fsdp2.verifier.trace import Run
 
-
-def shard(low: str | None = "bfloat16") -> dict[str, Any]:
-    return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32"}
-
-
+Records = list[dict[str, Any]]
 BASE = [micro(), step(), stepped()]
-
-
-def sources(text: str = "") -> Sources:
-    return Sources({"train.py": text}, ("train.py",))
-
-
-class TestLossyCast:
-    @cases(
-        "values, lost",
-        ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
-        ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
-        ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
-        ([0.0, -10000.0], None),  # an additive mask
-        ([0.0, float("inf")], None),
-        ([3.0e38, 0.0], None),  # beyond what float32 counts
-    )
-    def test_whole_numbers_only(self, values: list[float], lost: tuple[int, float, float] | None) -> None:
-        assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
-
-    def test_other_tensors_are_left_alone(self) -> None:
-        positions = torch.arange(2000, dtype=torch.float32)
-        for other in (positions.long(), positions.requires_grad_(), torch.empty(0)):
-            assert lost_whole_numbers(other, torch.bfloat16) is None
-        assert lost_whole_numbers(torch.tensor([257.0]), torch.float16) is None
-        assert lost_whole_numbers(torch.tensor([2049.0]), torch.float16) == (1, 2049.0, 2048.0)
-
-    def test_the_rule(self) -> None:
-        lost = {"kind": "lossy_cast", "cls": "Block", "shape": [4], "dtype": "bfloat16"}
-        lost |= {"changed": 2, "was": 257.0, "now": 256.0}
-        found = judge("cast-forward-inputs-lossy", [shard(), model(), lost, *BASE])
-        assert (found.status, "257 becomes 256" in found.evidence) == ("fail", True)
-
-    @pytest.mark.parametrize(("factor", "status"), [(1024.0, "pass"), (1000.0, "fail"), (2.0, "fail")])
-    def test_a_loss_that_the_script_scales_itself(self, factor: float, status: str) -> None:
-        scaled = step(grads={"w": [factor**2, factor, 0.0, 0.0, 0.0]}, grads_at_step={"w": [1.0, 1.0, 0.0, 0.0, 0.0]})
-        assert judge("fp16-without-scaler", [shard("float16"), model(), micro(), scaled, stepped()]).status == status
-
-
-def test_a_partial_number_that_is_read() -> None:
-    read = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
-    found = judge("grad-norm-item-partial", [model(), *BASE], [model(), *BASE, read, read])
-    assert (found.status, found.location) == ("fail", LINE)
-    assert "`.item()`" in found.evidence and "_NormP(2)" in found.evidence
-    assert judge("grad-norm-item-partial", [model(), *BASE]).status == "pass"
-    assert judge("grad-norm-item-partial", [model(parameter(sharded=False)), *BASE]).status == "not_applicable"
-
-
-LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+PLAIN = [model(), *BASE]
 STEP_2 = [micro(2), step(2), stepped(2)]
 
 
-def test_what_is_left_and_stepped_on_fails() -> None:
-    found = judge("unsynced-grads-survive-zero-grad", [model(), *BASE, LEFT, *STEP_2])
-    assert (found.status, "w" in found.evidence) == ("fail", True)
+def shard(low: str | None = "bfloat16", **more: Any) -> dict[str, Any]:
+    return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32", **more}
+
+
+def sources(text: str = "") -> dict[str, Sources]:
+    return {"sources": Sources({"train.py": text}, ("train.py",))}
+
+
+@cases(
+    "values, lost",
+    ([1.0, 257.0, 1001.0], (2, 257.0, 256.0)),
+    ([0.0, 256.0, 512.0], None),  # bfloat16 holds these
+    ([0.5, 257.3, 1000.1], None),  # no whole numbers: an activation
+    ([0.0, -10000.0], None),  # an additive mask
+    ([0.0, float("inf")], None),
+    ([3.0e38, 0.0], None),  # beyond what float32 counts
+)
+def test_whole_numbers_that_a_cast_changes(values: list[float], lost: tuple[int, float, float] | None) -> None:
+    assert lost_whole_numbers(torch.tensor(values), torch.bfloat16) == lost
+
+
+def test_other_tensors_are_left_alone() -> None:
+    positions = torch.arange(2000, dtype=torch.float32)
+    for other in (positions.long(), positions.requires_grad_(), torch.empty(0)):
+        assert lost_whole_numbers(other, torch.bfloat16) is None
+    assert lost_whole_numbers(torch.tensor([257.0]), torch.float16) is None
+    assert lost_whole_numbers(torch.tensor([2049.0]), torch.float16) == (1, 2049.0, 2048.0)
+
+
+def scaled(factor: float) -> Records:
+    """A step whose gradients were `factor` times as large before it."""
+    grads = {"w": [factor**2, factor, 0.0, 0.0, 0.0]}
+    return [shard("float16"), model(), micro(), step(grads=grads, grads_at_step={"w": [1.0, 1.0, 0, 0, 0]}), stepped()]
 
 
 def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
@@ -82,170 +60,155 @@ def begin(epoch: int = 0, **more: Any) -> dict[str, Any]:
     return {**base, **more}
 
 
-def between(*records: dict[str, Any]) -> list[dict[str, Any]]:
+def between(*records: dict[str, Any]) -> Records:
     """What a rank records whose sampler begins, and `records` after its second batch."""
     return [model(), begin(), *BASE, micro(2), *records, micro(3)]
 
 
-LOSSY, FP16, LEFT_RULE = "cast-forward-inputs-lossy", "fp16-without-scaler", "unsynced-grads-survive-zero-grad"
+def recomputed(*same: bool) -> Records:
+    return [model(), *({"kind": "recompute", "same": one, "place": "model.py, Block.forward"} for one in same), *BASE]
+
+
+def master(dtype: str, **more: Any) -> Records:
+    return [shard(), model(parameter(dtype=dtype)), micro(), step(**more), stepped()]
+
+
+LOSSY, FP16, PARTIAL = "cast-forward-inputs-lossy", "fp16-without-scaler", "grad-norm-item-partial"
+SURVIVE, RESYNC, CLEARED = "unsynced-grads-survive-zero-grad", "accum-never-resynced", "zero-grad-while-unsharded"
+EPOCH, DRAWS, REDUCE = "set-epoch-missing", "recompute-draws-anew", "reduce-dtype-follows-param-dtype"
+CAST = {
+    "kind": "lossy_cast",
+    "cls": "Block",
+    "shape": [4],
+    "dtype": "bfloat16",
+    "changed": 2,
+    "was": 257.0,
+    "now": 256.0,
+}
 SCALER = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
+READ = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
+LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
+UNCLEARED = {"kind": "not_cleared", "names": ["head.weight"]}
 UNSYNCED = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, *STEP_2]
-NO_EPOCH = {"hits": {"set-epoch-missing": (Hit("set-epoch-missing", "no set_epoch in the loop", LINE),)}}
+FOLLOWS = shard(reduce_dtype=None)
 
-
-@cases(
-    "rule, rank, status",
-    (LOSSY, [shard(), model(), *BASE], "pass"),
-    (LOSSY, [shard(None), model(), *BASE], "not_applicable"),
-    (LOSSY, [shard(None), *BASE], "inconclusive"),
-    (FP16, [shard("float16"), model(), *BASE], "fail"),
-    (FP16, [shard("float16"), model(), SCALER, *BASE], "pass"),
-    (FP16, [shard("bfloat16"), model(), *BASE], "not_applicable"),
-    (LEFT_RULE, [model(), *BASE, LEFT], "pass"),  # left at the end
-    (LEFT_RULE, [model(), LEFT, {"kind": "discarded"}, *BASE], "pass"),
-    (LEFT_RULE, UNSYNCED, "pass"),  # what a step had not reduced is another fault
-    ("accum-never-resynced", UNSYNCED, "fail"),
-    *((rule, [model(), *BASE], "not_applicable") for rule in (LEFT_RULE, "accum-never-resynced")),
-    *((rule, [model(), {"kind": "sync"}, *BASE], "pass") for rule in (LEFT_RULE, "accum-never-resynced")),
-    ("set-epoch-missing", between(begin()), "fail"),  # the same order twice
-    ("set-epoch-missing", between(begin(1)), "pass"),
-    ("set-epoch-missing", between(begin(dataset=1)), "pass"),
-    ("set-epoch-missing", [model(), begin(), begin(), *BASE, micro(2), micro(3)], "pass"),  # a look at the first batch
-    ("set-epoch-missing", between(begin(0), begin(1)), "pass"),  # an evaluation over the training data
-    ("set-epoch-missing", between(begin(shuffle=False)), "inconclusive"),
-    ("set-epoch-missing", between(), "inconclusive"),  # one epoch
+test_the_status = judged_as(
+    row(LOSSY, "fail", [shard(), model(), CAST, *BASE], names=("257", "256")),
+    row(LOSSY, "pass", [shard(), *PLAIN]),
+    row(LOSSY, "not_applicable", [shard(None), *PLAIN]),
+    row(LOSSY, "inconclusive", [shard(None), *BASE]),
+    row(FP16, "fail", [shard("float16"), *PLAIN]),
+    row(FP16, "pass", [shard("float16"), model(), SCALER, *BASE]),
+    row(FP16, "not_applicable", [shard("bfloat16"), *PLAIN]),
+    row(FP16, "pass", scaled(1024.0)),  # the script scales its loss itself
+    *(row(FP16, "fail", scaled(factor)) for factor in (1000.0, 2.0)),
+    row(PARTIAL, "fail", PLAIN, [*PLAIN, READ, READ], at=LINE, names=("`.item()`", "_NormP(2)")),
+    row(PARTIAL, "pass", PLAIN),
+    row(PARTIAL, "not_applicable", [model(parameter(sharded=False)), *BASE]),
+    row(SURVIVE, "fail", [*PLAIN, LEFT, *STEP_2], names=("w",)),
+    row(SURVIVE, "pass", [*PLAIN, LEFT]),  # left at the end
+    row(SURVIVE, "pass", [model(), LEFT, {"kind": "discarded"}, *BASE]),
+    row(SURVIVE, "pass", UNSYNCED),  # what a step had not reduced is another fault
+    row(RESYNC, "fail", UNSYNCED),
+    *(row(rule, "not_applicable", PLAIN) for rule in (SURVIVE, RESYNC)),
+    *(row(rule, "pass", [model(), {"kind": "sync"}, *BASE]) for rule in (SURVIVE, RESYNC)),
+    row(CLEARED, "fail", [*PLAIN, UNCLEARED, *STEP_2], names=("head.weight",)),
+    row(CLEARED, "pass", [*PLAIN, UNCLEARED]),
+    row(CLEARED, "not_applicable", PLAIN, **sources("optimizer.step()")),
+    row(CLEARED, "pass", PLAIN, **sources("net.zero_grad()")),
+    row(EPOCH, "fail", between(begin())),  # the same order twice
+    row(EPOCH, "pass", between(begin(1))),
+    row(EPOCH, "pass", between(begin(dataset=1))),
+    row(EPOCH, "pass", [model(), begin(), begin(), *BASE, micro(2), micro(3)]),  # a look at the first batch
+    row(EPOCH, "pass", between(begin(0), begin(1))),  # an evaluation over the training data
+    row(EPOCH, "inconclusive", between(begin(shuffle=False))),
+    row(EPOCH, "inconclusive", between()),  # one epoch is left to the sources
+    row(EPOCH, "fail", between(), hits={EPOCH: (Hit(EPOCH, "no set_epoch in the loop", LINE),)}),
+    row(EPOCH, "not_applicable", PLAIN),
+    row(DRAWS, "not_applicable", recomputed()),
+    row(DRAWS, "pass", recomputed(True), names=("model.py, Block.forward",)),
+    row(DRAWS, "fail", recomputed(True, False), names=("model.py, Block.forward",)),
+    row(DRAWS, "inconclusive", [model()]),
+    *(row(REDUCE, "fail", [FOLLOWS, *rest]) for rest in ([], PLAIN)),
+    row(REDUCE, "inconclusive", [shard()]),
+    row(REDUCE, "pass", [shard(), *PLAIN]),
+    row(REDUCE, "not_applicable", [shard(None, reduce_dtype=None), *PLAIN]),
+    row("bf16-master-weights", "pass", master("float32")),
+    row("bf16-master-weights", "fail", master("bfloat16")),
+    row("bf16-master-weights", "inconclusive", master("bfloat16", cls="torchao.optim.AdamW8bit")),  # has its own
+    *(
+        row(rule, "inconclusive", [shard(), model(), micro(), step(held=[]), stepped()])  # no parameter that was seen
+        for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward")
+    ),
 )
-def test_the_status(rule: str, rank: list[dict[str, Any]], status: str) -> None:
-    assert judge(rule, rank).status == status
+
+# Rules on errors that torch raises, of a run that none has stopped.
+PREMUL, FULL, NO_SYNC, MESHES = "gloo-premul-sum", "full-sd-into-dtensor", "no-sync-idiom", "clip-mixed-mesh"
+SHOWN: dict[str, Records] = {
+    PREMUL: [shard(None), {"kind": "divide", "factor": 1.0}],
+    "buffers-and-odd-inputs-not-cast": [shard()],
+    "output-dtype-on-inner-blocks": [shard(output_dtype="float32")],
+    "meta-not-materialized": [shard(None), {"kind": "to_empty"}],
+}
+WHOLE = [shard(None, parameters=[{"name": "w"}]), *PLAIN]
+SHARDED = [shard(None), *PLAIN]
+LOADED = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": ""}
+CLIP, TWO = {"kind": "clips"}, model(parameter("w"), parameter("v", mesh=[1, 2]))
+
+test_errors_of_torch = judged_as(
+    *(row(rule, "not_applicable", WHOLE, WHOLE, **sources()) for rule in SHOWN),
+    *(row(rule, "pass", [*there, *PLAIN], [*there, *PLAIN], **sources()) for rule, there in SHOWN.items()),
+    row(PREMUL, "inconclusive", [{"kind": "divide", "factor": 1.0}, *PLAIN], **sources()),  # one rank reduces nothing
+    row(FULL, "not_applicable", SHARDED, SHARDED, **sources()),
+    row(FULL, "pass", SHARDED, SHARDED, **sources("model.load_state_dict(x)")),
+    row(FULL, "inconclusive", SHARDED, SHARDED, saving=LINE, **sources("model.load_state_dict(x)")),
+    row(FULL, "pass", *[[shard(None), LOADED, *PLAIN]] * 2, saving=LINE, **sources()),
+    row(NO_SYNC, "not_applicable", SHARDED, SHARDED, **sources()),
+    row(NO_SYNC, "inconclusive", SHARDED, SHARDED, **sources("with model.no_sync():")),
+    row(NO_SYNC, "pass", *[[shard(None), micro(), *PLAIN]] * 2, **sources("with model.no_sync():")),
+    row(MESHES, "not_applicable", [model(parameter("w")), CLIP, *BASE], **sources()),
+    row(MESHES, "not_applicable", [TWO, *BASE], **sources()),
+    row(MESHES, "pass", [TWO, CLIP, *BASE], **sources()),
+    *(
+        row(rule, status, *ranks, **sources())
+        for rule in ("lowbit-or-unsupported-optimizer", "mixed-orig-dtype-in-group")
+        for status, ranks in (("pass", [SHARDED, SHARDED]), ("inconclusive", [PLAIN]))
+    ),
+    *(row(r, "inconclusive", [shard(None), model()], **sources()) for r in (*SHOWN, FULL, NO_SYNC, MESHES)),  # no step
+)
 
 
-def test_one_epoch_is_left_to_the_sources() -> None:
-    assert judge("set-epoch-missing", between(), **NO_EPOCH).status == "fail"
+EMPTY = {"kind": "to_empty"}
 
 
-def test_gradients_that_zero_grad_of_the_model_did_not_reach() -> None:
-    left = {"kind": "not_cleared", "names": ["head.weight"]}
-    found = judge("zero-grad-while-unsharded", [model(), *BASE, left, micro(2), step(2), stepped(2)])
-    assert (found.status, "head.weight" in found.evidence) == ("fail", True)
-    assert judge("zero-grad-while-unsharded", [model(), *BASE, left]).status == "pass"
-    without = sources("optimizer.step()")
-    assert judge("zero-grad-while-unsharded", [model(), *BASE], sources=without).status == "not_applicable"
-    assert judge("zero-grad-while-unsharded", [model(), *BASE], sources=sources("net.zero_grad()")).status == "pass"
+def buffered(unset: int = 0) -> dict[str, Any]:
+    return model(parameter(unset=unset), buffers=[{"name": "rope", "shape": [4], "unset": unset}])
 
 
-def test_recomputed_dropout() -> None:
-    def judged(*seen: bool) -> str:
-        records = [{"kind": "recompute", "same": same, "place": "model.py"} for same in seen]
-        return judge("recompute-draws-anew", [model(), *records, *BASE]).status
-
-    assert (judged(), judged(True), judged(True, False)) == ("not_applicable", "pass", "fail")
+def provoked(unset: int = 0) -> dict[str, Run]:
+    return {"provoked": run([EMPTY, buffered(unset)], role="provoked")}
 
 
-def test_reduction_in_low_precision() -> None:
-    def judged(*records: dict[str, Any]) -> str:
-        return judge("reduce-dtype-follows-param-dtype", list(records)).status
-
-    follows = {**shard(), "reduce_dtype": None}
-    assert (judged(follows), judged(follows, model(), *BASE)) == ("fail", "fail")
-    assert (judged(shard()), judged(shard(), model(), *BASE)) == ("inconclusive", "pass")
-    assert judged({**shard(None), "reduce_dtype": None}, model(), *BASE) == "not_applicable"
-
-
-class TestMasterWeights:
-    def judge(self, dtype: str, **more: Any) -> str:
-        rank = [shard(), model(parameter(dtype=dtype)), micro(), step(**more), stepped()]
-        return judge("bf16-master-weights", rank).status
-
-    def test_low_ones_fail_unless_the_optimizer_may_keep_its_own(self) -> None:
-        assert (self.judge("float32"), self.judge("bfloat16")) == ("pass", "fail")
-        assert self.judge("bfloat16", cls="torchao.optim.AdamW8bit") == "inconclusive"
-
-    def test_an_optimizer_of_no_parameter_that_was_seen_is_inconclusive(self) -> None:
-        for rule in ("bf16-master-weights", "optim-before-shard", "optim-built-after-forward"):
-            assert judge(rule, [shard(), model(), micro(), step(held=[]), stepped()]).status == "inconclusive"
-
-
-class TestErrorsOfTorch:
-    """Rules on errors that torch raises, of a run that none has stopped."""
-
-    def judge(self, rule: str, *records: dict[str, Any], text: str = "", ranks: int = 2, **more: Any) -> str:
-        rank = [*(records or [shard(None)]), model(), *BASE]
-        return judge(rule, *[rank] * ranks, sources=sources(text), **more).status
-
-    @cases(
-        "rule, there",
-        ("gloo-premul-sum", [shard(None), {"kind": "divide", "factor": 1.0}]),
-        ("buffers-and-odd-inputs-not-cast", [shard()]),
-        ("output-dtype-on-inner-blocks", [{**shard(), "output_dtype": "float32"}]),
-        ("meta-not-materialized", [shard(None), {"kind": "to_empty"}]),
-    )
-    def test_what_the_run_shows(self, rule: str, there: list[dict[str, Any]]) -> None:
-        whole = {**shard(None), "parameters": [{"name": "w"}]}
-        assert (self.judge(rule, whole), self.judge(rule, *there)) == ("not_applicable", "pass")
-
-    def test_what_the_sources_show(self) -> None:
-        assert self.judge("full-sd-into-dtensor") == "not_applicable"
-        assert self.judge("full-sd-into-dtensor", text="model.load_state_dict(x)") == "pass"
-        assert self.judge("full-sd-into-dtensor", text="model.load_state_dict(x)", saving=LINE) == "inconclusive"
-        loaded = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": ""}
-        assert self.judge("full-sd-into-dtensor", shard(None), loaded, saving=LINE) == "pass"
-
-    def test_no_sync(self) -> None:
-        assert self.judge("no-sync-idiom") == "not_applicable"
-        assert self.judge("no-sync-idiom", text="with model.no_sync():") == "inconclusive"
-        assert self.judge("no-sync-idiom", shard(None), micro(), text="with model.no_sync():") == "pass"
-
-    def test_a_factor_on_one_rank_reduces_nothing(self) -> None:
-        assert self.judge("gloo-premul-sum", {"kind": "divide", "factor": 1.0}, ranks=1) == "inconclusive"
-
-    def test_clips_over_several_meshes(self) -> None:
-        one, two = parameter("w"), parameter("v", mesh=[1, 2])
-        clip = {"kind": "clips"}
-
-        def judged(*records: dict[str, Any]) -> str:
-            return judge("clip-mixed-mesh", [*records, *BASE], sources=sources()).status
-
-        assert judged(model(one), clip) == "not_applicable"
-        assert judged(model(one, two)) == "not_applicable"
-        assert judged(model(one, two), clip) == "pass"
-
-    @pytest.mark.parametrize("rule", ["lowbit-or-unsupported-optimizer", "mixed-orig-dtype-in-group"])
-    def test_what_every_sharded_model_shows(self, rule: str) -> None:
-        assert self.judge(rule) == "pass"
-        assert judge(rule, [model(), *BASE]).status == "inconclusive"
-
-    def test_a_run_without_steps_is_inconclusive(self) -> None:
-        names = ["gloo-premul-sum", "output-dtype-on-inner-blocks", "full-sd-into-dtensor", "no-sync-idiom"]
-        names += ["buffers-and-odd-inputs-not-cast", "meta-not-materialized", "clip-mixed-mesh"]
-        assert {judge(name, [shard(None), model()], sources=sources()).status for name in names} == {"inconclusive"}
-
-
-class TestToEmpty:
-    EMPTY: ClassVar[dict[str, Any]] = {"kind": "to_empty"}
-    BUFFER: ClassVar[dict[str, Any]] = {"name": "rope", "shape": [4], "unset": 0}
-
-    def judge(self, rule: str, *records: dict[str, Any], unset: int | None = 0) -> str:
-        filled = model(parameter(unset=unset), buffers=[{**self.BUFFER, "unset": unset}])
-        provoked = run([self.EMPTY, filled], role="provoked") if unset is not None else None
-        return judge(rule, [*records, *BASE], provoked=provoked).status
-
-    @pytest.mark.parametrize("rule", ["meta-buffers-garbage", "meta-params-not-reset"])
-    def test_uninitialised_memory(self, rule: str) -> None:
-        whole = model(buffers=[self.BUFFER])
-        assert self.judge(rule, whole) == "not_applicable"
-        assert self.judge(rule, self.EMPTY, whole) == "pass"
-        assert self.judge(rule, self.EMPTY, whole, unset=3) == "fail"
-        assert self.judge(rule, self.EMPTY, whole, unset=None) == "inconclusive"
-
-    def test_a_model_without_buffers(self) -> None:
-        assert self.judge("meta-buffers-garbage", self.EMPTY, model()) == "not_applicable"
+test_uninitialised_memory = judged_as(
+    *(
+        row(rule, status, [*records, *BASE], **more)
+        for rule in ("meta-buffers-garbage", "meta-params-not-reset")
+        for status, records, more in (
+            ("not_applicable", [buffered()], provoked()),
+            ("pass", [EMPTY, buffered()], provoked()),
+            ("fail", [EMPTY, buffered()], provoked(3)),
+            ("inconclusive", [EMPTY, buffered()], {}),
+        )
+    ),
+    row("meta-buffers-garbage", "not_applicable", [EMPTY, *PLAIN], **provoked()),
+)
 
 
 class TestMatrixOptimizer:
     """A class of the script's own that works on shards, against one process."""
 
     def judge(self, update: float = 0.0, grads: float = 1.0, cls: str = "Muon", shards: bool = True) -> Finding:
-        def rank(copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0) -> list[dict[str, Any]]:
+        def rank(copy: int, rows: tuple[int, ...], grads: float = 1.0, update: float = 0.0) -> Records:
             optimizer = {"kind": "optimizer", "cls": cls, "number": 0}
             asked = [{"kind": "shard_in_step"}] if shards else []
             size = {"w": [grads**2, grads, 0.0, 0.0, 0.0]}
@@ -274,21 +237,19 @@ class TestMatrixOptimizer:
 
 def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(
-        "def clip(p):\n    return p.to_local()\n\nclass Muon:\n    def step(self, p):\n        return p._local_tensor\n"
-    )
+    muon = "class Muon:\n    def step(self, p):\n        return p._local_tensor\n"
+    script.write_text(f"def clip(p):\n    return p.to_local()\n\n{muon}")
     found = [find_shard_use(read_sources((script,), ()), name) for name in ("Muon", "Other")]
     assert [place.line for place in found if place is not None] == [6, 2]
     script.write_text("def clip(p):\n    return p.full_tensor()\n")
     assert find_shard_use(read_sources((script,), ()), "Muon") is None
 
 
-@pytest.mark.parametrize(("loss", "status"), [(0.0, "pass"), (1e-3, "fail")])
+@cases("loss, status", (0.0, "pass"), (1e-3, "fail"))
 def test_losses_that_came_down_to_zero_are_compared_after_resharding(loss: float, status: str) -> None:
     save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "", "keys": []}
-    first, then = [model(), micro(1), step(1), stepped(1), save], [micro(2, loss=0.0), step(2), stepped(2)]
+    records = [model(), micro(1), step(1), stepped(1), save, micro(2, loss=0.0), step(2), stepped(2)]
     resharded = run([model(), micro(1, loss=loss), step(1), stepped(1)], role="reshard")
-    whole = run([*first, *then])
-    again = run([*first, *then], role="perturbed")
+    whole, again = run(records), run(records, role="perturbed")
     more = {"resume_full_precision": whole, "reshards": (resharded,), "reference": whole, "perturbed": again}
     assert judge("reshard-keeps-trajectory", whole, **more).status == status

@@ -1,9 +1,6 @@
 """The simulated tier: one process, a fake process group, the structure and traffic of any world size."""
 
-from __future__ import annotations
-
 import json
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import gather, planned, select, verify_with
 from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.verdict import Verdict
 
 pytestmark = pytest.mark.launch
 
@@ -103,39 +101,42 @@ def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp
         assert fake[key] == real[key], key
 
 
+WIDE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
+group = dist.new_group(backend="gloo")
+assert dist.get_world_size() == 1024
+states = [None] * 1024
+dist.all_gather_object(states, {"rank": dist.get_rank()})
+dist.barrier()
+model = nn.Linear(64, 64)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def whole(launcher: Launcher, target: Target, work: Path) -> Verdict:
+    return verify_with(launcher, target, work, select((), (), "simulate"), tier="simulate")
+
+
+def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
+    return [(f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")]
+
+
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import torch
-            import torch.distributed as dist
-            from torch import nn
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
-            group = dist.new_group(backend="gloo")
-            assert dist.get_world_size() == 1024
-            states = [None] * 1024
-            dist.all_gather_object(states, {"rank": dist.get_rank()})
-            dist.barrier()
-            model = nn.Linear(64, 64)
-            fully_shard(model, mesh=mesh)
-            optimizer = torch.optim.AdamW(model.parameters())
-            for step in range(4):
-                model(torch.ones(1, 64)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            """
-        )
-    )
-    verdict = verify_with(
-        launcher, resolve(script, {"nproc": 1024}), tmp_path / "work", select((), (), "simulate"), tier="simulate"
-    )
-    assert verdict.verdict == "pass", [
-        (f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")
-    ]
+    script.write_text(WIDE)
+    verdict = whole(launcher, resolve(script, {"nproc": 1024}), tmp_path / "work")
+    assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
     assert verdict.facts["traffic"]["all_reduce_model"] == 1
@@ -145,11 +146,8 @@ def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path
 def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: Path) -> None:
     loaded = spec.load(TESTS.parent / "examples" / "two-nodes.yaml", ["train.global_batch=64", "train.micro_batch=1"])
     scaffold.write(scaffold.render(loaded), tmp_path / "project")
-    target = resolve(tmp_path / "project", {"nproc": 64})
-    verdict = verify_with(launcher, target, tmp_path / "work", select((), (), "simulate"), tier="simulate")
-    assert verdict.verdict == "pass", [
-        (f.rule, f.evidence) for f in verdict.findings if f.status not in ("pass", "not_applicable")
-    ]
+    verdict = whole(launcher, resolve(tmp_path / "project", {"nproc": 64}), tmp_path / "work")
+    assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert verdict.runs[0]["world_size"] == 64
     assert verdict.seconds < 30
 
@@ -173,16 +171,12 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n")
-    verdict = verify_with(
-        launcher, resolve(script, {"nproc": 64}), tmp_path / "work", select((), (), "simulate"), tier="simulate"
-    )
+    verdict = whole(launcher, resolve(script, {"nproc": 64}), tmp_path / "work")
     assert verdict.verdict == "inconclusive"
-    assert any("does not divide into 64 ranks" in f.evidence for f in verdict.findings)
+    assert any("64 ranks" in f.evidence for f in verdict.findings)
 
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
     run = simulated(resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8}), launcher, tmp_path)
-    assert run is not None
-    assert [trace.rank for trace in run.traces] == [0]
-    assert run.world_size == 8
-    assert run.completed
+    assert run is not None and run.completed
+    assert ([trace.rank for trace in run.traces], run.world_size) == ([0], 8)

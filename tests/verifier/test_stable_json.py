@@ -1,7 +1,5 @@
 """The same script twice: the same report byte for byte, but for the fields that the schema marks."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path
@@ -12,13 +10,12 @@ import pytest
 
 from corpus import TESTS
 from records import cases
+from verdicts import REPORT
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.report.redact import stable
-
-SCHEMA = json.loads((Path(json_report.__file__).parent / "report.schema.json").read_text())
 
 FAULTY = """
     import sys
@@ -62,7 +59,7 @@ def blank(value: Any, schema: dict[str, Any]) -> Any:
 def report(launcher: Launcher, script: Path, work: Path, **flags: Any) -> Any:
     """The whole JSON report of a verification, valid."""
     value = json.loads(json_report.render(verify_with(launcher, resolve(script, flags), work, select((), ()))))
-    jsonschema.validate(value, SCHEMA)
+    jsonschema.validate(value, REPORT)
     assert str(work) not in json.dumps(value)
     return value
 
@@ -79,7 +76,7 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
         if "items" in schema:
             walk(schema["items"], path)
 
-    walk(SCHEMA, "")
+    walk(REPORT, "")
     times = [
         "findings.seconds: time",
         "runs.seconds: time",
@@ -97,7 +94,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     script = TESTS / "zoo" / "checkpoint_stateful.py"
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one != two
-    assert json.dumps(blank(one, SCHEMA)) == json.dumps(blank(two, SCHEMA))
+    assert json.dumps(blank(one, REPORT)) == json.dumps(blank(two, REPORT))
     facts = one["facts"]
     assert [run["role"] for run in one["runs"]].count("reshard") >= 2
     (checkpoint,) = facts["checkpoints"]
@@ -131,7 +128,7 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
     flags = {"args": "{checkpoint}", "timeout": "5"}
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one["verdict"] == "fail"
-    assert json.dumps(blank(one, SCHEMA)) == json.dumps(blank(two, SCHEMA))
+    assert json.dumps(blank(one, REPORT)) == json.dumps(blank(two, REPORT))
     if fault == "raises":
         (message,) = [f["evidence"] for f in one["findings"] if f["rule"] == "run-completes"]
         assert "<object object at 0x...> is not in {checkpoint}, ask localhost:..." in message

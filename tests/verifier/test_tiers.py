@@ -1,18 +1,16 @@
 """Which tier a verdict is of, and what each tier may answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 from records import cases
+from verdicts import ENVIRONMENT
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.report.json_report import as_dict
 from verified_fsdp2.verifier.report.tiers import SIMULATED, limits, verdict_line
 from verified_fsdp2.verifier.verdict import Verdict
 
-ENVIRONMENT = {"torch": "2.13.0", "python": "3.11", "platform": "Linux"}
 PASSED = Finding("root-only-wrap", "pass", "")
 
 

@@ -1,7 +1,5 @@
 """Events come back from a trace as they were written, with the records in them; what is no event is foreign."""
 
-from __future__ import annotations
-
 import json
 import typing
 from dataclasses import fields

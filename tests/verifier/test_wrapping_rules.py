@@ -1,19 +1,15 @@
 """The rules of the wrapping and init families on written records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from records import LINE, cases, judge, micro, model, parameter, run, step, stepped, steps
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped, steps
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.probe.measures import shard_digest
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
@@ -143,62 +139,40 @@ JUDGED: dict[str, dict[str, tuple[Any, str]]] = {
         "none": ([[SHARD, *steps()], [SHARD, *steps()]], "pass"),
     },
 }
-ROWS = [(rule, what) for rule, rows in JUDGED.items() for what in rows]
 
 
-@cases("rule, what", *ROWS)
-def test_the_status(rule: str, what: str) -> None:
-    ranks, status = JUDGED[rule][what]
-    assert judge(rule, *ranks).status == status
+test_the_status = judged_as(
+    *(row(rule, status, *ranks) for rule, rows in JUDGED.items() for ranks, status in rows.values())
+)
 
 
-@cases("parameters, status", (1, "pass"), (2, "fail"))
-def test_one_tensor_must_stay_one_parameter(parameters: int, status: str) -> None:
-    found = judge("tied-weights-split-groups", *[ties(parameters)] * 2)
-    assert found.status == status
-    assert all(name in found.evidence for name in ("embed.weight", "head.weight"))
+def gathered(weights: int, *lines: dict[str, Any]) -> list[Records]:
+    """Two ranks that gather so many bytes in a step."""
+    traffic = {"kind": "traffic", "step": 2, "weights": weights, "lines": list(lines)}
+    return [[*steps(), micro(2), step(2), stepped(2), traffic]] * 2
 
 
-def test_the_error_of_torch_alone_is_enough() -> None:
-    found = judge("tied-weights-split-groups", stopped("ValueError", SHARED, [model()], [model()]))
-    assert (found.status, found.location) == ("fail", LINE)
-
-
-def test_other_parameters_on_another_rank_fail() -> None:
-    found = judge("rank-divergent-param-use", steps(reduce("a")), steps(reduce("b")))
-    assert found.status == "fail"
-    assert "rank 0" in found.evidence and "rank 1" in found.evidence
-
-
-def test_a_group_left_gathered_fails() -> None:
-    found = judge("stale-unsharded-after-step", [*steps(), STALE], steps())
-    assert (found.status, found.location) == ("fail", LINE)
-    assert "'root'" in found.evidence
-
-
-def test_a_script_that_may_set_a_state_dict() -> None:
-    assert judge("rank0-sd-without-broadcast", steps(), steps(), saving=LINE).status == "inconclusive"
-
-
-@cases("gathered, status", (16 * 4, "fail"), (16 * 4 - 1, "pass"))
-def test_bytes_of_the_whole_model_fail(gathered: int, status: str) -> None:
-    traffic = {"kind": "traffic", "step": 2, "weights": gathered}
-    found = judge("model-gathered-every-step", *[[*steps(), micro(2), step(2), stepped(2), traffic]] * 2)
-    assert (found.status, found.limit) == (status, 64.0)
+TIED = "tied-weights-split-groups"
+test_what_is_named = judged_as(
+    *(
+        row(TIED, status, *[ties(k)] * 2, names=("embed.weight", "head.weight"))
+        for k, status in ((1, "pass"), (2, "fail"))
+    ),
+    row(TIED, "fail", stopped("ValueError", SHARED, [model()], [model()]), at=LINE),  # the error of torch is enough
+    row("rank-divergent-param-use", "fail", steps(reduce("a")), steps(reduce("b")), names=("rank 0", "rank 1")),
+    row("stale-unsharded-after-step", "fail", [*steps(), STALE], steps(), at=LINE, names=("'root'",)),
+    row("rank0-sd-without-broadcast", "inconclusive", steps(), steps(), saving=LINE),
+    row("model-gathered-every-step", "fail", *gathered(16 * 4)),  # the bytes of the whole model
+    row("model-gathered-every-step", "pass", *gathered(16 * 4 - 1)),
+)
 
 
 def test_what_a_digest_distinguishes() -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 4)
     assert shard_digest(weight) == shard_digest(weight.clone()) != shard_digest(weight + 1)
-    for silent in (
-        torch.ones(16, 4),
-        torch.arange(4.0).repeat(8, 1),
-        torch.randn(4),
-        torch.randn(1, 64),
-        torch.ones(()),
-    ):
-        assert shard_digest(silent) is None
+    alike = (torch.ones(16, 4), torch.arange(4.0).repeat(8, 1), torch.randn(4), torch.randn(1, 64), torch.ones(()))
+    assert [shard_digest(silent) for silent in alike] == [None] * len(alike)
     assert shard_digest(torch.randn(1000, 100)) is not None
 
 
@@ -278,11 +252,11 @@ class TestPresence:
         assert self.named("unused-suppression", "pass", suppressions=(comment,), followed=True).status == "pass"
 
 
-def test_a_gather_under_a_condition_may_be_that_of_the_best_weights() -> None:
+@cases("line, status", (3, "pass"), (4, "fail"))
+def test_a_gather_under_a_condition_may_be_that_of_the_best_weights(line: int, status: str) -> None:
     source = "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other = whole(model)\n"
-    for line, status in ((3, "pass"), (4, "fail")):
-        place = {"file": "train.py", "line": line, "function": "main", "code": ""}
-        traffic = {"kind": "traffic", "step": 2, "weights": 64, "lines": [{"at_line": place}]}
-        made = run(*[[*steps(), micro(2), step(2), stepped(2), traffic]] * 2)
-        evidence = Evidence(train=made, sources=Sources({"train.py": source}, ("train.py",)))
-        assert judge_one(RULES["model-gathered-every-step"], evidence).status == status
+    place = {"file": "train.py", "line": line, "function": "main", "code": ""}
+    evidence = Evidence(
+        train=run(*gathered(64, {"at_line": place})), sources=Sources({"train.py": source}, ("train.py",))
+    )
+    assert judge("model-gathered-every-step", evidence).status == status

@@ -1,7 +1,5 @@
 """What the scripts of pairs.yaml share."""
 
-from __future__ import annotations
-
 PRELUDE = """
 import copy, math, os, time
 import torch

@@ -1,7 +1,5 @@
 """Each detector sees its fault and nothing else, and is quiet on the nearest right script."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -36,14 +34,7 @@ def test_pair(tmp_path: Path, pair: dict[str, str]) -> None:
     assert hits(tmp_path, pair["right"]) == []
 
 
-def test_every_detector_has_a_pair() -> None:
-    assert {pair["rule"] for pair in PAIRS} == set(DETECTORS)
-
-
-def test_every_detector_is_named_as_a_rule() -> None:
-    assert set(DETECTORS) <= set(RULES)
-
-
-def test_every_rule_of_the_sources_has_a_detector() -> None:
+def test_every_detector_has_a_pair_and_every_rule_of_the_sources_a_detector() -> None:
+    assert {pair["rule"] for pair in PAIRS} == set(DETECTORS) <= set(RULES)
     decided = {name for name, rule in RULES.items() if isinstance(rule, SourceRule)}
     assert decided - {"unused-suppression"} <= set(DETECTORS)

@@ -1,7 +1,5 @@
 """Following a script: aliases, helpers, classes, guards, suppressions of limits; bounded on anything."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

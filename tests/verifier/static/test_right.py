@@ -1,7 +1,5 @@
 """No hit on right code: other people's styles, the zoo, the hosts, and what the scaffold writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`# fsdp2: ignore[rule] reason`: where it stands, what it covers, and when it is itself a fault."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +23,6 @@ def verdict(tmp_path: Path, above: str = "", after: str = "", source: str = ROOT
     return [(f.rule, f.evidence) for f in lint([script]).findings]
 
 
-def test_without_any(tmp_path: Path) -> None:
-    assert [rule for rule, _ in verdict(tmp_path)] == ["root-only-wrap"]
-
-
 @cases(
     "above, after",
     ("", "  # fsdp2: ignore[root-only-wrap] one layer only"),
@@ -41,11 +35,8 @@ def test_on_the_line_or_above(tmp_path: Path, above: str, after: str) -> None:
 
 
 def test_anywhere_on_a_statement_of_several_lines(tmp_path: Path) -> None:
-    source = (
-        HEAD
-        + "model = Net()\nfully_shard(\n    model,\n    mesh=None,  # fsdp2: ignore[root-only-wrap] small\n)\nfit(model)\n"
-    )
-    assert verdict(tmp_path, source=source) == []
+    call = "fully_shard(\n    model,\n    mesh=None,  # fsdp2: ignore[root-only-wrap] small\n)\n"
+    assert verdict(tmp_path, source=HEAD + f"model = Net()\n{call}fit(model)\n") == []
 
 
 @cases(
@@ -63,18 +54,21 @@ def test_one_that_does_nothing_is_reported(tmp_path: Path, comment: str, message
     assert message in findings["unused-suppression"]
 
 
-def test_on_another_line_it_covers_nothing(tmp_path: Path) -> None:
-    source = HEAD + "model = Net()  # fsdp2: ignore[root-only-wrap] small\nfully_shard(model)\nfit(model)\n"
-    assert [rule for rule, _ in verdict(tmp_path, source=source)] == ["unused-suppression", "root-only-wrap"][::-1]
+@cases(
+    "source, rules",
+    (ROOT_ONLY.format(above="", after=""), {"root-only-wrap"}),
+    (  # it stands on another line
+        HEAD + "model = Net()  # fsdp2: ignore[root-only-wrap] small\nfully_shard(model)\nfit(model)\n",
+        {"root-only-wrap", "unused-suppression"},
+    ),
+    (HEAD + 'text = "# fsdp2: ignore[root-only-wrap] x"\nfit(shard(Net()))\n', set()),  # in a text it is no comment
+    (ROOT_ONLY.format(above="", after="  # fsdp2: ignore[matches-ddp] known"), {"root-only-wrap"}),  # left to verify
+)
+def test_what_it_does_not_cover(tmp_path: Path, source: str, rules: set[str]) -> None:
+    assert dict(verdict(tmp_path, source=source)).keys() == rules
 
 
-def test_in_a_text_it_is_no_comment(tmp_path: Path) -> None:
-    source = HEAD + 'text = "# fsdp2: ignore[root-only-wrap] x"\nfit(shard(Net()))\n'
-    assert verdict(tmp_path, source=source) == []
-
-
-def test_a_rule_that_lint_cannot_see_is_left_to_verify(tmp_path: Path) -> None:
-    assert dict(verdict(tmp_path, after="  # fsdp2: ignore[matches-ddp] known")).keys() == {"root-only-wrap"}
+COVERED = "cpu-offload-nccl-only"
 
 
 class TestInAFullVerification:
@@ -85,43 +79,41 @@ class TestInAFullVerification:
         script.write_text(PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"), encoding="utf-8")
         return with_sources(Evidence(), script), script
 
-    def test_a_static_hit_counts_where_the_runs_say_nothing(self, tmp_path: Path) -> None:
-        evidence, _ = self.evidence(tmp_path, "")
-        (finding,) = judge(evidence, ["root-only-wrap"])
-        assert (finding.status, finding.tier) == ("fail", "static")
-
-    def test_it_is_covered(self, tmp_path: Path) -> None:
-        evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[root-only-wrap] one layer")
-        first, second = judge(evidence, ["root-only-wrap", "unused-suppression"])
-        assert (first.status, second.status) == ("pass", "pass")
-        assert first.evidence.startswith("suppressed at train.py:") and first.evidence.endswith(": one layer")
+    @cases(
+        "comment, rules, found",
+        ("", ["root-only-wrap"], [("fail", "static")]),  # the runs say nothing
+        (
+            "# fsdp2: ignore[root-only-wrap] one layer",
+            ["root-only-wrap", "unused-suppression"],
+            [("pass", "static"), ("pass", "static")],
+        ),
+        (f"# fsdp2: ignore[{COVERED}] never seen", ["unused-suppression"], [("pass", "static")]),  # it was not judged
+    )
+    def test_the_status(self, tmp_path: Path, comment: str, rules: list[str], found: list[tuple[str, str]]) -> None:
+        judged = judge(self.evidence(tmp_path, comment)[0], rules)
+        assert [f.status for f in judged] == [status for status, _ in found]
+        if not comment:
+            assert judged[0].tier == "static"
+        elif len(rules) == 2:
+            assert judged[0].evidence.startswith("suppressed at train.py:") and judged[0].evidence.endswith(
+                ": one layer"
+            )
 
     def test_a_finding_of_a_run_is_covered_at_its_line(self, tmp_path: Path) -> None:
         evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[matches-ddp] another sum on purpose")
         line = look([script]).hits[0].location
-        assert (
-            apply_suppressions(Finding("matches-ddp", "fail", "x", location=line), evidence.suppressions).status
-            == "pass"
-        )
-        elsewhere = replace(line, line=line.line + 1)
-        assert (
-            apply_suppressions(Finding("matches-ddp", "fail", "x", location=elsewhere), evidence.suppressions).status
-            == "fail"
-        )
+        for place, status in ((line, "pass"), (replace(line, line=line.line + 1), "fail")):
+            found = Finding("matches-ddp", "fail", "x", location=place)
+            assert apply_suppressions(found, evidence.suppressions).status == status
 
-    def test_one_that_covers_nothing_is_a_finding(self, tmp_path: Path) -> None:
-        evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[cpu-offload-nccl-only] never seen")
-        *_, last = judge(evidence, ["cpu-offload-nccl-only", "unused-suppression"])
-        assert last.status == "fail" and "cpu-offload-nccl-only" in last.evidence
-
-    def test_judging_changes_nothing(self, tmp_path: Path) -> None:
-        name = "cpu-offload-nccl-only"
-        evidence, script = self.evidence(tmp_path, f"# fsdp2: ignore[{name}] never seen")
+    def test_one_that_covers_nothing_is_a_finding_and_judging_changes_nothing(self, tmp_path: Path) -> None:
+        evidence, script = self.evidence(tmp_path, f"# fsdp2: ignore[{COVERED}] never seen")
         place = look([script]).hits[0].location
-        first = [(f.rule, f.status) for f in judge(evidence, [name, "unused-suppression"])]
-        assert apply_suppressions(Finding(name, "fail", "x", location=place), evidence.suppressions).status == "pass"
-        again = [(f.rule, f.status) for f in judge(evidence, [name, "unused-suppression"])]
-        assert first == again == [(name, "pass"), ("unused-suppression", "fail")]
+        first = judge(evidence, [COVERED, "unused-suppression"])
+        assert [f.status for f in first] == ["pass", "fail"] and COVERED in first[1].evidence
+        assert apply_suppressions(Finding(COVERED, "fail", "x", location=place), evidence.suppressions).status == "pass"
+        again = judge(evidence, [COVERED, "unused-suppression"])
+        assert [(f.rule, f.status) for f in again] == [(f.rule, f.status) for f in first]
 
     def test_what_was_used_follows_from_the_places(self, tmp_path: Path) -> None:
         evidence, script = self.evidence(tmp_path, "# fsdp2: ignore[root-only-wrap, matches-ddp] one layer")
@@ -130,8 +122,3 @@ class TestInAFullVerification:
         assert (cover.location, cover.rules) == (one.location, one.rules)
         assert uses([one], [(hit.rule, hit.location)]) == {(one, "root-only-wrap")}
         assert uses([one], [("optim-before-shard", hit.location), ("matches-ddp", None)]) == frozenset()
-
-    def test_one_of_a_rule_that_was_not_judged_is_left_alone(self, tmp_path: Path) -> None:
-        evidence, _ = self.evidence(tmp_path, "# fsdp2: ignore[cpu-offload-nccl-only] never seen")
-        (last,) = judge(evidence, ["unused-suppression"])
-        assert last.status == "pass"
