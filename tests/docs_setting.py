@@ -48,8 +48,6 @@ VOCABULARY, WIDTH, LENGTH = 16, 8, 4
 
 
 class Block(nn.Module):
-    """Two layers and a residual connection."""
-
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -59,8 +57,6 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, two blocks, a raw scale, a non-persistent table, a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
@@ -84,8 +80,6 @@ class Decoder(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A layer with a time step as input."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)

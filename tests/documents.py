@@ -23,8 +23,6 @@ LIBRARY = re.compile(r"^(?:from|import) (accelerate|lightning|peft|transformers)
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of Python of a document."""
-
     name: str  # that of a file
     where: str
     text: str
@@ -105,7 +103,6 @@ class Row:
 
 
 def diagnosis() -> list[Row]:
-    """The rows of all tables of diagnosis.md."""
     text = (ROOT / "references" / "diagnosis.md").read_text(encoding="utf-8")
     rows = []
     for line in text.splitlines():

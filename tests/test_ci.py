@@ -60,7 +60,6 @@ def documented(sign: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The quickstart, for GitHub and for GitLab."""
     folder = tmp_path_factory.mktemp("projects")
     for where in ("github", "gitlab"):
         assert main(["new", str(SPECS["quickstart"]), str(folder / where), "--set", f"verify.ci={where}"]) == 0
@@ -90,7 +89,6 @@ def shell(script: str, cwd: Path, tools: Path, **env: str) -> subprocess.Complet
 
 
 def step(name: str) -> dict[str, Any]:
-    """A step of the action."""
     (found,) = [one for one in ACTION["runs"]["steps"] if one.get("name") == name]
     return dict(found)
 
@@ -102,7 +100,6 @@ def filled(values: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, st
 
 
 def supported(text: str) -> str:
-    """The formats that there are in this version."""
     return " ".join(word for word in text.split() if word in RENDERERS)
 
 

@@ -51,7 +51,6 @@ def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def sources() -> dict[str, Path]:
-    """Every module of the package by its dotted name below `verified_fsdp2`."""
     found = {"": ROOT / "__init__.py"}
     for path in sorted([*(ROOT / "skill").rglob("*.py"), *(ROOT / "verifier").rglob("*.py")]):
         found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
@@ -99,7 +98,6 @@ def layer(name: str, layers: Layers) -> int | None:
 
 
 def upwards(top: str, layers: Layers) -> list[str]:
-    """The imports that go up, and the modules that have no layer."""
     names = [name for name in EDGES if name.split(".")[0] == top]
     unplaced = [f"{name} has no layer" for name in names if layer(name, layers) is None]
     found = [(name, below) for name in names for below in EDGES[name] if below.split(".")[0] == top]
@@ -108,7 +106,6 @@ def upwards(top: str, layers: Layers) -> list[str]:
 
 
 def absolute(nodes: list[ast.Import | ast.ImportFrom]) -> list[str]:
-    """The modules that absolute imports name."""
     found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return found + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
 

@@ -60,7 +60,6 @@ def test_a_plain_copy_verifies(copied: Path, tmp_path: Path) -> None:
 
 
 def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path) -> None:
-    """As references/verify.md says."""
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
     (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())

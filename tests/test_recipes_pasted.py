@@ -26,7 +26,6 @@ def printed(command: re.Match[str]) -> str:
 
 
 def used(case: Case) -> set[str]:
-    """The recipes that a case stands for."""
     return {shlex.split(command[1])[0] for edit in case.edits for command in COMMAND.finditer(edit["new"])}
 
 

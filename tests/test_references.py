@@ -36,7 +36,6 @@ def test_every_quoted_sentence_stands_in_a_reference() -> None:
 
 
 def table(document: str, head: str) -> list[list[str]]:
-    """The cells of the table whose first line begins with `head`."""
     lines = TEXTS[document].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
     rows = []

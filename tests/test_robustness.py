@@ -172,7 +172,6 @@ def test_a_part_never_passes(part: dict[str, str], status: str, answer: str) -> 
 
 @pytest.fixture
 def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which only a simulated run can be had."""
     start = Launcher.start
 
     def refuse(self: Launcher, request: Request) -> int:

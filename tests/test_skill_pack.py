@@ -43,7 +43,6 @@ def tokens(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `fsdp2 install` writes."""
     folder = tmp_path_factory.mktemp("skills") / installer.NAME
     target = installer.Target(folder, ("claude",))
     installer.apply([installer.plan_install(target, installer.pack_files())])

@@ -53,7 +53,6 @@ class Net(nn.Module):
 
 
 def train_state(module: ModuleType, seed: int = 0) -> Any:
-    """A model after one step."""
     torch.manual_seed(seed)
     model = fully_shard(Net())
     optimizer = AdamW(model.parameters(), lr=0.1)
@@ -87,13 +86,11 @@ def held(state: Any) -> dict[str, Any]:
 
 
 def started(module: ModuleType, run: Path, keep: int) -> tuple[Any, Any]:
-    """The training state and the checkpointer of a new run."""
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     return train_state(module), module.Checkpointer(run, keep, 0)
 
 
 def saved(module: ModuleType, run: Path, steps: int, keep: int = 9) -> None:
-    """A run with a checkpoint after each step."""
     state, checkpoints = started(module, run, keep)
     checkpoints.save(state)
     for _ in range(steps - 1):

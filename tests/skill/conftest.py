@@ -20,7 +20,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """The generated data modules, imported."""
     yield Project(tmp_path, monkeypatch)
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -28,7 +27,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
-    """The generated checkpoint modules."""
     found = Modules(tmp_path, monkeypatch)
     yield found
     found.forget()
@@ -36,7 +34,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
-    """This process is the only rank of its group."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

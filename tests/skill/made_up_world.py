@@ -19,8 +19,6 @@ OPS = ("mm.default", "silu.default", "_scaled_dot_product_flash_attention_for_cp
 
 
 class Calls(TorchDispatchMode):
-    """How often each operator is called."""
-
     def __init__(self):
         super().__init__()
         self.seen = Counter()

@@ -22,7 +22,6 @@ def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:
 
 @contextmanager
 def imported(project: Path) -> Iterator[dict[str, ModuleType]]:
-    """The modules of a project by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(project))
         try:
@@ -40,7 +39,6 @@ def built(modules: dict[str, ModuleType], seed: int = 0) -> Any:
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
-    """All parameters, whole, copied."""
     return {name: whole(parameter) for name, parameter in model.named_parameters()}
 
 

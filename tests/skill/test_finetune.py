@@ -109,7 +109,6 @@ def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None
 
 
 def held(project: Path, step: int) -> dict[str, torch.Tensor]:
-    """The model in the checkpoint of this step."""
     (folder,) = project.glob(f"*/run-001/checkpoints/step_{step:08d}")
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     model = {name: torch.empty(value.size) for name, value in stored.items() if name.startswith("model.")}

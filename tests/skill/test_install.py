@@ -28,7 +28,6 @@ PLACE = Path(f".claude/skills/{NAME}")  # for Claude Code, in the current projec
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home and a project of their own."""
     for name in ("home", "project"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -38,13 +38,11 @@ ODD += ["\\", "~"]
 
 
 def files(folder: Path, launch: dict[str, Any], settings: tuple[str, ...] = (), base: Any = DECODER) -> dict[str, str]:
-    """The files of the folder launch, for a spec with this section."""
     loaded = load(folder, {**base, "launch": launch}, settings)
     return {path: text for path, text in scaffold.render(loaded).items() if path.startswith("launch/")}
 
 
 def only(folder: Path, engine: str, **more: Any) -> str:
-    """The file of one engine."""
     own = {key: value for key, value in ALL.items() if key.startswith(engine) or "_" not in key or "per" in key}
     (text,) = files(folder, {**own, "engines": [engine], **more}).values()
     return text
@@ -56,7 +54,6 @@ def bash(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def script(engine: str, text: str) -> str:
-    """The bash in a file of an engine."""
     if engine == "kubernetes":
         return str(yaml.safe_load(text)["spec"]["trainer"]["args"][0])
     return str(yaml.safe_load(text)["run"]) if engine == "skypilot" else text

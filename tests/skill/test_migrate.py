@@ -39,7 +39,6 @@ SECTIONS |= dict.fromkeys(("lightning", "pytorch_lightning"), "lightning")
 
 
 def found(script: Path) -> dict[int, set[str]]:
-    """{line: constructs}."""
     lines: dict[int, set[str]] = {}
     for item in migrate([script]).items:
         for place in item.places:

@@ -23,7 +23,6 @@ RIGHT = TESTS / "zoo" / "minimal.py"
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of a fault in an empty current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     path = tmp_path / "train.py"

@@ -37,7 +37,6 @@ def load(
 
 
 def write_inputs(tmp_path: Path) -> None:
-    """The files that specs name."""
     files = {"a.txt": "some text\n" * 10, "a.jsonl": '{"text": "some text"}\n' * 10, "a.bin": b"\1\0" * 100}
     files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
@@ -98,7 +97,6 @@ def different(rendered: list[dict[str, str]]) -> set[tuple[str, str]]:
 
 
 def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
-    """Each different file once."""
     written: set[tuple[str, str]] = set()
     for number, files in enumerate(rendered):
         for path, text in files.items():

@@ -113,7 +113,6 @@ def test_a_copy_that_fails_ends_before_the_update(modules: Modules, tmp_path: Pa
 
 
 def test_a_save_that_is_too_slow_is_reported_once(modules: Modules, tmp_path: Path, capsys: Capsys) -> None:
-    """For the scheduler, which gives so many seconds."""
     module = modules.load("sync", "checkpoint.grace_seconds=100")
     state, checkpoints = started(module, tmp_path / "run", 1)
     checkpoints.since -= 50.0  # the step took this long
@@ -157,7 +156,6 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
 
 
 def export(*arguments: Path) -> int:
-    """The exit code of export.py with these arguments."""
     with mock.patch.object(sys, "argv", ["export.py", *map(str, arguments)]):
         try:
             __import__("export").main()

@@ -21,8 +21,6 @@ SPEC = {**SMALL, "train": {"steps": 100, "global_batch": 8}, "verify": {"reshard
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The generated module `name` of the spec with these settings."""
-
     def load(name: str, *settings: str) -> ModuleType:
         monkeypatch.syspath_prepend(str(write_project(tmp_path, SPEC, *settings)))
         return __import__(name)

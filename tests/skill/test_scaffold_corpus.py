@@ -61,7 +61,6 @@ def row(tokens: Any) -> list[int]:
 
 
 def corpus(project: Project, keys: dict[str, Any]) -> list[int]:
-    """All tokens of a project with this data."""
     project.load(keys)
     arguments = (256,) if "tokenizer" in keys else ()
     return row(sys.modules["corpus"].load_corpus(project.out, *arguments))

@@ -83,7 +83,6 @@ def test_pillow_is_asked_for(project: Project) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_the_example_with_images(tmp_path: Path) -> None:
-    """Its data drawn, its project written, its module put beside train.py: sharded as the verifier wants it."""
     folder = tmp_path / "vit"
     shutil.copytree(ROOT / "examples" / "vit", folder)
     subprocess.run([sys.executable, "draw.py", "images"], cwd=folder, check=True)

@@ -76,7 +76,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run on two ranks leaves that saved after each step."""
     out = tmp_path_factory.mktemp("undisturbed")
     run(sample, 2, out, STEPS, "--checkpoint-interval", "1")
     return out

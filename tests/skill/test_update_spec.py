@@ -15,7 +15,6 @@ FILES = {"a.py": "STEPS = {steps}\n"}
 
 @pytest.fixture
 def workshop(workshop: Workshop) -> Workshop:
-    """The project of FILES."""
     workshop.make(FILES)
     return workshop
 

@@ -117,8 +117,6 @@ def row(rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, .
 
 
 def judged_as(*rows: Any) -> Any:
-    """A test for each row."""
-
     @cases("rule, status, ranks, at, names, more", *rows)
     def test(rule: str, status: str, ranks: Any, at: Any, names: tuple[str, ...], more: dict[str, Any]) -> None:
         found = judge(rule, *ranks, **more)
@@ -129,7 +127,6 @@ def judged_as(*rows: Any) -> Any:
 
 
 def trace(rank: int, records: typing.Iterable[dict[str, Any] | Event]) -> Trace:
-    """A trace of events that are written as dicts."""
     return Trace(rank, tuple(record if isinstance(record, Event) else event(record) for record in records))
 
 

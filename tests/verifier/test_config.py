@@ -129,7 +129,6 @@ WRONG = yaml.safe_load(Path(__file__).with_name("wrong_configs.yaml").read_text(
 
 
 def refusal(path: Path, content: str) -> str:
-    """What is wrong with the content of a configuration."""
     path.write_text(content)
     with pytest.raises(UserError) as caught:
         read(path, TODAY, unknown)

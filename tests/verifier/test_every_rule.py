@@ -16,7 +16,6 @@ JUDGED_ON_RUNS = [name for name, rule in RULES.items() if not isinstance(rule, S
 
 
 def recorded(rank: int) -> list[dict[str, Any]]:
-    """A right run of two steps on two ranks."""
     rows = [(10 * k + rank,) for k in range(3)]
     return [
         {"kind": "start", "torch": "2.13.0"},
@@ -37,7 +36,6 @@ def recorded(rank: int) -> list[dict[str, Any]]:
 
 
 def cut(after: int) -> Run:
-    """The run with its first `after` events, ended by an error."""
     made = run(recorded(0)[:after], recorded(1)[:after])
     for trace in made.traces:
         object.__setattr__(trace.end, "how", "exception")
@@ -54,8 +52,6 @@ def test_a_run_that_is_cut_is_never_an_error(name: str) -> None:
 
 
 class Broken:
-    """Evidence that cannot be read."""
-
     def __getattr__(self, name: str) -> Any:
         raise OSError("cannot be read")
 

@@ -36,8 +36,6 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -100,7 +98,6 @@ def sound(text: str) -> Page:
 
 
 def trained(names: list[str], role: str = "train", loss: float = 0.0, steps: int = 3) -> Run:
-    """A run of two ranks with these parameters."""
     records: list[dict[str, Any]] = [model(*(parameter(name) for name in names)), wrap([0, 1])]
     memory = {"kind": "memory", "parameters": 64, "gradients": 64, "optimizer": 128}
     for number in range(1, steps + 1):
@@ -120,7 +117,6 @@ def trained(names: list[str], role: str = "train", loss: float = 0.0, steps: int
 
 
 def verdict(*findings: Finding, names: list[str] | None = None, evidence: Evidence | None = None) -> Verdict:
-    """A verdict on a run of a script, with all that is seen of one."""
     if evidence is None:
         names = names or ["w", "b.weight"]
         made = trained(names)

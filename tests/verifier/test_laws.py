@@ -83,7 +83,6 @@ def cleared(again: int) -> list[dict[str, Any]]:
 
 
 def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
-    """A second step without backward."""
     return [micro(1), step(1), stepped(1), step(2, *grads), stepped(2)]
 
 

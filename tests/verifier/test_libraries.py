@@ -35,8 +35,6 @@ class AcceleratorState:
 
 
 class Heard:
-    """A session that only keeps what is recorded."""
-
     def __init__(self) -> None:
         self.records: list[str] = []
 

@@ -10,7 +10,6 @@ GRID = [0, 1, 2, 3]
 
 
 def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[str, Any]) -> Records:
-    """A rank of a mesh of two replicas with one rank each."""
     entry = parameter("w", copy, placements=["R", "S(0)"], mesh=[2, 1], sketch=[1.0, start, 0.0, 0.0, 0.0])
     return [model(entry), *records, micro(), step(), stepped(weights={"w": [1.0, after, 0.0, 0.0, 0.0]})]
 
@@ -70,7 +69,6 @@ test_names_against_positions = judged_as(
 
 
 def grid(*rows: tuple[int, ...], placements: tuple[str, ...] = ("_S(0, 2)", "S(0)")) -> list[Records]:
-    """Four ranks of (dp, tp) = (2, 2)."""
     entry = parameter("w", placements=list(placements), mesh=[2, 2], mesh_names=["dp", "tp"], ranks=GRID)
     out = []
     for rank, own in enumerate(rows):

@@ -52,7 +52,6 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
 
 
 def edited(tmp_path: Path, *changes: tuple[str, str]) -> Path:
-    """The minimal script with some of its text replaced."""
     text = MINIMAL.read_text()
     for old, new in changes:
         assert old in text
@@ -96,7 +95,6 @@ def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hurried() -> Iterator[None]:
-    """Threads take turns all the time."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -364,7 +364,6 @@ class TestLocationsOfResumes:
 
 
 def sampled(*steps: tuple[range, range], losses: tuple[float, ...] = ()) -> Run:
-    """Two ranks with these samples in each step."""
     ranks: list[list[dict[str, Any]]] = []
     for rank in range(2):
         rows: list[dict[str, Any]] = [model()]

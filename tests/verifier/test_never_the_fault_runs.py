@@ -94,8 +94,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @pytest.fixture
 def check(launcher: Launcher, tmp_path: Path) -> Check:
-    """check(script, only, **flags) -> Verdict"""
-
     def checked(script: Path, only: Sequence[str], **flags: str) -> Verdict:
         return verify_with(launcher, resolve(script, {"steps": 5, **flags}), tmp_path / "work", select(only, ()))
 

@@ -15,7 +15,6 @@ from verified_fsdp2.verifier.verdict import verdict_of
 
 
 def ended(run_: Run, how: str = "exception") -> Run:
-    """The run, stopped early by an error."""
     for one in run_.traces:
         object.__setattr__(one.end, "how", how)
     return run_

@@ -22,8 +22,6 @@ STATE = {
 
 
 class Memory:
-    """A recorder that keeps its records."""
-
     def __init__(self) -> None:
         self.records: list[Any] = []
 

@@ -151,7 +151,6 @@ class TestLenient:
 
 
 def generators(*states: tuple[str, list[float]]) -> Run:
-    """Each rank saves the state of its generator under a key."""
     entries = [({key: {**tensor(sketch=state), "dtype": "uint8"}}, state) for key, state in states]
     return train(*[[saving(entry, random=state)] for entry, state in entries])
 

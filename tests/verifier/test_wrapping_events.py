@@ -13,8 +13,6 @@ REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False}
 
 
 class Written:
-    """A writer that keeps its events, and frames that know one line."""
-
     def __init__(self) -> None:
         self.events: list[Event] = []
 

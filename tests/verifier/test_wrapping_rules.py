@@ -147,7 +147,6 @@ test_the_status = judged_as(
 
 
 def gathered(weights: int, *lines: dict[str, Any]) -> list[Records]:
-    """Two ranks that gather so many bytes in a step."""
     traffic = {"kind": "traffic", "step": 2, "weights": weights, "lines": list(lines)}
     return [[*steps(), micro(2), step(2), stepped(2), traffic]] * 2
 

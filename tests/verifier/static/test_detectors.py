@@ -18,7 +18,6 @@ SHARED = {"HEAD": HEAD, "MODEL": MODEL}
 
 
 def hits(tmp_path: Path, source: str) -> list[str]:
-    """The rules hit in a script."""
     script = tmp_path / "train.py"
     first, _, rest = source.partition("\n")
     script.write_text(PRELUDE + SHARED.get(first, first + "\n") + rest, encoding="utf-8")

@@ -83,7 +83,6 @@ LAYOUTS = {
 
 
 def write(folder: Path, files: dict[str, str]) -> tuple[Path, Path]:
-    """Where the script and the loop are."""
     build_file_tree(folder, files)
     (script,) = (name for name in files if name.endswith("run.py"))
     (loop,) = (name for name, source in files.items() if source == LOOP)
