@@ -16,6 +16,7 @@ PLACE = {"uri": "train.py", "uriBaseId": "SRCROOT"}
 pytestmark = pytest.mark.launch
 
 
+@pytest.mark.full
 def test_a_silent_fault(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = folder / "train.py"
     never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n    torch.load('model.pt')\n"

@@ -268,7 +268,7 @@ def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.launch
 @cases(
     "name, status, named",
-    pytest.param("writes into its trace", "fail", "line"),
+    pytest.param("writes into its trace", "fail", "line", marks=pytest.mark.full),
     pytest.param("writes into its progress", "fail", "rank", marks=pytest.mark.full),
     pytest.param("breaks json", "fail", "json", marks=pytest.mark.full),
     pytest.param("forges a verdict", "inconclusive", "step", marks=pytest.mark.full),
@@ -326,6 +326,7 @@ def test_a_script_that_ends_the_launcher(folder: Path) -> None:
     assert {f["tier"] for f in report["findings"] if f["status"] == "pass"} <= {"static"}
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_a_hostile_name_and_a_hostile_error_in_every_format(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = os.fsdecode(b"<script>\n::error::x\n##[error]'\"]]>\xff.py")

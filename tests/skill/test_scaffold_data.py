@@ -161,6 +161,7 @@ def test_a_sigterm_does_not_end_workers(project: Project) -> None:
     loader.stream = None
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_workers_end_with_their_rank(project: Project) -> None:
     """Daemons that ignore SIGTERM hang Python at exit; these do not."""

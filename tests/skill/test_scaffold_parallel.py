@@ -53,6 +53,7 @@ def see(folder: Path) -> dict[str, Any]:
     return dict(zip(VARIANTS, json.loads(done.stdout), strict=True))
 
 
+@pytest.mark.full
 def test_names_are_those_of_the_default(seen: Mapping[str, Any]) -> None:
     for name, found in seen.items():
         if "refused" not in found:
@@ -60,6 +61,7 @@ def test_names_are_those_of_the_default(seen: Mapping[str, Any]) -> None:
             assert (found["names"], found["keys"]) == (like["names"], like["keys"]), name
 
 
+@pytest.mark.full
 def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
     """The root is not gathered again in backward; with `false` nothing is; with a number each block is, in its group."""
     gathers = {name: seen[name]["gathers"] for name in ("default", "kept", "pairs", "ahead", "full", "split")}
@@ -67,11 +69,13 @@ def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
     assert {seen[name]["scatters"] for name in gathers} == {GROUPS}
 
 
+@pytest.mark.full
 def test_a_smaller_mesh_for_each_block(seen: Mapping[str, Any]) -> None:
     """torch 2.13 makes process groups of its own for each `fully_shard` with a number."""
     assert seen["pairs"]["groups"] > seen["default"]["groups"]
 
 
+@pytest.mark.full
 def test_what_backward_computes_again(seen: Mapping[str, Any]) -> None:
     again = {name: seen[name]["backward"] for name in ("default", "full", "every", "selective")}
     attention = "_scaled_dot_product_flash_attention_for_cpu.default"
@@ -82,11 +86,13 @@ def test_what_backward_computes_again(seen: Mapping[str, Any]) -> None:
     assert again["selective"] == {"mm.default": plain, "silu.default": LAYERS, attention: 0}
 
 
+@pytest.mark.full
 def test_each_block_is_compiled(seen: Mapping[str, Any]) -> None:
     assert seen["compiled"]["compiled"] == [True] * LAYERS
     assert seen["default"]["compiled"] == [False] * LAYERS
 
 
+@pytest.mark.full
 def test_parts_of_tensor_parallelism(seen: Mapping[str, Any]) -> None:
     """Rank 0 of 4 x 2, and of 2 x 1 x 4 with two copies."""
     shapes = {name: seen[name]["shapes"] for name in ("split", "split untied")}
@@ -99,6 +105,7 @@ def test_parts_of_tensor_parallelism(seen: Mapping[str, Any]) -> None:
     assert shapes["split untied"]["head.weight"] == [64 // 4, 32]
 
 
+@pytest.mark.full
 def test_refused_at_start(seen: Mapping[str, Any]) -> None:
     assert "fp8: false" in seen["float8"]["refused"]
     assert "parallel.reshard_after_forward to a divisor" in seen["does not divide"]["refused"]

@@ -62,6 +62,7 @@ def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
     assert low_precision(first_step()) == "bfloat16"
 
 
+@pytest.mark.full
 @pytest.mark.launch
 def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None:
     text = (TESTS / "zoo" / "mixed_precision.py").read_text(encoding="utf-8")

@@ -139,12 +139,9 @@ def test_what_one_process_computes_too_is_no_fault(
     assert found.status == status, found.evidence
 
 
+@pytest.mark.full
 @pytest.mark.launch
-@cases(
-    "name",
-    "shard_norm_clip",
-    *(pytest.param(name, marks=pytest.mark.full) for name in ("thawed_after_wrapping", "tp_some_modules")),
-)
+@cases("name", "shard_norm_clip", "thawed_after_wrapping", "tp_some_modules")
 def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
     verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
     assert {f.rule: f.status for f in verdict.findings} == {"matches-ddp": "pass", "matches-single-process": "pass"}

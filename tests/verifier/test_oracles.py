@@ -37,6 +37,7 @@ def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[st
         assert one.limit is not None and 2.0**-18 <= one.limit < 1e-2
 
 
+@pytest.mark.full
 @cases("change, status", RIGHT, (("lr=", "lr=2 * "), "fail"))
 def test_a_script_for_one_process_is_an_oracle_too(
     verify_script, tmp_path: Path, change: tuple[str, str], status: str
