@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.usage import usage_error
 from .config.settings import applied
@@ -230,6 +231,11 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         course = replace(course, ways=(*course.ways, way), refused=refused)
         found = run if run.completed or way != "alone" else evidence.reference
         return replace(evidence, reference=found, course=course)
+    if planned.derived and evidence.train is not None:
+        same = takes_the_same(evidence.train, run)
+        return replace(
+            evidence, single=run if same else evidence.single, course=replace(course, batch=run.note if same else "-")
+        )
     if run.role == "single":
         evidence = replace(evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode)))
     if run.role == "rounded_weights" and evidence.plain is None:

@@ -155,8 +155,7 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
     tolerances, own = target.policy.tolerances, executor.cuda_on_cpu
     evidence = Evidence(tolerances=tolerances, course=course, watch=target.watch, cuda_on_cpu=own)
     evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
-    if not target.resume_args:
-        evidence = replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
+    evidence = replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
     for stage in plan.stages(settings.tier):
         while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
             made = executor.make(settings.ordered(due))

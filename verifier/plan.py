@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
@@ -61,6 +62,7 @@ class PlannedRun:
     damage: str = ""  # done to the checkpoints at `damaged` before it starts
     damaged: tuple[str, ...] = ()
     optional: bool = False  # it counts only if it completes
+    derived: bool = False  # with options that nobody gave: it counts only if it takes the global batch
     note: str = ""
     expected: str = ""  # why it need not complete
     opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script
@@ -256,7 +258,18 @@ def fallbacks(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
             found.append(settings.run("reference", world, mode="ddp", probe={"full_precision": exact, "by_hand": True}))
     if evidence.single is not None and not evidence.single.completed and "fsdp" not in evidence.course.single_ways:
         found.append(_single(settings, exact, "fsdp"))  # what DDP cannot stand in for, fully_shard on one rank may
-    return found
+    return found or _with_the_whole_batch(settings, evidence, exact)
+
+
+def _with_the_whole_batch(settings: Settings, evidence: Evidence, exact: bool) -> list[PlannedRun]:
+    """One process again, with the batch size of all ranks, where that is an option of the script."""
+    target, train, single = settings.target, evidence.train, evidence.single
+    if single is None or train is None or not single.completed or target.single_args or evidence.course.batch:
+        return []
+    if not (words := whole_batch(train, single, evidence.options, target.args)):
+        return []
+    again = _single(settings, exact, evidence.course.single_ways[-1])
+    return [replace(again, arguments=(*again.arguments, *words), derived=True, note=shlex.join(words))]
 
 
 def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

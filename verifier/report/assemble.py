@@ -55,4 +55,6 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
     platform = NOTE if evidence.cuda_on_cpu else ""
-    return [note for note in (platform, early, *libraries, evidence.course.stale, *files) if note]
+    words = evidence.course.batch.strip("-")
+    batch = f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
+    return [note for note in (platform, batch, early, *libraries, evidence.course.stale, *files) if note]
