@@ -38,7 +38,7 @@ class Sources:
         return _parsed(self.texts.get(file, ""))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _parsed(text: str) -> ast.Module:
     try:
         return ast.parse(text)

@@ -152,8 +152,7 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
     """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
     target = settings.target
     course = Course(sizes_chosen=target.sizes_chosen)
-    tolerances, own = target.policy.tolerances, executor.cuda_on_cpu
-    evidence = Evidence(tolerances=tolerances, course=course, watch=target.watch, cuda_on_cpu=own)
+    evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
     evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
     evidence = replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
     for stage in plan.stages(settings.tier):
@@ -161,7 +160,9 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
             made = executor.make(settings.ordered(due))
             if evidence.train is None and _stopped_for_want_of_cuda(target, executor, made):
                 executor.cuda_on_cpu = True
-                return gather(replace(settings, target=target), executor)
+                executor.ended.clear()  # this run says nothing of the script
+                evidence = replace(evidence, cuda_on_cpu=True)
+                continue
             evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is plan.first:

@@ -92,6 +92,12 @@ def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None
     assert asks_for_cuda(_stopped(error, message)) is asks
 
 
+def test_any_rank_may_be_the_one_that_asks_for_cuda() -> None:
+    """Ranks stop at different lines: here the first to stop found no device with its number."""
+    run = _stopped("RuntimeError", "the local rank is larger than the number of CPUs", "Torch not compiled with CUDA")
+    assert asks_for_cuda(run)
+
+
 def test_kernels_are_inconclusive_and_never_a_failure() -> None:
     stopped = _stopped("ModuleNotFoundError", "No module named 'flash_attn'")
     assert "flash_attn" in beyond_cuda_on_cpu(stopped)
@@ -99,6 +105,19 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
     assert [finding.status for finding in found] == ["inconclusive"]
 
 
-def _stopped(error: str, message: str) -> Run:
-    end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [LINE], "seq": 0, "at": 0.0}
-    return Run("train", 1, (trace(0, [end]),), (Ended(0, 1, False),))
+def _stopped(error: str, *messages: str) -> Run:
+    """A run whose ranks stopped in the order of their numbers."""
+    ends = [
+        {
+            "kind": "end",
+            "how": "exception",
+            "error": error,
+            "message": text,
+            "frames": [LINE],
+            "seq": 0,
+            "at": float(rank),
+        }
+        for rank, text in enumerate(messages)
+    ]
+    ended = tuple(Ended(rank, 1, False) for rank in range(len(ends)))
+    return Run("train", len(ends), tuple(trace(rank, [end]) for rank, end in enumerate(ends)), ended)

@@ -34,7 +34,8 @@ def asks_for_cuda(run: Run) -> bool:
         return True
     cause = root_cause(run)
     lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]
-    return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines))
+    errors = [trace.end.message for trace in run.traces if trace.end is not None]  # each rank may stop at another line
+    return any(_CUDA.search(text) for text in (cause.error, cause.text, *lines, *errors))
 
 
 def beyond_cuda_on_cpu(run: Run) -> str:

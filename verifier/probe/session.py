@@ -67,6 +67,7 @@ class Session:
         self.tops: list[weakref.ref[nn.Module]] = []  # the outermost sharded modules
         self.micro = 0
         self.rows: list[int] = []
+        self.rows_in_eval: list[int] = []  # of forwards in eval mode: those of a script that trains in it
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward

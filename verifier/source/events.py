@@ -90,8 +90,16 @@ def covers(first: Event, second: Event) -> bool:
 
 def exclusive(one: Event, other: Event) -> bool:
     """Whether the two stand in opposite branches."""
-    held = {(id(g.node), not g.branch) for g in other.guards}
-    return any((id(g.node), g.branch) in held for g in one.guards)
+    held = {(key, not branch) for key, branch in map(_side, other.guards)}
+    return any(_side(g) in held for g in one.guards)
+
+
+def _side(guard: Guard) -> tuple[int, bool]:
+    """A condition without its `not`, and whether that holds: two `if` on one value have the same condition."""
+    test, branch = guard.test, guard.branch
+    while test.kind == "derived" and test.name == "Not":
+        test, branch = test.parts[0], not branch
+    return id(test if test.kind != "const" else guard.node), branch
 
 
 class Flow:

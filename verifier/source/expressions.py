@@ -88,8 +88,9 @@ class Expressions(Names):
             if kind in (ast.Is, ast.IsNot) and rights[0].kind == "const" and rights[0].const is None:
                 if left.kind in ("const", "object", "def", "class", "list", "dict", "tuple"):
                     return const((left.const is None and left.kind == "const") == (kind is ast.Is))
-                return derived("is none", [left], node)
-            return self._fold(kind, left, rights[0], node)
+                return _same_on_ranks(derived("is none", [left], node))
+            value = self._fold(kind, left, rights[0], node)
+            return _same_on_ranks(value) if _asks_for_presence(kind, rights[0]) else value
         return derived("compare", [left, *rights], node)
 
     def _unaryop(self, node: ast.UnaryOp) -> Value:
@@ -208,6 +209,19 @@ class Expressions(Names):
         value = self.evaluate(node.value)
         self.bind(node.target, value)
         return value
+
+
+def _asks_for_presence(kind: type, limit: Value) -> bool:
+    """Whether a rank that is compared with `limit` is only asked for being there: none is negative."""
+    if limit.kind != "const" or type(limit.const) is not int:
+        return False
+    return limit.const < 0 or (limit.const == 0 and kind in (ast.Lt, ast.GtE))
+
+
+def _same_on_ranks(value: Value) -> Value:
+    """A question that every rank answers alike, such as whether this is a distributed run."""
+    value.rank = 0
+    return value
 
 
 def mesh_rank(mesh: Value) -> int:

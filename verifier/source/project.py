@@ -91,6 +91,14 @@ class Shared:
     def __init__(self, parsed: dict[Path, Module | None] | None = None) -> None:
         self.parsed = {} if parsed is None else parsed
         self.places: dict[tuple[Path, str], Path | None] = {}
+        self.packages: dict[tuple[Path, str], bool] = {}
+
+    def has(self, base: Path, top: str) -> bool:
+        """Whether a package or module of that name lies in a folder."""
+        key = (base, top)
+        if key not in self.packages:
+            self.packages[key] = (base / top).is_dir() or (base / f"{top}.py").is_file()
+        return self.packages[key]
 
     def file_of(self, base: Path, dotted: str) -> Path | None:
         """The file of a module below a folder."""
@@ -149,7 +157,7 @@ class Project:
 
     def has(self, top: str) -> bool:
         """Whether a package or module of that name lies in the project."""
-        return any((base / top).is_dir() or (base / f"{top}.py").is_file() for base in self.bases)
+        return any(self.shared.has(base, top) for base in self.bases)
 
     def _bases(self, dotted: str, importer: Path, level: int) -> list[Path]:
         """Where a module of this name may lie. Names of Python and torch are never those of another folder."""

@@ -48,13 +48,14 @@ def install(session: Session) -> None:
             Micro(
                 step=session.backward_for,
                 loss=float(tensors[0].detach()) if one_number else None,
-                rows=session.rows,
+                rows=session.rows or session.rows_in_eval,
                 criteria=session.criteria,
                 random=session.random_state,
                 at_line=session.here(),
             )
         )
-        session.rows, session.criteria, session.random_state = [], [], None
+        session.rows, session.rows_in_eval = [], []
+        session.criteria, session.random_state = [], None
 
     def clipping(call: Call) -> None:
         """What is compared with an oracle is what the script clips, after it has scaled its gradients itself."""

@@ -40,9 +40,12 @@ def install(session: Session) -> None:
             module = module.module  # of a script that was converted to FSDP2: the same names as after
         if session.in_backward or all(p.device.type == "meta" for p in module.parameters()):
             return
-        if all(module is not root for _, root in session.roots):
+        if not models.holds(module):
             models.adopt(module)
-        if not (torch.is_grad_enabled() and module.training):
+        if not torch.is_grad_enabled() or all(module is not root for _, root in session.roots):
+            return
+        if not module.training:
+            session.rows_in_eval += row_hashes(given())
             return
         if session.micro and not _holds_gradients(session):
             session.micro = 0

@@ -6,7 +6,7 @@ from torch import nn
 from ...trace.events import Buffer, Group, Model, Parameter
 from .. import starting_point
 from ..compat.groups import Slot, groups, slots
-from ..compat.tensors import layout, local
+from ..compat.tensors import layout, local, own_parameters
 from ..measures import dtype_name, repeated_blocks
 from ..session import Session
 from ..sketch import sketch
@@ -18,6 +18,15 @@ class Models:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a module is a root, or holds parameters of roots alone, as a loss does that has the model's head."""
+        if any(module is root for _, root in self._session.roots):
+            return True
+        inside = {id(part) for _, root in self._session.roots for part in root.modules()}
+        return all(
+            id(part) in inside for part in module.modules() if any(p is not None for p in own_parameters(part).values())
+        )
 
     def adopt(self, root: nn.Module) -> None:
         """First call of a root: load the common starting point or save it for other runs, and record the model."""
