@@ -5,7 +5,7 @@
 `DIR/NAME` (or the name under `checkout`) is a checkout of the repository that `benchmarks/field/NAME.yaml` names;
 `ENVIRONMENTS/NAME/bin/python` (else this Python) has its packages. Each YAML says repository, commit, packages, command, options of
 `fsdp2 verify`, and the judgement of every failure by an experiment of its own. A script under `prepare` writes data, tokenizer and
-configuration into a folder, `{data}` in the command.
+configuration into a folder, `{data}` in the command, the environment, and `root` (the working folder); `{checkout}` is the checkout.
 The trainer's code is never edited: a checkout with changes is refused.
 """
 
@@ -73,17 +73,22 @@ def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -
 
 def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> dict[str, Any]:
     """The row of one trainer."""
-    root = folder / entry["root"]
     with tempfile.TemporaryDirectory(prefix="fsdp2-field-") as name:
         data, report = Path(name, "data"), Path(name, "report.json")
         data.mkdir()
+
+        def filled(text: object) -> str:
+            return str(text).replace("{data}", str(data)).replace("{checkout}", str(folder.resolve()))
+
+        root = folder / filled(entry["root"])
+        entry = {**entry, "environment": {key: filled(value) for key, value in entry["environment"].items()}}
         if "prepare" in entry:
             subprocess.run([python, str(HERE / entry["prepare"]), str(data)], cwd=root, check=True, capture_output=True)
-        script, *args = (word.replace("{data}", str(data)) for word in shlex.split(entry["command"]))
+        script, *args = map(filled, shlex.split(entry["command"]))
         target = ["-m", args.pop(0)] if script == "-m" else [script]
         torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
-        options = [str(word).replace("{data}", str(data)) for word in entry["verify"]]
+        options = [filled(word) for word in entry["verify"]]
         options += ["--report", f"json={report}", *(["--quick"] if quick else [])]
         fsdp2 = [python, "-m", "verified_fsdp2.skill", "verify", *target, *options, *(["--", *args] if args else [])]
         ended, took, _ = timed(fsdp2, entry, root, VERIFY_LIMIT)

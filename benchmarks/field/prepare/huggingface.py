@@ -26,7 +26,9 @@ CHAT = (
 
 def story(draw: random.Random) -> str:
     """Some sentences."""
-    return " ".join(f"{draw.choice(WHO)} {draw.choice(DOES)} {draw.choice(WHAT)} {draw.choice(WHEN)}." for _ in range(6))
+    return " ".join(
+        f"{draw.choice(WHO)} {draw.choice(DOES)} {draw.choice(WHAT)} {draw.choice(WHEN)}." for _ in range(6)
+    )
 
 
 def write(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A tiny Llama 2 checkpoint, a sentencepiece tokenizer, texts, and the recipe's configuration with their paths and sizes.
 
-    python torchtune.py FOLDER
+python torchtune.py FOLDER
 """
 
 import json
