@@ -87,6 +87,7 @@ CAST = {
 }
 SCALER = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
 READ = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
+BRANCH = [{"kind": "partial_read", "op": "__bool__", "placements": ["P(sum)"], "truth": it} for it in (False, True)]
 LEFT = {"kind": "zeroed", "step": 2, "unsynced": ["w"]}
 UNCLEARED = {"kind": "not_cleared", "names": ["head.weight"]}
 UNSYNCED = [model(), micro(), step(unsynced=["w"]), stepped(), LEFT, *STEP_2]
@@ -104,6 +105,8 @@ test_the_status = judged_as(
     *(row(FP16, "fail", scaled(factor)) for factor in (1000.0, 2.0)),
     row(PARTIAL, "fail", PLAIN, [*PLAIN, READ, READ], at=LINE, names=("`.item()`", "_NormP(2)")),
     row(PARTIAL, "pass", PLAIN),
+    row(PARTIAL, "pass", *([*PLAIN, BRANCH[0]] for _ in range(2))),  # a condition that the ranks read alike
+    row(PARTIAL, "fail", *([*PLAIN, read] for read in BRANCH)),
     row(PARTIAL, "not_applicable", [model(parameter(sharded=False)), *BASE]),
     row(SURVIVE, "fail", [*PLAIN, LEFT, *STEP_2], names=("w",)),
     row(SURVIVE, "pass", [*PLAIN, LEFT]),  # left at the end

@@ -107,3 +107,7 @@ def test_rows_take_in_every_tensor_of_the_batch() -> None:
     assert len(set(hashes)) == 3
     assert row_hashes([part[1:] for part in batch]) == hashes[1:]
     assert row_hashes([*batch[:2], ~mask, *batch[3:]]) != hashes
+
+
+def test_a_complex_tensor_counts_with_both_its_parts() -> None:
+    assert sketch(torch.tensor([3.0 + 4.0j]))[0] == 25.0

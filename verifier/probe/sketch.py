@@ -29,7 +29,8 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
     if part.is_complex() or part.numel() != math.prod(own):
-        squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(part, (0,) * part.dim()))
+        real = torch.view_as_real(part) if part.is_complex() else part
+        squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(real, (0,) * real.dim()))
         return [squares, *[float("nan")] * PROBES]
     total = torch.zeros(1 + PROBES, dtype=torch.float64, device=part.device)
     for block, corner in _blocks(

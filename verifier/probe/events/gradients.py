@@ -47,8 +47,12 @@ def install(session: Session) -> None:
     def read(call: Call, name: str) -> None:
         tensor = call.args[0]
         place = session.here() if isinstance(tensor, DTensor) and partial_over(tensor) > 1 else None
-        if place is not None and session.first(("read", place.file, place.line)):
-            session.write(PartialRead(op=name, placements=[str(p) for p in tensor.placements], at_line=place))
+        if place is None:
+            return
+        truth = bool(local(tensor)) if name == "__bool__" and tensor.numel() == 1 else None
+        if session.first(("read", place.file, place.line, truth)):
+            placements = [str(p) for p in tensor.placements]
+            session.write(PartialRead(op=name, placements=placements, truth=truth, at_line=place))
 
     def left(params: set[int]) -> None:
         names = [slot.name for slot in session.all_slots() if slot.unsynced and id(slot.param) in params]

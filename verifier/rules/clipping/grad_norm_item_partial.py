@@ -8,6 +8,7 @@ from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.registry import detector
 from ...source.values import Value, reach
+from ...trace import Run
 from ...trace.events import PartialRead
 from ..base import Rule
 
@@ -35,13 +36,30 @@ class GradNormItemPartial(Rule):
         return "" if sharded or read else "no parameter is a DTensor"
 
     def judge(self, evidence: Evidence) -> Finding:
-        reads = [record for trace in evidence.trained.traces for record in trace.of(PartialRead)]
+        reads = _rank_local(evidence.trained)
         if not reads:
-            return self.passed("no scalar was read from a Partial DTensor")
+            return self.passed("no scalar was read from a Partial DTensor, or it was the same condition on all ranks")
         first, ranks = reads[0], evidence.trained.world_size
         lines = count(len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}), "such line")
         read = f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor ({', '.join(first.placements)})"
         return self.failed(f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line)
+
+
+def _rank_local(run: Run) -> list[PartialRead]:
+    """The reads, without conditions that came out alike on all ranks: with `any()` false everywhere, so is the whole."""
+    truths: dict[tuple[str, int], set[frozenset[bool | None]]] = {}
+    for trace in run.traces:
+        own: dict[tuple[str, int], set[bool | None]] = {}
+        for record in trace.of(PartialRead):
+            own.setdefault(_place(record), set()).add(record.truth)
+        for place, seen in own.items():
+            truths.setdefault(place, set()).add(frozenset(seen))
+    reads = [record for trace in run.traces for record in trace.of(PartialRead)]
+    return [r for r in reads if r.truth is None or len(truths[_place(r)]) > 1]
+
+
+def _place(record: PartialRead) -> tuple[str, int]:
+    return (record.at_line.file, record.at_line.line) if record.at_line is not None else ("", 0)
 
 
 _CALLS = {name: f".{name}()" for name in ("item", "tolist", "numpy")}

@@ -68,10 +68,11 @@ class FromLocal(Located):
 
 
 class PartialRead(Located):
-    """A number was read from a Partial DTensor (events/gradients.py)."""
+    """A number was read from a Partial DTensor (events/gradients.py). `truth`: what `bool` gave."""
 
     op: str
     placements: list[str]
+    truth: bool | None = None
 
 
 class TrafficLine(Part):
