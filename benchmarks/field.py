@@ -86,9 +86,10 @@ def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> di
             subprocess.run([python, str(HERE / entry["prepare"]), str(data)], cwd=root, check=True, capture_output=True)
         script, *args = map(filled, shlex.split(entry["command"]))
         target = ["-m", args.pop(0)] if script == "-m" else [script]
-        torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
         options = [filled(word) for word in entry["verify"]]
+        ranks = options[options.index("--nproc") + 1] if "--nproc" in options else "2"
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
         options += ["--report", f"json={report}", *(["--quick"] if quick else [])]
         fsdp2 = [python, "-m", "verified_fsdp2.skill", "verify", *target, *options, *(["--", *args] if args else [])]
         ended, took, _ = timed(fsdp2, entry, root, VERIFY_LIMIT)

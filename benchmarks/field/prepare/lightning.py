@@ -8,7 +8,7 @@ FOLDER/small.py EXAMPLE changes the defaults of the example's own `ModelArgs`, t
 import sys
 from pathlib import Path
 
-START = '''\
+START = """\
 import runpy
 import sys
 
@@ -20,7 +20,7 @@ names = [name for name, one in model.ModelArgs.__dataclass_fields__.items()]
 model.ModelArgs.__init__.__defaults__ = tuple(SIZES.get(name, getattr(model.ModelArgs, name)) for name in names)
 example = sys.argv.pop(1)
 runpy.run_path(f"{example}/train.py", run_name="__main__")
-'''
+"""
 
 if __name__ == "__main__":
     (Path(sys.argv[1]) / "small.py").write_text(START, encoding="utf-8")
