@@ -15,6 +15,8 @@ from records import LINE, cases, trace
 from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda_on_cpu
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
+from verified_fsdp2.verifier.probe.compat.names import DTENSOR_PART
+from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.marks import mark_of
 from verified_fsdp2.verifier.trace import Ended, Run
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -121,3 +123,13 @@ def _stopped(error: str, *messages: str) -> Run:
     ]
     ended = tuple(Ended(rank, 1, False) for rank in range(len(ends)))
     return Run("train", len(ends), tuple(trace(rank, [end]) for rank, end in enumerate(ends)), ended)
+
+
+def test_a_tensor_that_answers_as_its_own_local_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As parameters do where DDP stands in for `fully_shard`."""
+    monkeypatch.setattr(torch.Tensor, DTENSOR_PART, property(lambda tensor: tensor), raising=False)
+    assert mark_of(torch.ones(2).as_subclass(Own)) is None
+
+
+class Own(torch.Tensor):
+    """A class of tensors that is not torch's."""

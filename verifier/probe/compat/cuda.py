@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, KERNELS, WAITED_PART, find
@@ -17,8 +18,8 @@ FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(F
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:
     """The plain tensor in a DTensor, or in the result of a collective that is not waited for."""
-    found = getattr(tensor, DTENSOR_PART, None)
-    return getattr(tensor, WAITED_PART, None) if found is None else found
+    # Not by the attribute alone: in a DDP run each tensor answers as its own local part.
+    return getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else WAITED_PART, None)
 
 
 def note_initialized() -> None:
