@@ -88,6 +88,7 @@ def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path:
     ("AssertionError", "Torch not compiled with CUDA enabled", True),
     ("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", True),
     ("ModuleNotFoundError", "No module named 'flash_attn'", True),
+    ("RuntimeError", "No available communication backend found on device type cpu.", True),
     ("ValueError", "the batch does not divide", False),
 )
 def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None:

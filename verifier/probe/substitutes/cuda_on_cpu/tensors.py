@@ -72,6 +72,18 @@ def _cpu(call: Call, proceed: Proceed) -> Any:
     return _asked_for(CPU, call.args[0], call.kwargs)
 
 
+def _type(call: Call, proceed: Proceed) -> Any:
+    """`Tensor.type`, whose names of types say the device, too: `torch.cuda.FloatTensor`."""
+    tensor, wanted = call.args[0], call.given(1, "dtype")
+    if wanted is None:
+        name = str(proceed())
+        return name.replace("torch.", "torch.cuda.", 1) if device_of(tensor).type == "cuda" else name
+    if not isinstance(wanted, str):
+        return proceed()
+    dtype = getattr(torch, wanted.rpartition(".")[2]).dtype
+    return tensor.to("cuda" if wanted.startswith("torch.cuda.") else CPU, dtype)
+
+
 def _numpy(call: Call, proceed: Proceed) -> Any:
     if (device := device_of(call.args[0])).type == "cuda":
         how = "Use Tensor.cpu() to copy the tensor to host memory first."
@@ -101,6 +113,8 @@ def install(session: Session) -> None:
     around("torch:Tensor.to", replace=_to)
     around("torch:Tensor.cuda", replace=_cuda)
     around("torch:Tensor.cpu", replace=_cpu)
+    around("torch:Tensor.type", replace=_type)
+    around("torch:Tensor.type_as", replace=lambda call, proceed: call.args[0].to(call.given(1, "other")))
     around("torch:Tensor.numpy", replace=_numpy)
     around("torch.nn:Module.to", replace=_module_to)
     around(WRAPPER, replace=_wrapped)
