@@ -1,0 +1,42 @@
+"""Run in a checkout of microsoft/dion: `python reproduce.py`. No GPU is needed.
+
+Uses the CheckpointManager of train.py and DistributedDataLoader in the order of main(): next_batch() before the loop and after each
+forward, lr_scheduler.step(), save(step). Prints which batch and learning rate a step uses, without and with a resume after step 2.
+"""
+
+import sys
+import tempfile
+
+sys.path.insert(0, ".")
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from models.gpt_utils import DistributedDataLoader
+from train import CheckpointManager
+
+torch.Tensor.cuda = lambda tensor: tensor
+folder = tempfile.mkdtemp()
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+header = np.zeros(256, dtype=np.int32)
+header[:3] = 20240520, 1, 1000
+open(f"{folder}/tokens.bin", "wb").write(header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes())
+
+
+def train(title, last):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader, val = (DistributedDataLoader(f"{folder}/*.bin", 1, 10, 0, 1) for _ in range(2))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda it: 1 - it / 10)
+    manager = CheckpointManager(f"{folder}/checkpoints", model, optimizer, loader, val, None)
+    manager.load(allow_missing=True)
+    x, _ = loader.next_batch()
+    for step in range(0 if manager.step is None else manager.step + 1, last + 1):
+        print(f"{title} step {step}: first token {x[0, 0]}, learning rate {optimizer.param_groups[0]['lr']:.1f}")
+        x, _ = loader.next_batch()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step(), scheduler.step(), model.zero_grad(set_to_none=True)
+        step == last == 2 and manager.save(step=step)
+
+
+train("uninterrupted", 5), train("until the save", 2), train("resumed", 5)
