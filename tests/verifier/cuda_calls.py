@@ -31,6 +31,7 @@ torch.ones(2).to(dtype=torch.half, device="cuda").dtype == torch.half
 torch.ones(2).to(torch.ones(1, device="cuda", dtype=torch.float64)).dtype == torch.float64
 torch.ones(2).to(torch.ones(1, device="cuda")).is_cuda
 not torch.ones(2, device="cuda").type_as(torch.ones(1)).is_cuda and torch.ones(2).type_as(torch.ones(1, device="cuda")).is_cuda
+torch._C._nn._parse_to(1)[0] == torch.device("cuda", 1) and torch._C._nn._parse_to(torch.half)[1] == torch.half
 torch.ones(2, device="cuda").type() == "torch.cuda.FloatTensor" and torch.ones(2).type() == "torch.FloatTensor"
 torch.ones(2).type("torch.cuda.HalfTensor").is_cuda and torch.ones(2).type(torch.half).dtype == torch.half
 (lambda x: x.to("cuda") is x and x.cuda() is x and x.cpu() is not x)(torch.ones(2, device="cuda"))

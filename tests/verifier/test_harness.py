@@ -369,6 +369,18 @@ def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+def test_an_error_that_a_launcher_reports_is_the_cause(launcher: Launcher, tmp_path: Path) -> None:
+    """Hydra catches what the script raises, prints it and exits with 1."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n")
+    target = resolve(script, {"steps": 2, "device": "cpu"})
+    verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes"])
+    (finding,) = verdict.findings
+    assert finding.status == "fail" and "ValueError" in finding.evidence
+    assert finding.location is not None and finding.location.line == 3
+
+
+@pytest.mark.launch
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n")

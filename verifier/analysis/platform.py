@@ -27,11 +27,11 @@ _KERNELS = (
 
 
 def asks_for_cuda(run: Run) -> bool:
-    """Whether a run made no step for want of CUDA, as far as its error or its line says so."""
-    if run.steps() or run.completed or run.timed_out or run.foreign or run.probe_failed:
+    """Whether a run stopped for want of CUDA, as far as its error says so or, before the first step, its line."""
+    if run.completed or run.timed_out or run.foreign or run.probe_failed:
         return False
-    if beyond_cuda_on_cpu(run):
-        return True
+    if beyond_cuda_on_cpu(run) or run.steps():
+        return beyond_cuda_on_cpu(run) != ""
     cause = root_cause(run)
     lines = [frame.code for frame in cause.frames] + [cause.location.code if cause.location else ""]
     errors = [trace.end.message for trace in run.traces if trace.end is not None]  # each rank may stop at another line

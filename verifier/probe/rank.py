@@ -97,27 +97,36 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
     except StopRun:
         return 0
     except SystemExit as error:
+        if error.code == 1 and isinstance(
+            error.__context__, Exception
+        ):  # a launcher such as Hydra's reported this error
+            return _failed(probe, error.__context__)
         code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
         message = error.code if isinstance(error.code, str) else ""
         frames = probe.frames.stack(error)
         probe.writer.write(End(how="sys.exit", code=code, message=message, frames=frames))
         return code
     except BaseException as error:
-        name = type(error).__name__
-        probe.publish("failed")
-        if "torch" in sys.modules:
-            from .events import raised
-
-            raised.note(probe.writer, probe.frames, error)
-        probe.writer.write(End(how="exception", error=name, message=_message(error), frames=probe.frames.stack(error)))
-        traceback.print_exception(error)
-        return 1
+        return _failed(probe, error)
     else:
         probe.writer.write(End(how="return"))
         return 0
     finally:
         probe.publish("ended")
         probe.writer.sync()
+
+
+def _failed(probe: _Probe, error: BaseException) -> int:
+    """Record the error that ended the script."""
+    probe.publish("failed")
+    if "torch" in sys.modules:
+        from .events import raised
+
+        raised.note(probe.writer, probe.frames, error)
+    name = type(error).__name__
+    probe.writer.write(End(how="exception", error=name, message=_message(error), frames=probe.frames.stack(error)))
+    traceback.print_exception(error)
+    return 1
 
 
 def _message(error: BaseException) -> str:

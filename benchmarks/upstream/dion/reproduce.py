@@ -6,12 +6,13 @@ forward, lr_scheduler.step(), save(step). Prints which batch and learning rate a
 
 import sys
 import tempfile
+from pathlib import Path
 
-sys.path.insert(0, ".")
 import numpy as np
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, ".")
 from models.gpt_utils import DistributedDataLoader
 from train import CheckpointManager
 
@@ -20,7 +21,7 @@ folder = tempfile.mkdtemp()
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 header = np.zeros(256, dtype=np.int32)
 header[:3] = 20240520, 1, 1000
-open(f"{folder}/tokens.bin", "wb").write(header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes())
+Path(folder, "tokens.bin").write_bytes(header.tobytes() + np.arange(1000, dtype=np.uint16).tobytes())
 
 
 def train(title, last):

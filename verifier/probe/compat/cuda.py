@@ -34,6 +34,20 @@ def answer_accelerator(device: torch.device) -> None:
             setattr(torch._C, name, lambda *args: device)
 
 
+def answer_numbers(device_from: Callable[[Any], torch.device | None]) -> None:
+    """Let `to(0)` of modules, and of libraries that parse it as modules do, mean a device: C++ knows its number where there is one."""
+    real: Any = torch._C._nn._parse_to
+
+    def parsed(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (device_from(args[0]), *args[1:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = device_from(kwargs["device"])
+        return real(*args, **kwargs)
+
+    torch._C._nn._parse_to = parsed
+
+
 def premul_factor(op: Any) -> float:
     """The factor of `ReduceOp.PREMUL_SUM`."""
     return float(op.__getstate__()[1])

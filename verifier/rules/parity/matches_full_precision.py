@@ -40,9 +40,9 @@ class MatchesFullPrecision(Rule):
         if full is None or dtype is None:
             return self.unknown(evidence.missing.get("full_precision", "no run in full precision was made"))
         low, rounded = evidence.plain, evidence.rounded_weights
-        for run, role in ((low, "undropped"), (full, "full_precision"), (rounded, "rounded_weights")):
+        for run, role in ((rounded, "rounded_weights"), (low, "undropped"), (full, "full_precision")):
             if run is None or run.steps() == 0:
-                return self.unknown(f"the {role} run made no step")
+                return self.unknown(evidence.missing.get(role, f"the {role} run made no step"))
             if run.global_batch(1) != full.global_batch(1):
                 skips = "(a loss scaler that skips a step causes this)"
                 return self.unknown(f"the {role} run took its first step on other samples {skips}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...compat.cuda import answer_groups
+from ...compat.cuda import answer_groups, answer_numbers
 from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
@@ -98,15 +98,6 @@ def _wrapped(call: Call, proceed: Proceed) -> Any:
     return proceed()
 
 
-def _module_to(call: Call, proceed: Proceed) -> Any:
-    """`Module.to(0)`: torch itself reads the number of a device only where there is one."""
-    if len(call.args) > 1 and isinstance(call.args[1], int):
-        call.args = (call.args[0], device_from(call.args[1]), *call.args[2:])
-    if isinstance(call.kwargs.get("device"), int):
-        call.kwargs["device"] = device_from(call.kwargs["device"])
-    return proceed()
-
-
 def install(session: Session) -> None:
     """Patch the methods and properties of tensors and storages."""
     around = session.around
@@ -116,13 +107,13 @@ def install(session: Session) -> None:
     around("torch:Tensor.type", replace=_type)
     around("torch:Tensor.type_as", replace=lambda call, proceed: call.args[0].to(call.given(1, "other")))
     around("torch:Tensor.numpy", replace=_numpy)
-    around("torch.nn:Module.to", replace=_module_to)
     around(WRAPPER, replace=_wrapped)
     around("torch:Tensor.pin_memory", replace=lambda call, proceed: call.args[0])
     around("torch:Tensor.is_pinned", replace=always(False))
     around("torch:Tensor.get_device", replace=lambda call, proceed: _number(call.args[0]))
     around("torch:UntypedStorage.clone", replace=lambda call, proceed: keep(call.args[0], proceed()))
     answer_groups(device_of)
+    answer_numbers(device_from)
     Tensor.device = property(device_of)  # type: ignore[assignment]
     Tensor.is_cuda = property(lambda tensor: device_of(tensor).type == "cuda")  # type: ignore[assignment]
     Tensor.is_cpu = property(lambda tensor: device_of(tensor).type == "cpu")  # type: ignore[assignment]
