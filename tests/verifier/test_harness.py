@@ -101,6 +101,13 @@ def test_a_module_named_in_verify_yaml(package: Path) -> None:
         resolve(package, {})
 
 
+def test_a_module_below_folders_without_init(package: Path) -> None:
+    script = package / "outer" / "inner" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    assert find("outer.inner.train", package) == script and root(script, "outer.inner.train") == package
+
+
 @cases(
     "name, words",
     ("pkg.trian", "-m pkg.trian: no such module in "),
