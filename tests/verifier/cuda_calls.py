@@ -93,6 +93,10 @@ def mixed_precision() -> None:
     with torch.autocast("cuda", dtype=torch.float16):
         out = model(torch.ones(2, 4, device="cuda"))
         assert out.dtype == torch.float16 and torch.is_autocast_enabled()
+    with torch.autocast(device_type="cuda", enabled=False):
+        assert model(torch.ones(2, 4, device="cuda")).dtype == torch.float32
+    with torch.autocast(device_type="cuda"):
+        assert model(torch.ones(2, 4, device="cuda")).dtype == torch.float16
     with torch.cuda.amp.autocast(dtype=torch.bfloat16):
         assert model(torch.ones(2, 4, device="cuda")).dtype == torch.bfloat16
     scaler.scale(out.float().sum()).backward()

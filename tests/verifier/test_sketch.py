@@ -1,6 +1,7 @@
 """Sketches add up over shards, see any difference, and row hashes do not depend on how rows are grouped."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verified_fsdp2.verifier.probe import sketch as module
+from verified_fsdp2.verifier.probe.events.state import Walk
 from verified_fsdp2.verifier.probe.sketch import row_hashes, sketch
 from verified_fsdp2.verifier.trace import difference
 
@@ -111,3 +113,10 @@ def test_rows_take_in_every_tensor_of_the_batch() -> None:
 
 def test_a_complex_tensor_counts_with_both_its_parts() -> None:
     assert sketch(torch.tensor([3.0 + 4.0j]))[0] == 25.0
+
+
+def test_nested_tensors_of_a_training_loop_are_read_as_their_values() -> None:
+    walk = Walk(SimpleNamespace(all_slots=list, roots=[]))  # type: ignore[arg-type]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    ((path, _, values),) = walk._walk(nested, "batch", "local", 0)
+    assert path == "batch" and sketch(values)[0] == 5.0

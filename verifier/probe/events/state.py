@@ -92,6 +92,7 @@ class Walk:
         if isinstance(value, torch.Tensor):
             if getattr(type(value), "replaced", False):
                 return  # to look at it would count as a read (events/replaced.py)
+            value = value.values() if value.is_nested else value
             if value.grad_fn is None and 0 < value.numel() <= _ELEMENTS and value.device.type != "meta":
                 trained = isinstance(value, nn.Parameter) and value.requires_grad and holder != "module"
                 yield path, "parameter" if trained else holder, value

@@ -16,18 +16,13 @@ _FLAGS = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "
 
 
 def _began(call: Call) -> None:
-    """`autocast(device_type, dtype=None, ...)`, without the device: float16 is CUDA's dtype."""
-    given = call.given(1, "device_type")
-    if str(given).partition(":")[0] != "cuda":
+    """`autocast(device_type, dtype=None, ...)`: float16 is CUDA's dtype."""
+    names = ("device_type", "dtype", "enabled", "cache_enabled")
+    given = {**dict(zip(names, call.args[1:], strict=False)), **call.kwargs}
+    if str(given.get("device_type")).partition(":")[0] != "cuda":
         return
-    if call.given(2, "dtype") is None:
-        call.kwargs["dtype"] = torch.float16
-        call.args = (*call.args[:2], torch.float16, *call.args[3:])
-        del call.kwargs["dtype"]
-    if len(call.args) > 1:
-        call.args = (call.args[0], "cpu", *call.args[2:])
-    else:
-        call.kwargs["device_type"] = "cpu"
+    dtype = torch.float16 if given.get("dtype") is None else given["dtype"]
+    call.args, call.kwargs = call.args[:1], {**given, "device_type": "cpu", "dtype": dtype}
 
 
 def _of_cpu(call: Call, proceed: Callable[[], Any]) -> Any:
