@@ -20,6 +20,7 @@ from torch import nn
 EXPRESSIONS = """
 torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.is_initialized() is not None
 torch.cuda.set_device(1) is None and torch.cuda.current_device() == 1
+torch.backends.cuda.is_flash_attention_available()
 torch.empty(3, device="cuda").device == torch.device("cuda", 1)
 torch.cuda.set_device("cuda:0") is None and torch.cuda.current_device() == 0
 torch.device(0) == torch.device("cuda:0") and isinstance(torch.device("cuda"), torch.device)

@@ -89,6 +89,7 @@ def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path:
     ("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", True),
     ("ModuleNotFoundError", "No module named 'flash_attn'", True),
     ("RuntimeError", "No available communication backend found on device type cpu.", True),
+    ("AttributeError", "'_OpNamespace' 'kernels' object has no attribute 'flash_fwd'", True),
     ("ValueError", "the batch does not divide", False),
 )
 def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None:
@@ -99,6 +100,24 @@ def test_any_rank_may_be_the_one_that_asks_for_cuda() -> None:
     """Ranks stop at different lines: here the first to stop found no device with its number."""
     run = _stopped("RuntimeError", "the local rank is larger than the number of CPUs", "Torch not compiled with CUDA")
     assert asks_for_cuda(run)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_script_that_ends_where_it_counts_gpus_asks_for_cuda(asks: bool) -> None:
+    end = {"kind": "end", "how": "return", "seq": 1, "at": 0.0}
+    asked = {"kind": "asks_for_accelerators", "at_line": LINE, "seq": 0, "at": 0.0}
+    run = Run("train", 1, (trace(0, [asked, end] if asks else [end]),), (Ended(0, 0, False),))
+    assert asks_for_cuda(run) is asks
+
+
+@pytest.mark.launch
+def test_a_script_that_refuses_to_run_without_gpus(verify_script: Verify, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = (ZOO / "minimal.py").read_text(encoding="utf-8")
+    script.write_text(f"import sys\nimport torch\nif torch.accelerator.device_count() < 2:\n    sys.exit()\n{text}")
+    verdict = verify_script(script, ("run-completes",))
+    assert verdict.environment["cuda_on_cpu"] is True
+    assert [finding.status for finding in verdict.findings] == ["pass"]
 
 
 def test_kernels_are_inconclusive_and_never_a_failure() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..trace import Run
-from ..trace.events import Raised
+from ..trace.events import AsksForAccelerators, Raised
 from .root_cause import root_cause
 
 NOTE = (
@@ -17,7 +17,8 @@ NOT_HERE = "platform: not on CUDA/NCCL"
 _CUDA = re.compile(r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE)
 _LACKING = re.compile(
     r"not linked with support for cuda|not compiled with CUDA|without ATen_cuda|no attribute '_cuda|'CUDA' backend|"
-    r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA"
+    r"dummy base class|_for_cpu|Cannot access accelerator device|active drivers|libcuda|CUDA_HOME|nvcc|only supported (on|for) CUDA|"
+    r"'_OpNamespace' '\w+' object has no attribute"
 )
 _KERNELS = (
     *("triton", "flash_attn", "flash_attn_interface", "flash_attn_2_cuda", "apex"),
@@ -27,9 +28,11 @@ _KERNELS = (
 
 
 def asks_for_cuda(run: Run) -> bool:
-    """Whether a run stopped for want of CUDA, as far as its error says so or, before the first step, its line."""
-    if run.completed or run.timed_out or run.foreign or run.probe_failed:
+    """Whether a run stopped for want of CUDA, as far as its error says so or, before the first step, its line or what it asked torch."""
+    if run.timed_out or run.foreign or run.probe_failed:
         return False
+    if run.completed:
+        return not run.steps() and any(trace.first(AsksForAccelerators) is not None for trace in run.traces)
     if beyond_cuda_on_cpu(run) or run.steps():
         return beyond_cuda_on_cpu(run) != ""
     cause = root_cause(run)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from .compat import tensors
+from .compat.cuda import TENSOR_DEVICE, without_modes
 
 PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -25,20 +26,24 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     """The sketch of this rank's part of `tensor` (shape [1 + PROBES], as floats), made block by block: a large one needs little memory."""
     shape, own, offset = tensors.box(tensor)
     part = tensors.local(tensor)
-    part = part.to_dense() if part.layout != torch.strided else part
+    with without_modes():
+        return _sketch(part.to_dense() if part.layout != torch.strided else part, shape, own, offset)
+
+
+def _sketch(part: torch.Tensor, shape: tuple[int, ...], own: tuple[int, ...], offset: tuple[int, ...]) -> list[float]:
     if part.numel() == 0:
         return [0.0] * (1 + PROBES)
     if part.is_complex() or part.numel() != math.prod(own):
         real = torch.view_as_real(part) if part.is_complex() else part
         squares = sum(float(block.to(torch.float64).square().sum()) for block, _ in _blocks(real, (0,) * real.dim()))
         return [squares, *[float("nan")] * PROBES]
-    total = torch.zeros(1 + PROBES, dtype=torch.float64, device=part.device)
+    total = torch.zeros(1 + PROBES, dtype=torch.float64, device=TENSOR_DEVICE(part))
     for block, corner in _blocks(
         part.reshape(own), offset
     ):  # one tensor of sums: small ones would lie between freed blocks
         values = block.to(torch.float64).reshape(-1)
         total[0] += values.square().sum()
-        total[1:] += _weights(shape, tuple(block.shape), corner, values.device) @ values
+        total[1:] += _weights(shape, tuple(block.shape), corner, TENSOR_DEVICE(values)) @ values
     sums: list[float] = total.tolist()
     return sums
 

@@ -1,6 +1,7 @@
 """What CUDA on the CPU needs of torch's private names."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ TENSOR_DEVICE: Callable[[Any], torch.device] = Tensor.device.__get__
 
 
 FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(FAKE_MODE)
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Operations of the probe on plain tensors, which no dispatch mode sees: CUDA on the CPU would double their time."""
+    return torch._C._DisableTorchDispatch()
 
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:

@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from ...finding import Hit
-from ...source.events import Flow
+from ...source.events import Flow, covers
 from ...source.looks import made_by
 from ...source.looks_device import is_nccl, process_groups
 from ...source.registry import detector
@@ -31,7 +31,11 @@ class CpuOffloadNcclOnly(SourceRule):
 
 @detector("cpu-offload-nccl-only")
 def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:
-    groups, policies = process_groups(flow), [event.kwargs.get("offload_policy") for event, _ in flow.shards]
-    if groups and all(is_nccl(e) for e in groups) and any(made_by(p, "fsdp.CPUOffloadPolicy") for p in policies):
+    groups = process_groups(flow)
+    made = ((made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy"), event) for event, _ in flow.shards)
+    always = any(
+        policy is not None and covers(policy, event) for policy, event in made
+    )  # not under an option of its own
+    if groups and all(is_nccl(e) for e in groups) and always:
         what = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
         yield flow.hit("cpu-offload-nccl-only", what, groups[0])

@@ -6,12 +6,14 @@ from ...trace import Run
 from ..raised import ShardedRule, last_shard
 from ._base import Hits, called_on_sharded
 
+_PLAIN_FILES = ("torch.load", "safetensors.torch.load_file")
+
 
 class ParameterReplacedAfterShard(ShardedRule):
     """No parameter object of a model is replaced after sharding.
 
     Why: FSDP keeps references to the DTensor parameters that it made. After a replacement by a new `nn.Parameter` (a new
-    head, a resized embedding, `load_state_dict(..., assign=True)`) the first gather fails.
+    head, a resized embedding, `load_state_dict(plain tensors, assign=True)`) the first gather fails.
     Wrong:
         shard(model)
         model.head.weight = nn.Parameter(torch.randn(16, 8))
@@ -20,7 +22,8 @@ class ParameterReplacedAfterShard(ShardedRule):
         model.head.weight = nn.Parameter(torch.randn(16, 8))
         shard(model)
         model(batch)
-    Fix: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load without `assign=True` after it.
+    Fix: Replace parameters (heads, embeddings, adapters) before `fully_shard`, and load plain tensors without `assign=True` after
+        it.
     Source: the message of torch 2.13.0 in `_fsdp_param.py`.
     """
 
@@ -40,6 +43,9 @@ def parameter_replaced(flow: Flow) -> Hits:
             what = f"{text(event.node)} is replaced after fully_shard sharded it"
             yield flow.hit("parameter-replaced-after-shard", what, event)
     for event in called_on_sharded(flow, "load_state_dict"):
-        if is_const(event.kwargs.get("assign"), True):
+        plain = made_by(
+            next(iter(event.args), None), *_PLAIN_FILES
+        )  # DTensors may be assigned before the optimizer is built
+        if plain is not None and is_const(event.kwargs.get("assign"), True):
             what = f"{text(event.node)} replaces the sharded parameters"
             yield flow.hit("parameter-replaced-after-shard", what, event)

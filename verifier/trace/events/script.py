@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from ..typed import Event, Part, Place
+from ..typed import Event, Located, Part, Place
 
 
 class Start(Event):
@@ -57,6 +57,10 @@ class Reached(Event):
     stack: list[Place] = field(default_factory=list)
     sharded: bool = False  # whether `fully_shard` was called before
     ended: bool = False
+
+
+class AsksForAccelerators(Located):
+    """The script asks whether there are accelerators, or how many (events/accelerators.py)."""
 
 
 class Adapted(Event):

@@ -64,3 +64,4 @@ def install(session: Session) -> None:
     session.around("torch.nn.functional:scaled_dot_product_attention", replace=_attended)
     session.around("torch.nn.attention:sdpa_kernel", before=_with_math)
     session.around("torch.backends.cuda:enable_math_sdp", replace=always(None))
+    session.around("torch.backends.cuda:is_flash_attention_available", replace=always(True), optional=True)
