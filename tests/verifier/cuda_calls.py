@@ -20,7 +20,8 @@ from torch import nn
 EXPRESSIONS = """
 torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.is_initialized() is not None
 torch.cuda.set_device(1) is None and torch.cuda.current_device() == 1
-torch.backends.cuda.is_flash_attention_available()
+torch.backends.cuda.is_flash_attention_available() and int(torch.version.cuda.split(".")[0]) >= 12
+torch.cuda.power_draw() == torch.cuda.temperature() == torch.cuda.clock_rate() == torch.cuda.memory_usage() == 0
 torch.empty(3, device="cuda").device == torch.device("cuda", 1)
 torch.cuda.set_device("cuda:0") is None and torch.cuda.current_device() == 0
 torch.device(0) == torch.device("cuda:0") and isinstance(torch.device("cuda"), torch.device)
@@ -89,6 +90,8 @@ def raises(function: Callable[[], object], text: str) -> None:
 
 @block
 def mixed_precision() -> None:
+    with torch.autocast(enabled=False, device_type="cuda"):
+        assert not torch.is_autocast_enabled()
     model, scaler = nn.Linear(4, 4).cuda(), torch.amp.GradScaler("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     with torch.autocast("cuda", dtype=torch.float16):
@@ -246,6 +249,20 @@ def own_functions() -> None:
     x = torch.ones(3, device="cuda", requires_grad=True)
     Double.apply(x).sum().backward()
     assert x.grad.is_cuda
+
+
+@block
+def backends() -> None:
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    assert torch.distributed.get_backend() == "cpu:gloo,cuda:nccl"
+    part, whole = torch.zeros(2, device="cuda"), torch.ones(2, device="cuda")
+    half = torch.distributed._make_nccl_premul_sum(0.5)
+    torch.distributed.reduce_scatter_tensor(part, whole, op=half)
+    torch.distributed.all_reduce(whole, half)
+    assert part.tolist() == whole.tolist() == [0.5, 0.5]
+    torch.distributed.destroy_process_group()
 
 
 @block

@@ -11,7 +11,7 @@ dump_dir: {folder}/run
 steps: 8
 seed: 777
 optim: {{lr: 3e-3, warmup: 4, clip: 1.0}}
-distributed: {{fsdp_type: full_shard, dp_shard: 2, dp_replicate: 1, compile: false, model_dtype: fp32, matmul_allow_tf32: false, tp_size: 1}}
+distributed: {{fsdp_type: full_shard, dp_shard: 1, dp_replicate: 1, compile: false, model_dtype: fp32, spawn_method: fork, tp_size: 1}}
 model: {{dim: 32, n_layers: 2, n_heads: 2, multiple_of: 32}}
 data:
   root_dir: {folder}/shuffled
@@ -31,7 +31,7 @@ logging: {{freq: 1}}
 
 
 def main(folder: Path) -> None:
-    words = "the a model loss weight rank shard step gather reduce batch token mean sum of and to".split()
+    words = ("the", "model", "loss", "weight", "rank", "shard", "step", "gather", "reduce", "batch", "mean", "of")
     draw = random.Random(0)
     chunks = folder / "shuffled" / "words"
     chunks.mkdir(parents=True, exist_ok=True)

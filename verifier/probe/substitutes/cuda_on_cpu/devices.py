@@ -14,6 +14,7 @@ from .marks import CUDA, device_from
 NAME = "CUDA on the CPU (fsdp2)"
 CAPABILITY = (8, 0)  # bfloat16, and none of the features of later GPUs
 NCCL = (2, 27, 3)
+VERSION = "12.8"
 _REAL = torch.device
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -94,7 +95,7 @@ def install(session: Session) -> None:
             "is_tf32_supported": always(True),
             "can_device_access_peer": always(True),
             "ipc_collect": always(None),
-            "utilization": always(0),
+            **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), always(0)),
             "set_sync_debug_mode": always(None),
             "get_sync_debug_mode": always(0),
             "is_current_stream_capturing": always(False),
@@ -115,6 +116,7 @@ def install(session: Session) -> None:
         },
     )
     answer(session, "torch.cuda.nccl", {"version": always(NCCL), "is_available": always(True)})
+    torch.version.cuda = VERSION
     torch.device = _Device  # type: ignore[assignment, misc]
     torch.cuda.device, torch.cuda.device_of = _Chosen, _ChosenOf  # type: ignore[assignment, misc]
     if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "device_index"):

@@ -25,9 +25,8 @@ _asked: dict[int, str] = {}  # id of a group -> its backend; 0: the whole world
 
 
 def _named(backend: Any) -> str:
-    """What `get_backend` answers: that of CUDA among `cpu:gloo,cuda:nccl`; without a name, the default."""
-    parts = dict(part.split(":", 1) for part in str(backend or "nccl").lower().split(",") if ":" in part)
-    return parts.get("cuda", next(iter(parts.values()))) if parts else str(backend or "nccl").lower()
+    """What `get_backend` answers on a machine with GPUs: the text that `init_process_group` was given; without one, the default."""
+    return str(backend or "undefined").lower()
 
 
 def _started(call: Call, proceed: Proceed) -> Any:
@@ -61,11 +60,9 @@ def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
     def replaced(call: Call, proceed: Proceed) -> Any:
         position, at = where
         op = call.given(at, "op")
-        if op is None or op not in (dist.ReduceOp.PREMUL_SUM, dist.ReduceOp.AVG):
+        average, weighted = op == dist.ReduceOp.AVG, op == dist.ReduceOp.PREMUL_SUM  # only `op ==` compares their kinds
+        if not (average or weighted) or (average and torch.__version__.partition("+")[0] in RIGHT):
             return proceed()
-        if op == dist.ReduceOp.AVG and torch.__version__.partition("+")[0] in RIGHT:
-            return proceed()
-        average = op == dist.ReduceOp.AVG
         factor = 1 / dist.get_world_size(call.given(at + 1, "group")) if average else premul_factor(op)
         if position == 0:
             call.given(0, "tensor").mul_(factor)
