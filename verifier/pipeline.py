@@ -188,7 +188,9 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
 
 def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
     """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
-    train = next((run for run in ended if run.role == "train"), None)
+    train = next(
+        (run for run in reversed(ended) if run.role == "train"), None
+    )  # the one with CUDA on the CPU, if there are two
     evidence = Evidence(train=train, tolerances=target.policy.tolerances)
     evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
     enough = {"train"} if train is not None else set()
