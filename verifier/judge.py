@@ -74,11 +74,26 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         found = rule.judge(evidence)
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
         return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
+    if (
+        found.status == "fail"
+        and (rule.family == "hang" or not rule.names_a_cause)
+        and (reason := _slow(rule, evidence))
+    ):
+        return rule.unknown(reason)
     if found.status == "fail" and evidence.cuda_on_cpu and (reason := _lacks(rule, evidence)):
         return rule.unknown(reason)
     if found.status in ("pass", "not_applicable") and rule.family in LISTENED and (reason := _probe_error(evidence)):
         return rule.unknown(reason)
     return found
+
+
+def _slow(rule: Rule, evidence: Evidence) -> str:
+    """Why a run of this rule may only have been too slow; "" if none was."""
+    run = next((run for run in evidence.runs if run.slow and run.role in rule.needs), None)
+    if run is None:
+        return ""
+    what = f"the {run.role} run was still making progress when its {run.timeout:.0f} s were over, after {run.steps()} steps"
+    return f"{what}: pass a larger --timeout, a smaller model or fewer --steps"
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:

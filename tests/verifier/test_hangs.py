@@ -12,6 +12,7 @@ from verified_fsdp2.verifier.analysis.root_cause import root_cause
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.hang._named import HangRule
 from verified_fsdp2.verifier.source.sources import read_sources
@@ -335,3 +336,25 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
     answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 1.0}], "timed_out": False, "seconds": 1.0}
     found = [(event.op, event.value) for event in read_run(tmp_path, "train", answer, 1, "").progress[0]]
     assert found == [("data", 8), ("forward", None), ("forward", None), ("data", 8)]
+
+
+@cases("quiet, status", (0.5, "inconclusive"), (9.0, "fail"))
+def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, status: str) -> None:
+    left = run([model(), micro(), step(), stepped()], timed_out=True, timeout=10.0, quiet=quiet)
+    found = judge_one(RULES["run-completes"], Evidence(train=left))
+    assert (found.status, "--timeout" in found.evidence) == (status, status == "inconclusive")
+
+
+@pytest.mark.launch
+@cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))
+def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launcher: Any, body: str, slow: bool) -> None:
+    script = tmp_path / "train.py"
+    text = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
+    loop = next(line for line in text.splitlines() if line.strip().startswith("for step in range("))
+    indent = " " * (len(loop) - len(loop.lstrip()) + 4)
+    script.write_text(
+        text.replace(loop, f"    import time\n    for step in range(1000):\n{indent}{body}"), encoding="utf-8"
+    )
+    request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=15.0)
+    answer = launcher.finish(launcher.start(request))
+    assert answer["timed_out"] and (answer["quiet"] < 1.5) is slow

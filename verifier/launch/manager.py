@@ -57,11 +57,11 @@ def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
             processes.become(partial(_be_rank, request, rank, port, live), PROBE_FAILED)
         ranks[pid] = rank
     try:
-        ended, timed_out = _watch(ranks, request, started, captures.wait)
+        ended, timed_out, quiet = _watch(ranks, request, started, captures.wait)
     finally:
         processes.end_below(wait=captures.wait)
         captures.close()
-    return {"ranks": ended, "timed_out": timed_out, "seconds": time.monotonic() - started}
+    return {"ranks": ended, "timed_out": timed_out, "quiet": quiet, "seconds": time.monotonic() - started}
 
 
 def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]:
@@ -136,12 +136,16 @@ def _fork_store() -> int:
 
 def _watch(
     ranks: dict[int, int], request: dict[str, Any], started: float, wait: Callable[[float], object]
-) -> tuple[list[dict[str, Any]], bool]:
-    """Wait for every rank. After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks."""
+) -> tuple[list[dict[str, Any]], bool, float]:
+    """Wait for every rank. After a failure the others get `grace` seconds; after `timeout` all are asked for their stacks.
+
+    How each ended, whether the time was over, and for how many seconds then no rank had recorded anything.
+    """
     alive = dict(ranks)
     ended: list[dict[str, Any]] = []
     deadline = started + request["timeout"]
     killed = failed = False
+    quiet = 0.0
     while alive:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -158,7 +162,13 @@ def _watch(
         elif pid == 0 and time.monotonic() <= deadline:
             wait(min(deadline - time.monotonic(), _NEVER))
         elif pid == 0:
-            killed = True
+            killed, quiet = True, _quiet(Path(request["folder"]))
             processes.ask_for_stacks(list(alive), wait)
             processes.end_below(processes.KILL_GRACE, wait=wait, reap=False)
-    return ended, killed and not failed
+    return ended, killed and not failed, quiet
+
+
+def _quiet(folder: Path) -> float:
+    """For how many seconds no rank has recorded anything."""
+    records = [file for pattern in ("rank*.jsonl", "rank*.progress") for file in folder.glob(pattern)]
+    return time.time() - max((file.stat().st_mtime for file in records), default=0.0)

@@ -1,6 +1,7 @@
 """Reads what the ranks of a run have written; one line that the probe has not written invalidates all of it."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def read_run(
         command,
         foreign,
         timeout=timeout,
+        quiet=answer.get("quiet", math.inf),
     )
 
 

@@ -29,6 +29,7 @@ from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
 S = TypeVar("S", Step, Stepped)
+STILL = 0.1  # of its time limit: a run that recorded something in the last part of it was not stuck
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class Run:
     foreign: str = ""  # what in the verifier's own files the probe has not written: then no record is used
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
     timeout: float = 0.0  # in seconds
+    quiet: float = math.inf  # for how many seconds no rank had recorded anything when the time was over
     left: tuple[str, ...] = ()  # of a run with a rank killed in a save: what lies in the folder of `{checkpoint}`
 
     @property
@@ -150,6 +152,11 @@ class Run:
         """Whether every rank reached the end of the script, or the last requested step, without an error."""
         ends = [(t.end.how, t.end.code) if t.end is not None else None for t in self.traces]
         return bool(ends) and not self.timed_out and {*ends} <= {("stopped", 0), ("return", 0), ("sys.exit", 0)}
+
+    @property
+    def slow(self) -> bool:
+        """Whether it was still making progress when its time was over."""
+        return self.timed_out and self.quiet < STILL * self.timeout
 
     @property
     def probe_failed(self) -> str:
