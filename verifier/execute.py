@@ -19,6 +19,7 @@ from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
 from .launch import sharing
+from .launch.average import average_is_right
 from .launch.checkpoints import damage
 from .launch.client import Launcher
 from .launch.devices import free
@@ -152,6 +153,7 @@ class Executor:
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
             cuda_on_cpu=self.cuda_on_cpu,
+            averages=not (self.launcher.versions["devices"] or average_is_right(self.launcher)),
             timeout=self.timeout(planned),
             secret=self._secret,
             starting_point=str(self.work / "starting_point") if planned.starting_point else "",

@@ -1,17 +1,21 @@
 """gloo-avg-is-sum: the measurement on this torch, and the verdict on what an older one gives."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from records import LINE, cases, micro, model, run, step, stepped, trace
+from records import cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge, judge_one
+from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.substitutes import averages
 from verified_fsdp2.verifier.rules import RULES
 
 
@@ -25,15 +29,18 @@ def test_what_was_measured_decides(average: float | None, status: str) -> None:
     assert verdict(average).status == status
 
 
-def test_it_is_the_first_rule_and_turns_comparisons_into_consequences() -> None:
+def test_it_is_the_first_rule_and_a_warning() -> None:
     assert next(iter(RULES)) == "gloo-avg-is-sum"
-    rank = [model(), micro(), step(), stepped()]
-    broken = run(rank, rank)
-    end = {"kind": "end", "how": "exception", "error": "E", "message": "m", "frames": [LINE], "seq": 9, "at": 9.0}
-    broken = replace(broken, traces=tuple(trace(old.rank, (*old.records[:-1], end)) for old in broken.traces))
-    failed = [f for f in judge(Evidence(train=broken, average=3.0), list(RULES)) if f.status == "fail"]
-    assert failed[0].rule == "gloo-avg-is-sum"
-    assert [f.rule for f in failed if not f.consequence] == ["gloo-avg-is-sum"]
+    assert verdict(3.0).warns and not verdict(1.5).warns
+
+
+@cases("right, op, given", ((), dist.ReduceOp.SUM, 1.5), (("2.13.0",), dist.ReduceOp.AVG, 3.0))
+def test_where_gloo_sums_a_rank_sums_parts(monkeypatch: pytest.MonkeyPatch, right: Any, op: Any, given: float) -> None:
+    monkeypatch.setattr(averages, "RIGHT", right)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    call = Call((torch.zeros(1), torch.tensor([3.0, 3.0])), {"op": dist.ReduceOp.AVG})
+    averages._reduced((1, 2))(call, lambda: None)
+    assert (call.kwargs["op"], call.args[1].tolist()) == (op, [given, given])
 
 
 @pytest.mark.launch

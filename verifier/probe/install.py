@@ -3,7 +3,17 @@
 from .dispatcher import name_of
 from .events import topics
 from .session import Session
-from .substitutes import cuda_on_cpu, ddp, full_precision, gloo_for_nccl, libraries, one_rank, randomness, simulation
+from .substitutes import (
+    averages,
+    cuda_on_cpu,
+    ddp,
+    full_precision,
+    gloo_for_nccl,
+    libraries,
+    one_rank,
+    randomness,
+    simulation,
+)
 
 _SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install}
 
@@ -18,6 +28,8 @@ def install(session: Session) -> None:
     full_precision.install(session)
     randomness.install(session)
     libraries.install(session)
+    if session.request["averages"] or session.request["cuda_on_cpu"]:
+        averages.install(session)
     if session.request["cuda_on_cpu"]:
         cuda_on_cpu.install(session)
     if session.request["backend"] == "gloo":
