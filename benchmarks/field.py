@@ -124,6 +124,26 @@ def judged(report: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as references/verify.md shows them."""
+    lines = [
+        "| trainer | at commit | verdict | failed, passed, not checked, not applicable | failures, each judged by an experiment |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for row in rows:
+        if "not_run" in row:
+            lines.append(f"| {row['name']} | `{row['commit'][:7]}` | not run | | {row['not_run']} |")
+            continue
+        counts = ", ".join(
+            str(row["counts"].get(name, 0)) for name in ("fail", "pass", "inconclusive", "not_applicable")
+        )
+        causes = [one for one in row["failures"] if not one["consequence"]]
+        words = {True: "true", False: "FALSE", None: "not judged"}
+        shown = ", ".join(f"{one['rule']} ({words[one['true_fault']]})" for one in causes)
+        lines.append(f"| {row['name']} | `{row['commit'][:7]}` | {row['verdict']} | {counts} | {shown} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure the trainers and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -131,7 +151,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="results to write; rows of trainers that are not run again stay")
     options = parser.parse_args()
     rows = []
     for path in sorted(HERE.glob("*.yaml")):
@@ -151,7 +171,12 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         rows.append(row)
     if options.out:
-        write(options.out, {"environment": environment(), "rows": rows})
+        old = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+        kept = [row for row in old if row["name"] not in {new["name"] for new in rows}]
+        write(
+            options.out,
+            {"environment": environment(), "rows": sorted([*kept, *rows], key=lambda row: row["name"].lower())},
+        )
 
 
 if __name__ == "__main__":
