@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..analysis.platform import NOTE
+from ..analysis.platform import NOTE, RUN_ON
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
 from ..source import environment as settings
 from ..trace import Run
-from ..trace.events import Adapted
+from ..trace.events import Adapted, Start
 from ..verdict import Verdict
 from .facts import facts, summary
 from .redact import stable
@@ -57,4 +57,6 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     platform = NOTE if evidence.cuda_on_cpu else ""
     words = evidence.course.batch.strip("-")
     batch = f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
-    return [note for note in (platform, batch, early, *libraries, evidence.course.stale, *files) if note]
+    torch = next((r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)), RUN_ON[-1])
+    unknown = "" if torch.partition("+")[0] in RUN_ON else f"torch {torch}: fsdp2 was run on {', '.join(RUN_ON)}"
+    return [note for note in (unknown, platform, batch, early, *libraries, evidence.course.stale, *files) if note]
