@@ -62,7 +62,8 @@ class ManualLocalNormClip(Rule):
                 "the script was not seen to clip, and its sources have no clip and no norm of gradients"
             )
         if not whole and clip_is_open(evidence) and not _clipped(scales):
-            return self.unknown("no run with gradients 1e6 times as large reached its optimizer step")
+            lacks = "no run with gradients 1e6 times as large reached its optimizer step"
+            return self.unknown(evidence.missing.get("provoked", lacks))
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
         apart = {name: s for name, s in scales.items() if uneven(s)}
@@ -75,7 +76,8 @@ class ManualLocalNormClip(Rule):
             line = find_local_norm(evidence.sources) or evidence.line_of(run, Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)
         if not (clipped := _clipped(scales)):
-            return self.unknown("no clip was reached in the train run, and no run with huge gradients was made")
+            lacks = "no clip was reached in the train run, and no run with huge gradients was made"
+            return self.unknown(evidence.missing.get("provoked", lacks))
         return self.passed(f"the clip was reached and scaled every shard of {some(clipped, 1)} by one factor")
 
 
