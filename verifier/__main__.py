@@ -1,6 +1,7 @@
 """`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run.
 
 `python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
+Run under another name, as by a process that a rank spawns, this file only gives its functions.
 """
 
 import contextlib
@@ -28,6 +29,13 @@ def live(request: dict[str, Any], rank: int) -> int:
     from .probe.rank import run
 
     return run(request, rank)
+
+
+def child(request: dict[str, Any]) -> None:
+    """A process that a rank has spawned, before it imports the script."""
+    from .probe.children import begin
+
+    begin(request)
 
 
 def prepare() -> None:

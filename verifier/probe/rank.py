@@ -17,7 +17,7 @@ from ..errors import PROBE_FAILED
 from ..launch import processes
 from ..trace.events import End, Start
 from ..trace.writer import Writer
-from . import outputs
+from . import children, outputs
 from .frames import Frames
 from .guard import Guard
 from .imports import after_import
@@ -43,6 +43,8 @@ def run(request: dict[str, Any], rank: int) -> int:
 
         return opener.open_all(request["open"], probe.writer)
     outputs.install(request["folder"])
+    children.hand_on(request)
+    atexit.register(lambda: children.end() if probe.stopped else None)
     if "torch" in sys.modules:
         _seed_as_a_new_process()
         probe.start()
@@ -61,6 +63,7 @@ class _Probe:
     def __init__(self, request: dict[str, Any], rank: int) -> None:
         self._request = request
         self._rank = rank
+        self.stopped = False  # after its last step
         self.publish: Callable[[str], None] = lambda notice: None  # before torch is imported
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
@@ -95,6 +98,7 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         else:
             runpy.run_path(request["script"], run_name="__main__")
     except StopRun:
+        probe.stopped = True
         return 0
     except SystemExit as error:
         if error.code == 1 and isinstance(
