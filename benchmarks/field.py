@@ -51,7 +51,7 @@ def checked_out(entry: dict[str, Any], folder: Path) -> str:
     if not folder.is_dir():
         return "no checkout"
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    changed = subprocess.run([*git, "diff", "--quiet", "--diff-filter=M", "HEAD"], check=False).returncode
     return (
         f"at {commit[:12]}, not {entry['commit'][:12]}" if commit != entry["commit"] else "changed" if changed else ""
     )
