@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from exam import by_law
+from field import table as table_of_trainers
 
 import detection
 from check_grader import KINDS
@@ -51,6 +52,18 @@ def test_recall_and_false_alarms() -> None:
 
 def result(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_public_trainers() -> None:
+    rows = result("field")["rows"]
+    judged = [row for row in rows if "not_run" not in row]
+    failures = [one for row in judged for one in row["failures"] if not one["consequence"]]
+    assert {one["true_fault"] for one in failures} == {True}
+    assert table_of_trainers(rows) in (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
+    claim = re.search(r"(\d+) public trainers.*?(\d+) failures", (ROOT / "README.md").read_text(), re.S)
+    assert claim is not None and tuple(map(int, claim.groups())) == (len(judged), len(failures))
+    for row in rows:
+        assert list((ROOT / "benchmarks" / "field").glob(f"{row['name']}.yaml")), row["name"]
 
 
 def test_every_mutant_was_killed() -> None:
