@@ -20,7 +20,7 @@ PAGES = [ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
 # What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
 SUSPICIOUS = r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
-FILES = 480  # that a copy may have: a rule has a file of its own
+FILES = 490  # that a copy may have: a rule has a file of its own
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
 PLUGIN_PARTS = ("skills", "commands", "agents", "hooks", "bin", "monitors", "workflows", "output-styles", "themes")
 
