@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+JAGGED = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)
 EXPRESSIONS = """
 torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.is_initialized() is not None
 torch.cuda.set_device(1) is None and torch.cuda.current_device() == 1
@@ -37,6 +38,8 @@ torch._C._nn._parse_to(1)[0] == torch.device("cuda", 1) and torch._C._nn._parse_
 torch.ones(2, device="cuda").type() == "torch.cuda.FloatTensor" and torch.ones(2).type() == "torch.FloatTensor"
 torch.ones(2).type("torch.cuda.HalfTensor").is_cuda and torch.ones(2).type(torch.half).dtype == torch.half
 (lambda x: x.to("cuda") is x and x.cuda() is x and x.cpu() is not x)(torch.ones(2, device="cuda"))
+(lambda n: n.to("cuda").offsets().is_cuda and n.to("cuda").values().is_cuda and not n.offsets().is_cuda)(JAGGED)
+(lambda n: not n.cpu().offsets().is_cuda and not n.cpu().is_cuda and n.is_cuda)(JAGGED.cuda())
 torch.tensor([1.0], device="cuda").is_cuda and torch.as_tensor([1.0], device="cuda").is_cuda
 torch.asarray([1.0], device="cuda").is_cuda and torch.arange(3, device="cuda").is_cuda
 torch.ones(3, device="cuda").new_tensor([2]).is_cuda and torch.ones(3, device="cuda").new_zeros(2).is_cuda
@@ -281,6 +284,15 @@ def scripted() -> None:
         return x + torch.zeros(2, device=x.device)
 
     assert shifted(torch.ones(2, device="cuda")).is_cuda
+
+
+@block
+def nested_tensors_are_differentiated() -> None:
+    values = torch.ones(5, device="cuda", requires_grad=True)
+    nested = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 5], device="cuda"))
+    assert nested.is_cuda
+    nested.cpu().values().sum().backward()
+    assert values.grad is not None and values.grad.is_cuda
 
 
 def main() -> None:

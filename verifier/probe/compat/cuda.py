@@ -9,7 +9,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from .names import ACCELERATOR, CURRENT_MODE, DTENSOR_PART, FAKE_MODE, FAKE_TENSOR, KERNELS, WAITED_PART, find
+from .names import (
+    ACCELERATOR,
+    CURRENT_MODE,
+    DTENSOR_PART,
+    FAKE_MODE,
+    FAKE_TENSOR,
+    KERNELS,
+    NESTED_PART,
+    WAITED_PART,
+    find,
+)
 
 TENSOR_DEVICE: Callable[[Any], torch.device] = Tensor.device.__get__
 
@@ -23,9 +33,10 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:
-    """The plain tensor in a DTensor, or in the result of a collective that is not waited for."""
+    """The plain tensor in a DTensor, in a nested one, or in the result of a collective that is not waited for."""
     # Not by the attribute alone: in a DDP run each tensor answers as its own local part.
-    return getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else WAITED_PART, None)
+    other = NESTED_PART if tensor.layout is torch.jagged else WAITED_PART
+    return getattr(tensor, DTENSOR_PART if isinstance(tensor, DTensor) else other, None)
 
 
 def note_initialized() -> None:

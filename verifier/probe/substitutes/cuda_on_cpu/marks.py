@@ -22,6 +22,7 @@ class Cuda:
 
     current: int = 0
     initialized: bool = False
+    moving: bool = False  # the script moves a tensor of tensors: operations on these that ask for the CPU mean it
 
     def begin(self) -> None:
         """CUDA is used from now on."""

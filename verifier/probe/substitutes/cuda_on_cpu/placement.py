@@ -14,7 +14,7 @@ from torch import Tensor
 from ...compat.cuda import TorchDispatchMode, is_fake, kernel_of
 from ...dispatcher import Call
 from ...session import Session
-from .marks import CPU, PLAIN, device_from, mark_of, put
+from .marks import CPU, CUDA, PLAIN, device_from, mark_of, put
 from .randomness import drawn
 
 # Operations that a GPU refuses for inputs on two devices, except for numbers (tensors without dims).
@@ -35,7 +35,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asked = kwargs.get("device")
-        wanted = device_from(asked) if asked is not None and asked.type == "cuda" else None
+        wanted = device_from(asked) if asked is not None and (asked.type == "cuda" or CUDA.moving) else None
         if wanted is not None:
             kwargs = {**kwargs, "device": CPU}
             kwargs.pop("pin_memory", None)

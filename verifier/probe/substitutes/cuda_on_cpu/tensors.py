@@ -11,9 +11,10 @@ from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
 from ._answers import always
-from .marks import CPU, device_from, device_of, keep, put
+from .marks import CPU, CUDA, device_from, device_of, keep, put
 
 Proceed = Callable[[], Any]
+_WRAPPED_ON = 7  # the position of `device` in `_make_wrapper_subclass`
 
 
 def _to(call: Call, proceed: Proceed) -> Any:
@@ -51,6 +52,13 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
     here = device_of(tensor)
     if here == target:
         return proceed() if call.kwargs else tensor
+    if tensor.layout is torch.jagged:  # its values and offsets each move
+        call.kwargs |= {"device": target, "copy": True}
+        CUDA.moving = True
+        try:
+            return proceed()
+        finally:
+            CUDA.moving = False
     return put(_copy(call, proceed), target)
 
 
@@ -93,8 +101,12 @@ def _numpy(call: Call, proceed: Proceed) -> Any:
 
 def _wrapped(call: Call, proceed: Proceed) -> Any:
     """A tensor around another one lies where that one really is."""
-    if (device := call.kwargs.get("device")) is not None and torch.device(device).type == "cuda":
-        call.kwargs["device"] = CPU
+    device = call.given(_WRAPPED_ON, "device")
+    if device is not None and torch.device(device).type == "cuda":
+        if len(call.args) > _WRAPPED_ON:
+            call.args = (*call.args[:_WRAPPED_ON], CPU, *call.args[_WRAPPED_ON + 1 :])
+        else:
+            call.kwargs["device"] = CPU
     return proceed()
 
 
