@@ -91,7 +91,7 @@ def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> di
         torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
         code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
         options += ["--report", f"json={report}", *(["--quick"] if quick else [])]
-        fsdp2 = [python, "-m", "verified_fsdp2.skill", "verify", *target, *options, *(["--", *args] if args else [])]
+        fsdp2 = [python, str(HERE.parents[1] / "skill"), "verify", *target, *options, *(["--", *args] if args else [])]
         ended, took, _ = timed(fsdp2, entry, root, VERIFY_LIMIT)
         found = (
             json.loads(report.read_text())
