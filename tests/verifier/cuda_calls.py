@@ -295,6 +295,13 @@ def nested_tensors_are_differentiated() -> None:
     assert values.grad is not None and values.grad.is_cuda
 
 
+@block
+def samples_on_two_devices_are_read() -> None:
+    from verified_fsdp2.verifier.probe.sketch import row_hashes
+
+    assert len(row_hashes([torch.ones(3, 2, device="cuda"), torch.ones(3, device="cpu")])) == 3
+
+
 def main() -> None:
     from verified_fsdp2.verifier.launch.request import Request
     from verified_fsdp2.verifier.probe.frames import Frames

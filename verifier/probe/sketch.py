@@ -74,7 +74,7 @@ def row_hashes(batch: list[torch.Tensor]) -> list[int]:
         salt = ((number + 1) * _SALT + 2**63) % 2**64 - 2**63  # as int64 holds it
         mixed = (bits + salt) * _hash(index, number)
         part = (mixed ^ (mixed >> 31)).sum(dim=1)
-        total = part if total is None else total + part
+        total = part if total is None else total + part.to(total.device)
     return [] if total is None else total.tolist()
 
 
