@@ -296,6 +296,13 @@ def nested_tensors_are_differentiated() -> None:
 
 
 @block
+def gradients_go_back_to_where_a_tensor_was() -> None:
+    layer = nn.Linear(2, 2).cuda()
+    layer(torch.ones(1, 2, device="cuda")).cpu().sum().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.is_cuda
+
+
+@block
 def samples_on_two_devices_are_read() -> None:
     from verified_fsdp2.verifier.probe.sketch import row_hashes
 

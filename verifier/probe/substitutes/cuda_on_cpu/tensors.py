@@ -52,14 +52,20 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
     here = device_of(tensor)
     if here == target:
         return proceed() if call.kwargs else tensor
-    if tensor.layout is torch.jagged:  # its values and offsets each move
-        call.kwargs |= {"device": target, "copy": True}
-        CUDA.moving = True
-        try:
-            return proceed()
-        finally:
-            CUDA.moving = False
-    return put(_copy(call, proceed), target)
+    moved = _parts_moved(call, proceed, target) if tensor.layout is torch.jagged else put(_copy(call, proceed), target)
+    if moved.requires_grad and not moved.is_leaf:  # the gradient goes the way back
+        moved.register_hook(lambda gradient: gradient.to(here))
+    return moved
+
+
+def _parts_moved(call: Call, proceed: Proceed, target: torch.device) -> Any:
+    """A nested tensor, whose values and offsets each move."""
+    call.kwargs |= {"device": target, "copy": True}
+    CUDA.moving = True
+    try:
+        return proceed()
+    finally:
+        CUDA.moving = False
 
 
 def _copy(call: Call, proceed: Proceed) -> Any:
