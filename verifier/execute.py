@@ -173,9 +173,8 @@ class Executor:
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
-        if (
-            run.completed and run.steps()
-        ):  # the time of a run that hung, or trained nothing, says nothing about other runs
+        # The time of a run that hung, or trained nothing, says nothing about other runs.
+        if run.completed and run.steps():
             self.longest = max(self.longest, run.seconds)
         why = f", expected: {planned.expected}" if planned.expected else ""
         ending = "" if run.completed else f"  did not complete{why}"

@@ -15,7 +15,7 @@ from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call, Dispatcher
 
 VERIFIER = Path(__file__).parents[2] / "verifier"
-PYTHONS_OWN = {"os", "sys", "threading", "atexit"}  # modules of Python with private names that the probe uses
+PYTHONS_OWN = {"os", "sys", "threading", "atexit", "util"}  # modules of Python with private names that the probe uses
 LIBRARIES = {"_shared_state"}  # of accelerate
 
 WALK = """

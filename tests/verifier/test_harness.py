@@ -390,7 +390,8 @@ def test_an_error_that_a_launcher_reports_is_the_cause(launcher: Launcher, tmp_p
 @pytest.mark.launch
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n")
+    step = "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(), 0.1)\nm(m.weight).sum().backward()\no.step()\n"
+    script.write_text(f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", encoding="utf-8")
     settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
     failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
     with Workspace(tmp_path / "work") as files:
