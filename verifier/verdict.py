@@ -99,6 +99,8 @@ class Verdict:
         Sources alone never pass: without findings they give `no_findings`, and without any training nothing at all.
         """
         status = verdict_of(findings)
+        if not findings and self.skipped and self.baseline is None:
+            return "inconclusive"  # every rule was left out: nothing was checked
         if status == "pass" and self.tier == "static":
             sources = self.facts["sources"]
             trained = sources["without_training"] < sources["files"] or not sources["training_required"]

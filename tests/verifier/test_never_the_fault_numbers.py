@@ -55,7 +55,7 @@ def judge(rule: str, mine: Run, reference: Run | None, single: Run | None, **mor
 
 
 class TestWithoutNoise:
-    """The limit is derived from the envelope run; without it there is none between rounding and a gross difference."""
+    """The limit is derived from the perturbed run; without it there is none between rounding and a gross difference."""
 
     @cases("length, status", (1.0, "pass"), (1.001, "inconclusive"), (1.5, "fail"))
     def test_no_envelope(self, length: float, status: str) -> None:

@@ -121,13 +121,13 @@ def test_set_changes_a_copy(tmp_path: Path) -> None:
     words = ["--config=run.yaml", "set:checkpoint.every=3", "set:+new.key=true", "--other", "other.json", "set:lr=0.5"]
     given, copies = applied(words, tmp_path, "/c", tmp_path / "run")
     folder = tmp_path / "run"
-    assert given == [f"--config={folder}/run.yaml", "--other", str(folder / "other.json")]
+    assert given == [f"--config={folder}/run.yaml", "--other", str(folder / "1-other.json")]
     assert yaml.safe_load(copies[folder / "run.yaml"]) == {
         "checkpoint": {"every": 3},
         "out": "/c/x",
         "new": {"key": True},
     }
-    assert json.loads(copies[folder / "other.json"]) == {"lr": 0.5}
+    assert json.loads(copies[folder / "1-other.json"]) == {"lr": 0.5}
     assert "every: 0" in config.read_text()
     assert applied(["--config", "none.yaml", "{checkpoint}"], tmp_path, "/c", folder) == (
         ["--config", "none.yaml", "/c"],
@@ -141,6 +141,8 @@ def test_set_changes_a_copy(tmp_path: Path) -> None:
     (["a.yaml", "set:evry=1"], "did you mean every?"),
     (["a.yaml", "b.yaml", "set:every=1"], "several files"),
     (["c.toml", "set:every=1"], "TOML"),
+    (["a.yaml", "set:every"], "KEY=VALUE"),
+    (["a.yaml", "set:+every.deep=1"], "no mapping"),
 )
 def test_a_set_that_fits_nothing_is_a_usage_error(tmp_path: Path, words: list[str], part: str) -> None:
     for name in ("a.yaml", "b.yaml"):

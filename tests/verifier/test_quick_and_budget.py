@@ -53,3 +53,9 @@ def test_runs_that_most_rules_need_come_first() -> None:
     settings = plan.Settings(Target(SCRIPT), ["matches-ddp", "resume-is-exact", "scheduler-or-progress-not-restored"])
     due = [settings.run(role, 2) for role in ("perturbed", "inspect", "resume")]
     assert [run.role for run in settings.ordered(due)] == ["resume", "perturbed", "inspect"]
+
+
+def test_a_pass_needs_a_rule_that_was_judged() -> None:
+    left = {"rule": "matches-single-process", "reason": QUICK, "until": None}
+    nothing = Verdict("pass", {}, {}, [{"role": "train"}], [], skipped=[left])
+    assert nothing.decided().verdict == "inconclusive"

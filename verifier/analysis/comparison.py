@@ -172,10 +172,10 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
 
 def limits(evidence: Evidence, rule: str) -> Limits:
     """How far two runs may differ for a rule, from the noise that the perturbed run has measured."""
-    envelope, base = evidence.perturbed, nudged(evidence)
+    perturbed, base = evidence.perturbed, nudged(evidence)
     noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
-    if base is not None and envelope is not None and min(base.steps(), envelope.steps()) > 0:
-        noise = compare(envelope, base)
+    if base is not None and perturbed is not None and min(base.steps(), perturbed.steps()) > 0:
+        noise = compare(perturbed, base)
     known = {name: value for name, value in noise.measures.items() if math.isfinite(value)}
     if not why and len(known) < len(noise.measures):
         lost = ", ".join(name for name in noise.measures if name not in known)
@@ -187,14 +187,14 @@ def limits(evidence: Evidence, rule: str) -> Limits:
 
 def _unmeasured(evidence: Evidence) -> str:
     """Why the noise of the script is not known; "" if the perturbed run has measured it."""
-    envelope, base = evidence.perturbed, nudged(evidence)
-    if envelope is None:
+    perturbed, base = evidence.perturbed, nudged(evidence)
+    if perturbed is None:
         return evidence.missing.get("perturbed", "no perturbed run was made")
     if base is None:
         return "the run that the perturbed run repeats did not complete"
-    if envelope.steps() < base.steps():
-        cause = "" if envelope.completed else f": {root_cause(envelope).text}"
-        return f"the perturbed run made {envelope.steps()} of {base.steps()} steps{cause}"
+    if perturbed.steps() < base.steps():
+        cause = "" if perturbed.completed else f": {root_cause(perturbed).text}"
+        return f"the perturbed run made {perturbed.steps()} of {base.steps()} steps{cause}"
     return ""
 
 
@@ -208,9 +208,9 @@ def undecided(name: str, value: float, found: Limits) -> str:
 
 def nudged(evidence: Evidence) -> Run | None:
     """The run that the perturbed run repeats from weights one unit in the last place away."""
-    envelope = evidence.perturbed
+    perturbed = evidence.perturbed
     runs = [run for run in (evidence.reference, evidence.single) if run is not None and run.completed]
-    return next((run for run in runs if envelope is not None and run.world_size == envelope.world_size), None)
+    return next((run for run in runs if perturbed is not None and run.world_size == perturbed.world_size), None)
 
 
 def _apart(a: float | None, b: float | None, scale: float) -> float:

@@ -40,6 +40,7 @@ _OTHERS = {
     "trace",
 }
 _SIZE = {"layers", "hidden", "dim", "width", "batch", "seq", "len", "length", "heads", "depth", "embd", "vocab", "size"}
+SET = "set:"  # before a key of a configuration file (settings.py; lint must not import its YAML)
 _SAVE_AFTER = 3  # steps: early enough for a few more to be compared after a resume
 PURPOSES = ("save", "folder", "resume", "steps", "size")
 
@@ -68,8 +69,8 @@ class Option:
     @property
     def purpose(self) -> str:
         """What it looks like by its name: one of PURPOSES, or ""."""
-        words = re.split(r"[._\-]+", self.name.removeprefix("set:").strip("-").lower())
-        found, last = set(words), {*words[-2:]} | {*words[-1:]}
+        words = re.split(r"[._\-]+", self.name.removeprefix(SET).strip("-").lower())
+        found, last = set(words), set(words[-2:])
         numbered = bool(found & {"step", "epoch", "iteration"})
         if found & _NO_SAVE:
             return ""

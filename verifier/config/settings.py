@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
+from .option import SET
 
-PLACE, SET = "{checkpoint}", "set:"
+PLACE = "{checkpoint}"
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _LARGEST, _DEEPEST = 1 << 20, 6  # bytes of a file, levels of keys
 
@@ -29,6 +30,8 @@ def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) 
     """
     words = [word for word in arguments if not word.startswith(SET)]
     changes = [word.removeprefix(SET).partition("=") for word in arguments if word.startswith(SET)]
+    if wrong := next((key for key, equals, _ in changes if not equals), None):
+        raise UserError(f"{SET}{wrong}: expected {SET}KEY=VALUE")
     files = {path: load(path) for path in configs(words, cwd)}
     if changes and not files:
         raise UserError(
@@ -42,7 +45,8 @@ def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) 
             text = _changed(path, data, own)
         if own or PLACE in text:
             copies[path] = text.replace(PLACE, checkpoint)
-    named = {path: folder / path.name for path in copies}
+    # Two files may have one name.
+    named = {path: folder / (f"{number}-{path.name}" if number else path.name) for number, path in enumerate(copies)}
     given = [_renamed(word, named, cwd).replace(PLACE, checkpoint) for word in words]
     return given, {named[path]: text for path, text in copies.items()}
 
@@ -100,7 +104,9 @@ def _changed(path: Path, data: Any, changes: Iterable[tuple[str, str]]) -> str:
         *above, last = key.removeprefix("+").split(".")
         place = data
         for part in above:
-            place = place.setdefault(part, {})
+            place = place.setdefault(part, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict):
+            raise UserError(f"{SET}{key}: {path} has no mapping there to hold it")
         place[last] = yaml.safe_load(value)
     return json.dumps(data, indent=2) if path.suffix == ".json" else yaml.safe_dump(data, sort_keys=False)
 

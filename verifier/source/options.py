@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..config.option import Option
-from ..config.settings import SET, configs, flat, load
+from ..config.option import SET, Option
+from ..config.settings import configs, flat, load
 from ..evidence import Sources
 
 _DEEPEST = 6  # levels of dataclasses
