@@ -25,7 +25,7 @@ from .launch.client import Launcher
 from .launch.devices import free
 from .launch.request import Request
 from .launch.trial import shares_a_gpu
-from .launch.workspace import Workspace
+from .launch.workspace import COMMON, Workspace
 from .plan import PlannedRun, needs_full_precision
 from .trace import Run, read_run
 from .trace.events import Killed
@@ -117,8 +117,8 @@ class Executor:
             return True
         ranks = sum(other.planned.world_size for other in self._going) + planned.world_size
         alone = bool(self.files.written)  # where runs write to one fixed place, each needs it for itself
-        shared = planned.shared and any(other.planned.shared for other in self._going)
-        return ranks <= self.room and not alone and not shared
+        common = [one.files in COMMON for one in (planned, *(other.planned for other in self._going))]
+        return ranks <= self.room and not alone and (self.files.movable or not common[0] or not any(common[1:]))
 
     def _begin(self, planned: PlannedRun) -> str:
         """Start a run; why it cannot be made, or "". The budget is judged by the longest run so far."""
@@ -131,7 +131,8 @@ class Executor:
         checkpoint, trouble = self.files.begin(folder, roots, planned.files, reads=bool(planned.opens))
         if trouble:
             return trouble
-        note = damage(planned.damaged, planned.damage) if planned.damage else planned.note
+        damaged = [path.replace(str(self.files.checkpoint), str(checkpoint), 1) for path in planned.damaged]
+        note = damage(damaged, planned.damage) if planned.damage else planned.note
         if planned.damage and not note:
             return "no file of the last save was found"
         request = self._request(planned, folder, checkpoint)
@@ -169,7 +170,8 @@ class Executor:
         self._going.remove(going)
         planned, request = going.planned, going.request
         folder, world, ranks = Path(request.folder), planned.world_size, _ranks(planned.world_size)
-        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret)
+        place = (request.checkpoint, str(self.files.checkpoint))  # every run's {checkpoint} reads as the common one
+        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, place)
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
@@ -249,7 +251,7 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
     if run.role == "crash":
         killed = any(trace.first(Killed) is not None for trace in run.traces)
-        kept = replace(run, left=files.listing()) if killed else None
+        kept = replace(run, left=files.listing(left=True)) if killed else None
         course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=kept)
         return replace(evidence, course=course)
     if run.role == "recovered" and course.crashed is not None:

@@ -78,9 +78,13 @@ def _verified(
     ranks = max(target.nproc, *target.reshard_to, 1)
     device = "cpu" if tier == "simulate" else target.device
     files = Workspace(work)
-    with files, Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe) as launcher:
+    with files, ExitStack() as stack:
+        launcher = Launcher(python, work / "launcher.log", device, ranks, target.oversubscribe)
+        stack.push(launcher)
+        known = read(target)  # while the launcher imports torch
+        launcher.wait()
         try:
-            return verify_with(launcher, target, work, chosen, progress, tier, ended, files=files)
+            return verify_with(launcher, target, work, chosen, progress, tier, ended, files=files, known=known)
         except MachineRefuses as error:
             if tier == "simulate" or ended or launcher.versions["devices"]:  # a simulated rank must see no GPU
                 raise
@@ -99,11 +103,12 @@ def verify_with(
     ended: list[Run] | None = None,
     refused: str = "",
     files: Workspace | None = None,
+    known: Evidence | None = None,
 ) -> Verdict:
     """`verify` with a launcher that is already there; `chosen` rules say which roles are run.
 
     Runs are added to `ended`. `refused`: why ranks cannot be run, where only the simulated tier runs; more rules are then inconclusive.
-    `files` restores the user's files at its end.
+    `files` restores the user's files at its end. `known`: what the sources show, where they have been read.
     """
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
@@ -113,7 +118,7 @@ def verify_with(
         ranks = max(target.nproc, *target.reshard_to, 1)
         backend = backend_for(launcher, ranks, target.oversubscribe, work)
         executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
-        evidence = gather(planned(target, chosen, tier), executor)
+        evidence = gather(planned(target, chosen, tier), executor, known or read(target))
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
@@ -122,9 +127,9 @@ def verify_with(
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]
     left = [f for f in findings if f.status == "inconclusive" and f.evidence == plan.NOT_QUICK]
     findings = [f for f in findings if f not in left]
-    known = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
+    remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
     environment = environment_of(
-        launcher.versions, tier, backend, target.nproc, target.launcher, known, evidence.cuda_on_cpu
+        launcher.versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
     )
     made = evidence.train.steps() if evidence.train is not None else 0
     described = replace(target, steps=target.steps or made).describe()
@@ -148,13 +153,17 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
     return Settings(target, chosen, tier, bool(target.reference) and is_distributed(Path(target.reference[0])))
 
 
-def gather(settings: Settings, executor: Executor) -> Evidence:
-    """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
-    target = settings.target
+def read(target: Target) -> Evidence:
+    """What the sources show, before any run."""
     course = Course(sizes_chosen=target.sizes_chosen)
     evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
     evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
-    evidence = replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
+    return replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))
+
+
+def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Evidence:
+    """The runs that the rules need, stage by stage: each says which are due after what the earlier ones have shown."""
+    target = settings.target
     for stage in plan.stages(settings.tier):
         while due := [run for run in stage(settings, evidence) if run.role not in evidence.missing]:
             made = executor.make(settings.ordered(due))
@@ -167,7 +176,7 @@ def gather(settings: Settings, executor: Executor) -> Evidence:
         settings = settings.with_steps(evidence)
         if stage is plan.first:
             report_early(settings, evidence, executor.progress)
-    return evidence if settings.tier == "simulate" else replace(evidence, missing=plan.missing(settings, evidence))
+    return evidence if settings.tier == "simulate" else plan.completed(settings, evidence)
 
 
 def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence[Made]) -> bool:
@@ -191,8 +200,7 @@ def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[R
     train = next(
         (run for run in reversed(ended) if run.role == "train"), None
     )  # the one with CUDA on the CPU, if there are two
-    evidence = Evidence(train=train, tolerances=target.policy.tolerances)
-    evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
+    evidence = replace(read(target), train=train)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
     torch = next((r.torch for run in ended for trace in run.traces for r in trace.of(Start)), "not known yet")

@@ -69,11 +69,6 @@ class PlannedRun:
     probe: dict[str, Any] = field(default_factory=dict)  # further fields of the Request, for the probe
     starting_point: bool = True  # whether it leaves or loads the common initial weights
 
-    @property
-    def shared(self) -> bool:
-        """Whether it works in the folder of `{checkpoint}` that others use, too."""
-        return self.files != "scratch"
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -188,7 +183,10 @@ def oracles(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     found += [_single(settings, exact, "ddp")] if "single" in needs else []
     found += _in_low_precision(settings, train)
     found += [_original(settings, exact)] if "original" in needs and target.reference else []
-    return [*found, *provoked(settings, evidence), *inspection(settings, evidence), *resumes(settings, evidence)]
+    found += [*provoked(settings, evidence), *inspection(settings, evidence)]
+    if resumed := resumes(settings, evidence):
+        found += [*resumed, *faults(settings, evidence, early=True)]
+    return found
 
 
 def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
@@ -286,43 +284,62 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
-def crashes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
+    """Runs with a fault in a save or a checkpoint, and the resumes after them.
+
+    `early`: beside the resume from an intact checkpoint, without which they decide nothing. A script that writes elsewhere than to
+    `{checkpoint}` finds what the crash left there only if nothing runs in between: then they are made later, one at a time.
+    """
+    train, elsewhere = evidence.train, bool(evidence.course.created)
+    if train is None or (elsewhere if early else no_damage(evidence)):
+        return []
+    crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
+    damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs else []
+    return (crashed or damaged) if elsewhere else [*crashed, *damaged]
+
+
+def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
     """A rank is killed in a save, one moment after the other until one is met (with `--thorough` all); then the script resumes."""
-    target, train = settings.target, evidence.train
-    if train is None or "crash" not in settings.needs or no_damage(evidence):
-        return []
-    if evidence.course.crashed is not None:
-        fields = {"steps": 1, "files": "left", "note": evidence.course.crashed.note, "starting_point": False}
+    target, course = settings.target, evidence.course
+    if course.crashed is not None:
+        fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
-    if evidence.crashes and not target.thorough:
-        return []
-    for moment in moments(train, target.thorough)[evidence.course.crashes_tried :]:
+    found = []
+    for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
         fields = {"steps": moment.steps, "note": moment.note, "probe": {"watch_saves": True, "crash": moment.request}}
-        fields |= {"files": "empty", "leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
-        expected = "fault injection: a rank is killed"
-        return [settings.run("crash", target.nproc, *target.save_args, expected=expected, **fields)]
-    return []
+        fields |= {"leaves": True, "starting_point": False, "grace": min(CRASH_GRACE, target.timeout)}
+        fields["expected"] = "fault injection: a rank is killed"
+        found.append(settings.run("crash", target.nproc, *target.save_args, **fields))
+    return found[course.crashes_tried :][:1]
 
 
-def damages(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
     """The script resumes from a checkpoint with a damaged file."""
-    target, train = settings.target, evidence.train
-    if train is None or "damaged" not in settings.needs or no_damage(evidence):
-        return []
-    for kind in (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]:
-        paths = tuple(saved_paths(train, evidence.saved_after()))
-        fields = {"steps": 1, "files": "saved", "damage": kind, "damaged": paths, "starting_point": False}
-        expected = "fault injection: its checkpoint is damaged"
-        return [settings.run("damaged", target.nproc, *target.resume_args, expected=expected, **fields)]
-    return []
+    target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
+    fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
+    fields["expected"] = "fault injection: its checkpoint is damaged"
+    kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
+    return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
+
+
+def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """The measure of noise, which needs the reference, and what is left of the faults."""
+    noise = perturbed(settings, evidence)
+    return noise if noise and evidence.course.created else [*noise, *faults(settings, evidence)]
 
 
 def stages(tier: str) -> tuple[Stage, ...]:
     """The stages of a tier, in order."""
-    return (first,) if tier == "simulate" else (survey, first, repeats, oracles, fallbacks, perturbed, crashes, damages)
+    return (first,) if tier == "simulate" else (survey, first, repeats, oracles, fallbacks, last)
 
 
-def missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
+def completed(settings: Settings, evidence: Evidence) -> Evidence:
+    """The evidence with the reasons for runs that were not made, without faults that decide nothing."""
+    evidence = replace(evidence, missing=_missing(settings, evidence))
+    return replace(evidence, crashes=(), damaged=()) if no_damage(evidence) else evidence
+
+
+def _missing(settings: Settings, evidence: Evidence) -> dict[str, str]:
     """{role: why there is no run in it}."""
     train, target = evidence.train, settings.target
     if train is None or not _trained(evidence):

@@ -50,6 +50,11 @@ class Launcher:
         self._answers: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> Launcher:
+        self.wait()
+        return self
+
+    def wait(self) -> None:
+        """Until it has imported torch: `versions`. Raises UserError, MachineRefuses or RuntimeError if it cannot serve."""
         try:
             self.versions = self._read(_START_SECONDS)
             if self.versions.get("fault") == "torch":
@@ -62,7 +67,6 @@ class Launcher:
         except BaseException:
             self._end()
             raise
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._end()

@@ -2,10 +2,11 @@
 
 A run finds the files in one of these states:
 
-- "scratch": a folder of `{checkpoint}` for itself; nothing else of an earlier run
-- "empty": the shared folder of `{checkpoint}`, empty; nothing else of an earlier run
-- "saved": all that the run which keeps its files (the train run) left
-- "left": all that the run just before it left
+- "scratch": a folder of `{checkpoint}` for itself, empty; nothing else of an earlier run
+- "empty": the common folder of `{checkpoint}`, empty; nothing else of an earlier run
+- "saved": all that the run which keeps its files (the train run) left: in a folder for itself where nothing in these files names
+  the folder in which they were written, else in the common folder
+- "left": all that the last run which `leaves` its files left, in the folder of that run
 
 What a run wrote elsewhere is known from its entries (probe/outputs.py). It is taken away after the run, and what it overwrote is put
 back, so that at the end the user's files are as they were.
@@ -14,6 +15,7 @@ back, so that at the end the user's files are as they were.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from .request import OUTPUTS
 
-SHARED = ("empty", "saved", "left")
+COMMON = ("empty", "saved")  # the states that may need the common folder of `{checkpoint}`
 _DEEPEST, _MOST = 4, 2_000  # of a listing of the checkpoint folder
 
 
@@ -34,6 +36,9 @@ class Workspace:
         self._saved = work / "checkpoint.saved"
         self._stash = work / "outside"
         self._state = "empty"
+        self._beside: set[str] = set()  # what lies beside the common folder when the run that keeps its files begins
+        self._left = self.checkpoint
+        self.movable = False  # whether the saved files can be used from a copy in another folder
         self._present: list[Path] = []  # paths of the user's that hold what a run wrote
         self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
         self._stashed: dict[Path, Path] = {}
@@ -70,18 +75,24 @@ class Workspace:
 
         `roots` are the folders below which all that a run writes counts. `reads`: the run writes nothing.
         """
-        if state != "left":
-            self._clean()
+        if state == "left":
+            self._unread.append((folder, roots))
+            return self._left, ""
+        self._clean()
         self._unread.append((folder, roots))
+        own = folder / self.checkpoint.name
         if state == "scratch":
-            (folder / "scratch").mkdir()
-            return folder / "scratch", ""
+            own.mkdir()
+            return own, ""
+        if state == "saved" and self.movable and not reads and not self.written:
+            return own, _copied(self.checkpoint, own)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         if state == "empty":
             remove(self.checkpoint)
             self.checkpoint.mkdir()
             self._state = "used"
-        elif state == "saved" and (trouble := self._restore(reads)):
+            self._beside = {path.name for path in self.work.iterdir()}
+        elif trouble := self._restore(reads):
             self._unread.pop()
             return self.checkpoint, trouble
         return self.checkpoint, ""
@@ -93,12 +104,8 @@ class Workspace:
         elif not self._saved.exists():
             if self.checkpoint.is_symlink() or not self.checkpoint.is_dir():
                 return "it is no longer a folder"
-            try:
-                shutil.copytree(self.checkpoint, self._saved, ignore_dangling_symlinks=True)
-            except shutil.Error as error:
-                return f"{error.args[0][0][0]}: {error.args[0][0][2]}"
-            except OSError as error:
-                return f"{error.filename}: {error.strerror}"
+            if trouble := _copied(self.checkpoint, self._saved):
+                return trouble
         elif self._state != "saved":
             remove(self.checkpoint)
             shutil.copytree(self._saved, self.checkpoint)
@@ -121,9 +128,18 @@ class Workspace:
             remove(self._saved)
             self._state = "saved"
             self._keep(wrote)
-        if not leaves:
+            self.movable = not self._is_bound()
+        if leaves:
+            self._left = folder / self.checkpoint.name
+        else:
             self._clean()
         return wrote
+
+    def _is_bound(self) -> bool:
+        """Whether what the run left may hold the path of its folder, or lies beside it: then only that place will do."""
+        beside = {path.name for path in self.work.iterdir()} - self._beside - {"starting_point"}
+        name = os.fsencode(self.checkpoint)
+        return bool(beside) or any(_holds(path, name) for path in self.checkpoint.rglob("*"))
 
     def read(self, folder: Path, roots: tuple[Path, ...], saves: Sequence[Path]) -> list[Path]:
         """What a run has written of the user's files, from its entries."""
@@ -183,15 +199,42 @@ class Workspace:
                 self._stuck[path] = error.strerror or str(error)
         self._present = []
 
-    def listing(self) -> tuple[str, ...]:
-        """What lies in the folder of `{checkpoint}`, relative to it."""
+    def listing(self, left: bool = False) -> tuple[str, ...]:
+        """What lies in the common folder of `{checkpoint}`, or in the one that was `left` to the next run, relative to it."""
         found: list[str] = []
-        for place, folders, files in os.walk(self.checkpoint):
-            below = Path(place).relative_to(self.checkpoint)
+        top = self._left if left else self.checkpoint
+        for place, folders, files in os.walk(top):
+            below = Path(place).relative_to(top)
             found += [(below / name).as_posix() for name in (*folders, *files)]
             if len(below.parts) >= _DEEPEST or len(found) > _MOST:
                 folders.clear()
         return tuple(sorted(found[:_MOST]))
+
+
+def _copied(source: Path, target: Path) -> str:
+    """Copy the folder of a checkpoint; why it cannot be copied, or ""."""
+    try:
+        shutil.copytree(source, target, ignore_dangling_symlinks=True)
+    except shutil.Error as error:
+        return f"{error.args[0][0][0]}: {error.args[0][0][2]}"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return ""
+
+
+def _holds(path: Path, name: bytes) -> bool:
+    """Whether a file or link contains a path; one that cannot be read may."""
+    if path.is_symlink():
+        return os.fsencode(path.readlink()).startswith(name)
+    if not path.is_file():
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(name) >= 0
+    except ValueError:  # an empty file
+        return False
+    except OSError:
+        return True
 
 
 def _moved(path: Path, target: Path) -> bool:

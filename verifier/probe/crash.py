@@ -61,7 +61,6 @@ def in_file(session: Session, call: int, value: object, target: str) -> None:
 
 def _kill(session: Session) -> None:
     session.write(Killed())
-    session.writer.sync()
     if threading.current_thread() is not threading.main_thread():
         time.sleep(_OTHERS_SECONDS)  # an asynchronous save: the script goes on meanwhile
     time.sleep(_OTHERS_SECONDS)

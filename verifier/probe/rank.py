@@ -83,7 +83,6 @@ class _Probe:
             self.publish = session.publish
         except Exception as error:
             Guard(self.writer).report("start", error)
-            self.writer.sync()
             traceback.print_exc()
             sys.stderr.flush()
             processes.leave(PROBE_FAILED)
@@ -117,7 +116,6 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         return 0
     finally:
         probe.publish("ended")
-        probe.writer.sync()
 
 
 def _failed(probe: _Probe, error: BaseException) -> int:
@@ -148,7 +146,6 @@ def _wind_down(code: int, writer: Writer) -> int:
     except BaseException as error:
         writer.write(End(how="exception", error=type(error).__name__, message=_message(error)))
         code = code or 1
-    writer.sync()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

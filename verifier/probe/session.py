@@ -136,5 +136,4 @@ class Session:
             self._stopped = True
             self.publish("stop")
             self.write(End(how="stopped"))
-            self.writer.sync()
         raise StopRun

@@ -23,15 +23,19 @@ def read_run(
     command: str,
     timeout: float = 0.0,
     secret: str = "",
+    place: tuple[str, str] = ("", ""),
 ) -> Run:
-    """The run whose ranks wrote into `folder`; `answer` is the launcher's. A record has the mark of `secret`."""
+    """The run whose ranks wrote into `folder`; `answer` is the launcher's. A record has the mark of `secret`.
+
+    `place`: a path in the records, and the one that is read in its place.
+    """
     found: dict[int, list[Event]] = {}
     progress: dict[int, list[ProgressEvent]] = {}
     foreign = ""
     ranks = sorted(e["rank"] for e in answer["ranks"])
     for rank in ranks:
         try:
-            found[rank] = _read(folder / f"rank{rank}.jsonl", secret)
+            found[rank] = _read(folder / f"rank{rank}.jsonl", secret, place)
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
@@ -52,15 +56,16 @@ def read_run(
     )
 
 
-def _read(path: Path, secret: str) -> list[Event]:
+def _read(path: Path, secret: str, place: tuple[str, str]) -> list[Event]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
     found = []
+    old, new = (json.dumps(name)[1:-1] for name in place)
     for number, line in enumerate(_text(path, limit=None).split("\n")[:-1], 1):
         text, _, seal = line.rpartition("\t")
         if seal != mark(secret, number, text):
             raise Foreign(f"line {number} of {path.name} was not written by the probe")
         try:
-            found.append(event_from_json(json.loads(text)))
+            found.append(event_from_json(json.loads(text.replace(old, new) if old else text)))
         except (ValueError, TypeError, KeyError, AttributeError):
             raise Foreign(
                 f"line {number} of {path.name} is not a record: the script changes the `json` module"

@@ -1,4 +1,4 @@
-"""The trace of one rank in one run: JSON lines, each marked (seal.py) and flushed, so that a crash loses nothing."""
+"""The trace of one rank in one run: JSON lines, each marked (seal.py) and unbuffered, so that a killed process loses nothing."""
 
 import json
 import os
@@ -55,8 +55,3 @@ class Writer:
         while line:
             line = line[os.write(self._file, line) :]
         self._seq = number
-
-    def sync(self) -> None:
-        """Make everything written so far survive this process."""
-        if os.getpid() == self._process:
-            os.fsync(self._file)

@@ -8,6 +8,5 @@ from ..session import Session
 def install(session: Session) -> None:
     def before(call: Call) -> None:
         session.write(End(how="os._exit", code=call.given(0, "status", 0), frames=session.frames.stack()))
-        session.writer.sync()
 
     session.around("os:_exit", before=before)
