@@ -287,14 +287,14 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
     """Runs with a fault in a save or a checkpoint, and the resumes after them.
 
-    `early`: beside the resume from an intact checkpoint, without which they decide nothing. A script that writes elsewhere than to
-    `{checkpoint}` finds what the crash left there only if nothing runs in between: then they are made later, one at a time.
+    `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage. A script
+    that writes elsewhere than to `{checkpoint}` finds what the crash left there only if nothing runs in between.
     """
     train, elsewhere = evidence.train, bool(evidence.course.created)
     if train is None or (elsewhere if early else no_damage(evidence)):
         return []
     crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
-    damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs else []
+    damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []
     return (crashed or damaged) if elsewhere else [*crashed, *damaged]
 
 

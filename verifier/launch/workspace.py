@@ -108,7 +108,7 @@ class Workspace:
                 return trouble
         elif self._state != "saved":
             remove(self.checkpoint)
-            shutil.copytree(self._saved, self.checkpoint)
+            shutil.copytree(self._saved, self.checkpoint, symlinks=True)
         for path, kept in self._stashed.items():
             if path not in self._present:
                 self._present.append(path)
@@ -214,7 +214,7 @@ class Workspace:
 def _copied(source: Path, target: Path) -> str:
     """Copy the folder of a checkpoint; why it cannot be copied, or ""."""
     try:
-        shutil.copytree(source, target, ignore_dangling_symlinks=True)
+        shutil.copytree(source, target, symlinks=True)
     except shutil.Error as error:
         return f"{error.args[0][0][0]}: {error.args[0][0][2]}"
     except OSError as error:

@@ -1,0 +1,69 @@
+"""The folder of `{checkpoint}` that each run finds, and how its path is recorded."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from records import cases
+from verified_fsdp2.verifier.launch.workspace import Workspace
+
+Leave = Callable[[Path], object]
+
+
+def saved(work: Path, leave: Leave) -> Workspace:
+    """After a train run that left these files."""
+    files = Workspace(work)
+    folder = begun(work, "01-train")
+    checkpoint, trouble = files.begin(folder, (), "empty")
+    assert not trouble
+    leave(checkpoint)
+    files.end(folder, (), keeps=True, leaves=False)
+    return files
+
+
+def begun(work: Path, name: str) -> Path:
+    (work / name).mkdir(parents=True)
+    return work / name
+
+
+@cases(
+    "leave",
+    lambda folder: (folder / "model.pt").write_bytes(b"weights"),
+    lambda folder: (folder / "empty").touch(),
+    lambda folder: (folder / "step_1").mkdir() or (folder / "latest").symlink_to("step_1"),
+)
+def test_runs_that_resume_have_folders_of_their_own(leave: Leave, tmp_path: Path) -> None:
+    files = saved(tmp_path, leave)
+    left = sorted(path.name for path in files.checkpoint.iterdir())
+    own = [files.begin(begun(tmp_path, name), (), "saved")[0] for name in ("02-resume", "03-reshard")]
+    assert len({*own, files.checkpoint}) == 3
+    assert [sorted(path.name for path in folder.iterdir()) for folder in own] == [left, left]
+    (own[0] / "later").touch()
+    assert not (own[1] / "later").exists() and not (files.checkpoint / "later").exists()
+
+
+@cases(
+    "leave",
+    lambda folder: (folder / "latest.json").write_text(f'"{folder}/step_1"'),
+    lambda folder: (folder / "latest").symlink_to(folder / "step_1"),
+    lambda folder: (folder.parent / "best.pt").write_bytes(b"weights"),
+)
+def test_files_that_name_their_folder_are_found_there(leave: Leave, tmp_path: Path) -> None:
+    files = saved(tmp_path, leave)
+    for name in ("02-resume", "03-reshard"):
+        folder = begun(tmp_path, name)
+        assert files.begin(folder, (), "saved") == (files.checkpoint, "")
+        assert not (files.checkpoint / "later").exists()
+        (files.checkpoint / "later").touch()
+        files.end(folder, (), keeps=False, leaves=False)
+
+
+def test_a_run_finds_what_the_crash_left(tmp_path: Path) -> None:
+    files = saved(tmp_path, lambda folder: (folder / "model.pt").write_bytes(b"weights"))
+    crash = begun(tmp_path, "02-crash")
+    checkpoint, _ = files.begin(crash, (), "scratch")
+    (checkpoint / "half").touch()
+    files.begin(begun(tmp_path, "03-resume"), (), "saved")
+    files.end(crash, (), keeps=False, leaves=True)
+    assert files.listing(left=True) == ("half",)
+    assert files.begin(begun(tmp_path, "04-recovered"), (), "left") == (checkpoint, "")
+    assert checkpoint != files.checkpoint
