@@ -5,6 +5,9 @@ from pathlib import Path
 
 from records import cases
 from verified_fsdp2.verifier.launch.workspace import Workspace
+from verified_fsdp2.verifier.trace import read_run
+from verified_fsdp2.verifier.trace.events import Checkpoint
+from verified_fsdp2.verifier.trace.writer import Writer
 
 Leave = Callable[[Path], object]
 
@@ -67,3 +70,11 @@ def test_a_run_finds_what_the_crash_left(tmp_path: Path) -> None:
     assert files.listing(left=True) == ("half",)
     assert files.begin(begun(tmp_path, "04-recovered"), (), "left") == (checkpoint, "")
     assert checkpoint != files.checkpoint
+
+
+def test_the_folder_of_every_run_reads_as_the_common_one(tmp_path: Path) -> None:
+    own, common = tmp_path / 'own "ü"', tmp_path / "common"
+    Writer(tmp_path / "rank0.jsonl").write(Checkpoint(op="load", after_step=0, to=f"{own}/step_3", at_line=None))
+    answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 0.0}], "timed_out": False, "seconds": 1.0}
+    run = read_run(tmp_path, "resume", answer, 1, "", place=(str(own), str(common)))
+    assert [record.to for record in run.places(Checkpoint)] == [f"{common}/step_3"]
