@@ -30,7 +30,7 @@ from .rules import RULES
 from .rules.lint import choose, verdict_on
 from .rules.naming import left
 from .source.options import options_of
-from .source.scan import is_distributed, with_sources, with_texts
+from .source.scan import is_distributed, with_sources, with_texts, with_training
 from .trace import Run
 from .trace.events import Start
 from .verdict import Verdict
@@ -175,6 +175,7 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
             evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is plan.first:
+            evidence = with_training(evidence, target.script)
             report_early(settings, evidence, executor.progress)
     return evidence if settings.tier == "simulate" else plan.completed(settings, evidence)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..evidence import Evidence
 from ..finding import Hit, Suppression
-from ..trace.events import Place
+from ..trace.events import Micro, Place, Step
 from .events import hit_at
 from .lint import look
 from .project import Module, canonical, parse
@@ -55,6 +55,17 @@ def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> 
     seen = scan(script, root)
     shown = {one.name: getattr(seen, one.name) for one in fields(seen) if one.name != "files"}
     return replace(evidence, sources=read_sources(seen.files, evidence.runs), **shown)
+
+
+def with_training(evidence: Evidence, script: Path) -> Evidence:
+    """The evidence with what the files show in which the train run trained, where no call could be followed into them."""
+    if evidence.followed or evidence.train is None:
+        return evidence
+    lines = (record.at_line for record in (*evidence.train.places(Step), *evidence.train.places(Micro)))
+    files = {Path(line.file) for line in lines if line is not None} - {script}
+    seen = look([script, *sorted(file for file in files if file.is_file())])
+    followed = len(seen.coverage.without_training) < len(seen.coverage.files)
+    return replace(evidence, hits=seen.by_rule(), suppressions=seen.suppressions, followed=followed)
 
 
 def with_texts(evidence: Evidence) -> Evidence:

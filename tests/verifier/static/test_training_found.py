@@ -1,0 +1,52 @@
+"""Sources that calls do not lead to are followed from where the run trained."""
+
+from pathlib import Path
+
+from records import micro, run, step
+from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.source.scan import with_sources, with_training
+
+TRAINER = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+class Trainer:
+    def __init__(self, model):
+        self.model = fully_shard(model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def fit(self, batches):
+        dist.init_process_group("gloo")
+        torch.manual_seed(hash("train"))
+        for batch in batches:
+            self.model(batch).mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+"""
+SCRIPT = """\
+import importlib, sys
+trainer = importlib.import_module(sys.argv[1])
+getattr(trainer, sys.argv[2])(torch.nn.Linear(2, 2)).fit([])
+"""
+
+
+def test_files_in_which_the_run_trained_are_followed(tmp_path: Path) -> None:
+    script, trainer = tmp_path / "train.py", tmp_path / "trainer.py"
+    script.write_text(SCRIPT)
+    trainer.write_text(TRAINER)
+    before = with_sources(Evidence(), script)
+    assert not before.followed and not before.hits
+    line = {"file": str(trainer), "line": 15, "function": "fit", "code": "self.optimizer.step()"}
+    train = run([micro(at_line=line), step(at_line=line)])
+    after = with_training(with_sources(Evidence(train=train), script), script)
+    assert after.followed
+    assert [hit.location.line for hit in after.hits["salted-hash-seed"]] == [12]
+
+
+def test_nothing_is_followed_twice(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trainer import Trainer\nTrainer(None).fit([])\n")
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    evidence = with_sources(Evidence(train=run([step()])), script)
+    assert evidence.followed and with_training(evidence, script) is evidence
