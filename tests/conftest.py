@@ -35,7 +35,7 @@ def mutant() -> None:
         for question in ("too_short", "applies", "unseen"):
             setattr(rule, question, lambda evidence: "")
         if isinstance(rule, SourceRule) and name in DETECTORS:
-            DETECTORS[name] = []
+            del DETECTORS[name]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,17 +12,34 @@ from typing import Any, ClassVar, Literal
 from ..analysis.checkpoints import no_checkpoint, unseen_save
 from ..analysis.presence import trainings, unnamed, went_through
 from ..analysis.root_cause import RootCause, root_cause
+from ..analysis.wording import count, some
 from ..evidence import Evidence
 from ..finding import Finding, Hit
 from ..source.events import Event, Flow
-from ..source.registry import detector
+from ..source.registry import DETECTORS
 from ..trace import Run
 from ..trace.events import Place
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Fix", "Source", "Torch")
 DEVELOPED_ON = "run on 2.13.0."  # the section Torch of an explanation that has none of its own
-Hits = Iterator[tuple[str, Event]]  # what a static detector yields: what is wrong, and the call that is
+Hits = Iterator[tuple[str, Event | Place]]  # what a static detector yields: what is wrong, and the call or line that is
+
+# The words in which rules are written.
+__all__ = [
+    "Event",
+    "Evidence",
+    "Finding",
+    "Flow",
+    "Hits",
+    "RaisedRule",
+    "RootCause",
+    "Rule",
+    "Run",
+    "SourceRule",
+    "count",
+    "some",
+]
 
 
 class Rule(ABC):
@@ -73,8 +90,7 @@ class Rule(ABC):
     def judge(self, evidence: Evidence) -> Finding:
         """The finding of this rule on the evidence; a pure function."""
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         """The breaches that one followed script shows without a run; a rule that overrides it has a static detector."""
         return iter(())
 
@@ -83,11 +99,12 @@ class Rule(ABC):
         if package == "rules" and not module.startswith("_"):
             cls.name, cls.family = module.replace("_", "-"), family
             if "detect" in vars(cls):
-                detector(cls.name)(cls._hits)
+                DETECTORS[cls.name] = cls._hits
 
     @classmethod
     def _hits(cls, flow: Flow) -> Iterator[Hit]:
-        return (flow.hit(cls.name, message, event) for message, event in cls.detect(flow))
+        for message, at in cls().detect(flow):
+            yield Hit(cls.name, message, at) if isinstance(at, Place) else flow.hit(cls.name, message, at)
 
     @classmethod
     def page(cls) -> dict[str, str]:

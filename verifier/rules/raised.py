@@ -7,9 +7,8 @@ import re
 from ..analysis.precision import LOW
 from ..analysis.presence import unsharded
 from ..analysis.root_cause import RootCause, root_cause
-from ..trace import Run
 from ..trace.events import Place, Raised, RaisedFrame, Shard
-from .base import RaisedRule
+from .base import RaisedRule, Run
 
 MIXED = r"got mixed torch\.Tensor and DTensor"
 NO_STRATEGY = (

@@ -52,8 +52,8 @@ def look(
         for flow in traces:
             missed += flow.missed.items()
             followed |= flow.followed
-            for rule, detectors in wanted.items() if flow.distributed else ():
-                for hit in (hit for detector in detectors for hit in detector(flow)):
+            for rule, detector in wanted.items() if flow.distributed else ():
+                for hit in detector(flow):
                     found.setdefault((rule, hit.location.file, hit.location.line), hit)
         modules |= {module.path: module for module in project.modules}
         followed |= {module.tree for module in project.modules if module.state}

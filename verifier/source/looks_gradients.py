@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..finding import Hit
-from .events import Flow
+from .events import Event, Flow
 from .looks import is_const, text, trains
 
 
-def never_on(flow: Flow, method: str, rule: str, what: str) -> Iterator[Hit]:
-    """A switch that every call in the project turns off."""
+def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
+    """A switch that every call in the project turns off: a message that ends in `what`, and the first call."""
     if not trains(flow):
         return
     calls = flow.methods(method)
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
     elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
     if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
-        yield flow.hit(rule, f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0])
+        yield f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0]
 
 
 def _mentions(tree: ast.AST, name: str) -> int:

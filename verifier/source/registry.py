@@ -1,21 +1,8 @@
-"""The detectors by the name of their rule."""
-
-from __future__ import annotations
+"""The detectors by the name of their rule: each yields its hits in one flow."""
 
 from collections.abc import Callable, Iterator
 
 from ..finding import Hit
 from .events import Flow
 
-Detector = Callable[[Flow], Iterator[Hit]]
-DETECTORS: dict[str, list[Detector]] = {}
-
-
-def detector(rule: str) -> Callable[[Detector], Detector]:
-    """Register a function that yields the hits of a rule in one flow."""
-
-    def register(function: Detector) -> Detector:
-        DETECTORS.setdefault(rule, []).append(function)
-        return function
-
-    return register
+DETECTORS: dict[str, Callable[[Flow], Iterator[Hit]]] = {}

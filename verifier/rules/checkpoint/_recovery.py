@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ...analysis.saves import all_saves
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Saving, Step
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run
 from ._resumed import first_steps, load_line, save_line
 
 

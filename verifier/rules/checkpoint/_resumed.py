@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from ...analysis.presence import absent, begins_elsewhere, unfinished
 from ...evidence import LOADS, SAVES, Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Checkpoint, Place, Step
-from ..base import Rule
+from ..base import Finding, Rule, Run
 
 NEEDS = frozenset({"train", "resume"})
 

@@ -9,11 +9,7 @@ from ...analysis.checkpoints import unseen_save
 from ...analysis.inspected import differing, opened
 from ...analysis.presence import absent, unfinished
 from ...analysis.saves import Save, all_saves, given, kept
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class SaveRule(Rule):

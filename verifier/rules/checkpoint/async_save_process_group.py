@@ -1,12 +1,8 @@
 from ...analysis.saves import Save
-from ...analysis.wording import count
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import is_const
 from ...source.values import Value, choices
-from ...trace import Run
 from ...trace.events import SaveInFlight
-from ..base import Hits
+from ..base import Finding, Flow, Hits, Run, count
 from ._saved import SaveRule
 
 
@@ -43,8 +39,7 @@ class AsyncSaveProcessGroup(SaveRule):
         number = count(len(saves) // max(run.world_size, 1), "asynchronous save")
         return self.passed(f"{number}, none on a process group that the main thread used meanwhile")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         groups = flow.ops("dist.init_process_group")
         backends = {one.const for e in groups for one in choices(e.arg(0, "backend") or Value("unknown"))}
         if not groups or not backends <= {"gloo", "nccl"}:

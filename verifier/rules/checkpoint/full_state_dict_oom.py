@@ -1,14 +1,10 @@
 from ...analysis.checkpoints import unseen_save
 from ...analysis.presence import absent, unfinished
 from ...analysis.saves import all_saves
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Event, Flow
 from ...source.looks import is_const, text
 from ...source.looks_checkpoint import GETTERS, has_option, options_of
-from ...trace import Run
 from ...trace.events import Template
-from ..base import Hits, Rule
+from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run
 
 
 class FullStateDictOom(Rule):
@@ -50,8 +46,7 @@ class FullStateDictOom(Rule):
             return self.failed(f"{what} ({run.world_size} ranks)", record.at_line)
         return self.passed("every rank that holds a full state dict writes it")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(*GETTERS):
             options = options_of(event)
             if options is not None and has_option(options, "full_state_dict") and not _may_have(options, "cpu_offload"):

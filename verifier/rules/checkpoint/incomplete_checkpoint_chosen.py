@@ -3,11 +3,8 @@ import os
 from ...analysis.root_cause import root_cause
 from ...analysis.saves import Save, all_saves, final_path
 from ...evidence import Evidence, named_checkpoint
-from ...finding import Finding
-from ...source.events import Flow
-from ...trace import Run
 from ...trace.events import Killed
-from ..base import Hits, Rule
+from ..base import Finding, Flow, Hits, Rule, Run
 from ._recovery import not_exact, outcome_of
 from ._resumed import load_line
 
@@ -64,8 +61,7 @@ class IncompleteCheckpointChosen(Rule):
             notes.append(f"{crash.note}: {'it resumes' if outcome.mixed else outcome}{lost}")
         return self.passed("; ".join(notes))
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("dcp.async_save"):
             if event.discarded:
                 yield "the future of async_save is discarded: nothing checks whether the save completed", event

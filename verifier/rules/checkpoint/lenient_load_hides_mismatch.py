@@ -1,12 +1,7 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import is_const, made_by, names_in, text
 from ...source.looks_checkpoint import SETTERS, options_of
-from ...trace import Run
 from ...trace.events import Lenient
-from ..base import Hits, Rule
+from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown
 
 _WRAPPERS = ("module", "_orig_mod", "model", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "state_dict", "net")
@@ -58,8 +53,7 @@ class LenientLoadHidesMismatch(Rule):
             return self.unknown(not_shown(evidence))
         return self.passed(f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         if flow.methods("requires_grad_") or names_in(flow, "peft", "lora", "LoRA", "adapter", ".requires_grad ="):
             return
         for event in flow.ops("dcp.load"):

@@ -1,12 +1,8 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Event, Flow
 from ...source.looks import made_by, text
 from ...source.looks_checkpoint import SETTERS, has_option, options_of, state_given
 from ...source.values import reach
 from ...trace.events import Saving, Step
-from ..base import Hits
+from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, load_line, saved_at
 
 
@@ -44,8 +40,7 @@ class LoadWithoutSet(ResumeRule):
             fix="Save and restore this model too, or build it so that a resumed run initialises it to the same values.",
         )
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("dcp.load") if flow.certain else ():
             state = state_given(event)
             if state is None or state.kind != "dict" or any(map(_sets_model, flow.events[event.index + 1 :])):

@@ -1,15 +1,11 @@
 import math
 
 from ...analysis.saves import Save
-from ...analysis.wording import count, some
-from ...finding import Finding
-from ...source.events import Event, Flow
 from ...source.looks import shared, text
 from ...source.looks_checkpoint import GETTERS
 from ...source.values import Value, reach
-from ...trace import Run
 from ...trace.events import SavedEntry
-from ..base import Hits
+from ..base import Event, Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of
 
 
@@ -48,8 +44,7 @@ class LocalShardExport(SaveRule):
                 return self.failed(f"{what}; {which}", save.line)
         return self.passed(f"{count(len(saves), 'save')} to files wrote whole tensors, or all of their shards")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("torch.save"):
             path = event.arg(1, "f")
             if not event.args or flow.partial or shared(event.args[0]):

@@ -1,12 +1,7 @@
 from dataclasses import replace
 
-from ...analysis.root_cause import RootCause
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Step
-from ..base import RaisedRule
+from ..base import Evidence, Finding, RaisedRule, RootCause, Run, count, some
 from ..raised import stack
 from ._resumed import NEEDS, keeps_no_state, not_shown
 

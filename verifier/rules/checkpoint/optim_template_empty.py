@@ -1,12 +1,8 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Event, Flow
 from ...source.looks import steps_of, text
 from ...source.looks_checkpoint import GETTERS, SETTERS, state_given
 from ...source.values import choices, reach
 from ...trace.events import Step
-from ..base import Hits
+from ..base import Event, Evidence, Finding, Flow, Hits, count, some
 from ._resumed import ResumeRule, keeps_no_state, load_line
 
 
@@ -46,8 +42,7 @@ class OptimTemplateEmpty(ResumeRule):
             which, how = f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})", "is not what was saved"
         return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         fills = [*steps_of(flow), *flow.ops(*GETTERS[1:], *SETTERS[1:])]
         for event in flow.ops("dcp.load"):
             state = state_given(event)

@@ -1,13 +1,9 @@
 from typing import Any
 
 from ...analysis.saves import saves_of
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks_checkpoint import SAVES, state_given
-from ...trace import Run
 from ...trace.events import Place, Step
-from ..base import Hits
+from ..base import Evidence, Finding, Flow, Hits, Run
 from ._resumed import ResumeRule, load_line, saved_at
 
 _RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
@@ -58,8 +54,7 @@ class PerRankStateDeduplicated(ResumeRule):
         kept = [what for what, (theirs, mine) in kinds.items() if theirs == mine]
         return self.passed(f"after the resume no rank has another's state (restored: {', '.join(kept) or 'none'})")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         seeds = flow.ops("torch.manual_seed", "torch.cuda.manual_seed", "random.seed")
         if not any(e.args and e.args[0].rank for e in seeds):
             return

@@ -1,6 +1,5 @@
-from ...source.events import Flow
 from ...source.looks import inner, text
-from ..base import Hits, RaisedRule
+from ..base import Flow, Hits, RaisedRule
 
 _WRITERS = tuple(f"{module}.{name}" for module in ("pick" + "le", "cloudpick" + "le") for name in ("dump", "dumps"))
 
@@ -21,8 +20,7 @@ class PickledFsdpModel(RaisedRule):
 
     pattern = r"Can't p\w+ <class 'torch\.distributed\.fsdp\._fully_shard\._fsdp_init\.FSDP"
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("torch.save", *_WRITERS):
             given = inner(event.args[0]) if event.args else ()
             if any(value.kind == "object" and flow.sharded_by(value, event) is not None for value in given):

@@ -3,14 +3,10 @@ from pathlib import Path
 from ...analysis.inspected import opened
 from ...analysis.presence import unfinished
 from ...analysis.saves import Save, all_saves, saves_of
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import made_by, shared
 from ...source.looks_checkpoint import SAVES
 from ...source.values import GLOBAL, reach
-from ..base import Hits
+from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._saved import SaveRule
 
 _TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
@@ -58,8 +54,7 @@ class RankDependentCheckpointPath(SaveRule):
             return self.unknown(unfinished(run) or f"no {self.kind} was recorded")
         return self.passed(f"{count(len(ranks[0]), 'save')}, each to one path on all ranks")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(*SAVES):
             if event.on_some_ranks or "no_dist" in event.kwargs:
                 continue

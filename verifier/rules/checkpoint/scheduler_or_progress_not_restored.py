@@ -1,11 +1,8 @@
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import names_in, text
 from ...source.looks_checkpoint import GETTERS, SAVES
 from ...source.values import Value, reach
 from ...trace.events import Step
-from ..base import Hits
+from ..base import Evidence, Finding, Flow, Hits
 from ._resumed import ResumeRule, load_line, saved_at
 
 
@@ -45,8 +42,7 @@ class SchedulerOrProgressNotRestored(ResumeRule):
         rate = _list(resumed[0].lr)
         return self.passed(f"learning rate {rate} and the samples of step {step} are those of an uninterrupted run")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         """A schedule that is never saved, in a script that saves and loads its optimizer."""
         if not flow.certain or names_in(flow, "last_epoch", "last_step"):
             return

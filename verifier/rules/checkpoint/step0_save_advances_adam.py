@@ -1,13 +1,10 @@
-from ...analysis.wording import count, some
 from ...evidence import LOADS, Evidence
-from ...finding import Finding
 from ...source.events import Flow, covers
 from ...source.looks import steps_of, text
 from ...source.looks_checkpoint import GETTERS, SAVES, SETTERS
 from ...source.values import reach
-from ...trace import Run
 from ...trace.events import Checkpoint, Template
-from ..base import Hits, Rule
+from ..base import Finding, Hits, Rule, Run, count, some
 from ._resumed import keeps_no_state
 
 
@@ -45,8 +42,7 @@ class Step0SaveAdvancesAdam(Rule):
         which = f"{count(len(ahead), 'parameter')} ({some(ahead)})"
         return self.failed(f"the step counter of {which} is {next(iter(ahead.values())):g} before the first step", line)
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         """The optimizer's state is saved before the first step, in any case."""
         steps = steps_of(flow)
         for event in flow.ops(*GETTERS[1:]):

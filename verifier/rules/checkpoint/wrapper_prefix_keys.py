@@ -1,12 +1,8 @@
 from ...analysis.saves import Save
-from ...analysis.wording import count, some
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import names_in, text
 from ...source.looks_checkpoint import SAVES
 from ...source.values import reach
-from ...trace import Run
-from ..base import Hits
+from ..base import Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of
 
 
@@ -42,8 +38,7 @@ class WrapperPrefixKeys(SaveRule):
                     return self.failed(f"`{prefix}` is in {where}", save.line)
         return self.passed("no key contains a wrapper prefix")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         """State that is saved through the compiled model and loaded into the plain one."""
         if names_in(flow, "_orig_mod"):
             return

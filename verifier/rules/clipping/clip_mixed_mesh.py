@@ -1,9 +1,6 @@
 from ...analysis.first_run import changes_gradients
 from ...analysis.presence import went_through
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...trace import Run
-from ..base import RaisedRule
+from ..base import Evidence, RaisedRule, RootCause, Run
 from ..raised import by_norm
 
 

@@ -1,16 +1,8 @@
-from collections.abc import Iterator
-
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Event, Flow
 from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
-from ...source.registry import detector
 from ...source.values import Value, reach
-from ...trace import Run
 from ...trace.events import PartialRead
-from ..base import Rule
+from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 
 
 class GradNormItemPartial(Rule):
@@ -44,6 +36,16 @@ class GradNormItemPartial(Rule):
         read = f"`{_CALLS.get(first.op, first.op)}` reads the local part of a DTensor ({', '.join(first.placements)})"
         return self.failed(f"{read}: another value on each of the {ranks} ranks ({lines})", first.at_line)
 
+    def detect(self, flow: Flow) -> Hits:
+        """`.item()` or `float()` straight on a norm of one parameter's gradient."""
+        reduced = [part for e in flow.matching(lambda n: n.startswith("dist.")) for a in e.given() for part in reach(a)]
+        items: list[tuple[Event, Value]] = [(e, e.on) for e in flow.methods("item") if e.on is not None]
+        items += [(e, e.args[0]) for e in flow.ops("builtins.float") if e.args]
+        for event, value in items:
+            joined = shared(value) or names(value) & set(LOCAL) or event.result in reduced
+            if not (event.forked or flow.partial or joined) and _plain_chain(value) and gradient(flow, value, event):
+                yield f"{text(event.node)} reads one rank's part of the norm", event
+
 
 def _rank_local(run: Run) -> list[PartialRead]:
     """The reads, without conditions that came out alike on all ranks: with `any()` false everywhere, so is the whole."""
@@ -67,18 +69,6 @@ _CALLS |= {f"__{name}__": f"{name}()" for name in ("float", "int", "bool", "comp
 _CALLS |= {"__array__": "numpy.asarray()"}
 _NORMS = ("norm", "sum", "vector_norm", "max", "mean")
 _CHAIN = (*_NORMS, "square", "pow", "abs", "Pow", "detach", "float")
-
-
-@detector("grad-norm-item-partial")
-def grad_norm_item_partial(flow: Flow) -> Iterator[Hit]:
-    """`.item()` or `float()` straight on a norm of one parameter's gradient."""
-    reduced = [part for e in flow.matching(lambda n: n.startswith("dist.")) for a in e.given() for part in reach(a)]
-    items: list[tuple[Event, Value]] = [(e, e.on) for e in flow.methods("item") if e.on is not None]
-    items += [(e, e.args[0]) for e in flow.ops("builtins.float") if e.args]
-    for event, value in items:
-        joined = shared(value) or names(value) & set(LOCAL) or event.result in reduced
-        if not (event.forked or flow.partial or joined) and _plain_chain(value) and gradient(flow, value, event):
-            yield flow.hit("grad-norm-item-partial", f"{text(event.node)} reads one rank's part of the norm", event)
 
 
 def _plain_chain(value: Value) -> bool:

@@ -1,19 +1,13 @@
 import ast
-from collections.abc import Iterator
 
 from ...analysis.first_run import changes_gradients, clip_is_open
 from ...analysis.scaling import SAME, reduced_by_the_script, scales, stressed_scales, uneven
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.lines import find_local_norm, may_clip
 from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
-from ...source.registry import detector
 from ...source.values import reach
 from ...trace.events import ClipOfNothing, Step, Stress
-from ..base import Rule
+from ..base import Event, Evidence, Finding, Flow, Hits, Rule, some
 
 
 class ManualLocalNormClip(Rule):
@@ -80,6 +74,24 @@ class ManualLocalNormClip(Rule):
             return self.unknown(evidence.missing.get("provoked", lacks))
         return self.passed(f"the clip was reached and scaled every shard of {some(clipped, 1)} by one factor")
 
+    def detect(self, flow: Flow) -> Hits:
+        """Gradients scaled by a factor computed from local shards without a collective."""
+        found: dict[ast.AST, tuple[str, Event]] = {}
+        for event in flow.events:
+            augmented = event.op == "(augmented)" and event.method in ("Mult", "Div")
+            scales = event.method in ("mul_", "div_", "copy_") or augmented
+            if not scales or event.on is None or not event.args or not gradient(flow, event.on, event):
+                continue
+            factor = event.args[0]
+            for part in reach(factor):
+                taken = part.name in LOCAL and gradient(flow, part, event)
+                if taken and names(factor) & {"norm", "vector_norm", "square", "pow", "Pow"} and not shared(factor):
+                    node = part.node if part.node is not None else event.node
+                    what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
+                    found.setdefault(node, (what, part.event or event))
+                    break
+        yield from found.values()
+
 
 def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
     """({parameter: its factor on each rank}, whether they are those of huge gradients, in a run that completed)."""
@@ -95,23 +107,3 @@ def _scales(evidence: Evidence) -> tuple[dict[str, list[float]], bool]:
 def _clipped(scales: dict[str, list[float]]) -> list[str]:
     """The parameters whose gradients were scaled down, or unevenly."""
     return [name for name, factors in scales.items() if uneven(factors) or max(factors) < 1.0 - SAME]
-
-
-@detector("manual-local-norm-clip")
-def manual_local_norm_clip(flow: Flow) -> Iterator[Hit]:
-    """Gradients scaled by a factor computed from local shards without a collective."""
-    found: dict[ast.AST, Hit] = {}
-    for event in flow.events:
-        augmented = event.op == "(augmented)" and event.method in ("Mult", "Div")
-        scales = event.method in ("mul_", "div_", "copy_") or augmented
-        if not scales or event.on is None or not event.args or not gradient(flow, event.on, event):
-            continue
-        factor = event.args[0]
-        for part in reach(factor):
-            taken = part.name in LOCAL and gradient(flow, part, event)
-            if taken and names(factor) & {"norm", "vector_norm", "square", "pow", "Pow"} and not shared(factor):
-                node = part.node if part.node is not None else event.node
-                what = f"{text(event.node)} scales by a norm of this rank's shards ({text(node)})"
-                found.setdefault(node, flow.hit("manual-local-norm-clip", what, part.event or event))
-                break
-    yield from found.values()

@@ -1,10 +1,6 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import first_text
-from ...source.registry import detector
-from ..base import SourceRule
+from ..base import Hits, SourceRule
 
 
 class AcCompileOrder(SourceRule):
@@ -30,19 +26,17 @@ class AcCompileOrder(SourceRule):
 
     named_by = ("checkpoint_wrapper", "apply_activation_checkpointing")
 
-
-@detector("ac-compile-order")
-def ac_compile_order(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing"):
-        if not event.args:
-            continue
-        module = event.args[0]
-        compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
-        compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
-        if (shard := flow.managed_by(module, event)) is not None:
-            what = f"sharded in line {shard.line} and wrapped for activation checkpointing after that"
-        elif compiled:
-            what = f"compiled in line {compiled[0].line} and wrapped for activation checkpointing after that"
-        else:
-            continue
-        yield flow.hit("ac-compile-order", f"{first_text(event)} is {what}", event)
+    def detect(self, flow: Flow) -> Hits:
+        for event in flow.ops("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing"):
+            if not event.args:
+                continue
+            module = event.args[0]
+            compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
+            compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
+            if (shard := flow.managed_by(module, event)) is not None:
+                what = f"sharded in line {shard.line} and wrapped for activation checkpointing after that"
+            elif compiled:
+                what = f"compiled in line {compiled[0].line} and wrapped for activation checkpointing after that"
+            else:
+                continue
+            yield f"{first_text(event)} is {what}", event

@@ -1,9 +1,8 @@
 import ast
 
-from ...source.events import Flow
 from ...source.looks import text
 from ...source.values import reach
-from ..base import Hits, SourceRule
+from ..base import Flow, Hits, SourceRule
 
 _SEEDS = ("torch.manual_seed", "random.seed", "random.Random", "numpy.random.seed", "numpy.random.default_rng")
 
@@ -26,8 +25,7 @@ class SaltedHashSeed(SourceRule):
 
     named_by = ("hash",)
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event in [*flow.ops(*_SEEDS), *flow.methods("manual_seed", "seed")]:
             made = [part for value in event.args for part in reach(value) if part.name in ("hash", "builtins.hash")]
             if any(_of_text(part.node) for part in made):

@@ -1,18 +1,12 @@
 import math
 from collections import Counter
-from collections.abc import Iterator
 from itertools import combinations
 
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
 from ...source.events import ITERATE, Event, Flow
 from ...source.looks import is_const, names_in, text, trains
-from ...source.registry import detector
 from ...source.values import Value, choices, reach
-from ...trace import Run
 from ...trace.events import Micro
-from ..base import Rule
+from ..base import Evidence, Finding, Hits, Rule, Run, count
 
 CHANCE = 1e-4  # equal batches in single steps are a fault where independent draws give them less often
 
@@ -64,6 +58,22 @@ class SameDataOnEveryRank(Rule):
             return self.unknown(f"{text}; {chance}")
         return self.failed(text, evidence.line_of(run, Micro))
 
+    def detect(self, flow: Flow) -> Hits:
+        if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses or names_in(flow, *_BY_RANK):
+            return
+        loops = {loop for backward in flow.methods("backward") for loop in backward.loops}
+        loaded = [part for e in flow.ops(ITERATE) if e.node in loops for part in reach(e.args[0])]
+        for event in flow.ops("data.DataLoader"):
+            dataset = event.arg(0, "dataset")
+            given = [
+                v for name in ("sampler", "batch_sampler", "collate_fn") if (v := event.kwargs.get(name)) is not None
+            ]
+            own_order = event.open or len(event.args) > 3 or not all(is_const(value, None) for value in given)
+            if dataset is None or own_order or not _same_order(flow, event) or flow.escapes(event.result):
+                continue
+            if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
+                yield f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank", event
+
 
 _BY_RANK = ("split_dataset_by_node", "node_rank", "dp_rank", "data_parallel_rank", "get_worker_info")
 _MAPS = ("data.TensorDataset", "data.Subset", "data.random_split", "data.ConcatDataset")
@@ -93,23 +103,6 @@ def _by_chance(batch: Counter[int], samples: int, trials: int) -> float:
     """The largest probability that one of `trials` pairs of batches is this one, each drawn from so many samples."""
     size = batch.total()
     return min(1.0, math.exp(math.log(trials) + math.lgamma(size + 1) - size * math.log(samples)))
-
-
-@detector("same-data-on-every-rank")
-def same_data_on_every_rank(flow: Flow) -> Iterator[Hit]:
-    if not flow.certain or not trains(flow) or not flow.roots or flow.rank_uses or names_in(flow, *_BY_RANK):
-        return
-    loops = {loop for backward in flow.methods("backward") for loop in backward.loops}
-    loaded = [part for e in flow.ops(ITERATE) if e.node in loops for part in reach(e.args[0])]
-    for event in flow.ops("data.DataLoader"):
-        dataset = event.arg(0, "dataset")
-        given = [v for name in ("sampler", "batch_sampler", "collate_fn") if (v := event.kwargs.get(name)) is not None]
-        own_order = event.open or len(event.args) > 3 or not all(is_const(value, None) for value in given)
-        if dataset is None or own_order or not _same_order(flow, event) or flow.escapes(event.result):
-            continue
-        if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
-            what = f"{text(event.node)} has no sampler, and nothing in the script splits the data by rank"
-            yield flow.hit("same-data-on-every-rank", what, event)
 
 
 def _same_order(flow: Flow, event: Event) -> bool:

@@ -1,17 +1,11 @@
-from collections.abc import Iterator
-
 from ...analysis.presence import absent, unfinished
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
 from ...source.events import ITERATE, Flow
 from ...source.looks import is_const, names_in, text
 from ...source.looks_data import SAMPLER
-from ...source.registry import detector
 from ...source.values import reach
 from ...trace import Trace
 from ...trace.events import Micro, Sampler, SetEpoch
-from ..base import Rule
+from ..base import Evidence, Finding, Hits, Rule, count
 
 
 class SetEpochMissing(Rule):
@@ -57,6 +51,21 @@ class SetEpochMissing(Rule):
         epochs = len({r.epoch for records in begun for r in records})
         return self.passed(f"{count(epochs, 'epoch')} of a shuffling sampler, no order repeated")
 
+    def detect(self, flow: Flow) -> Hits:
+        if not flow.certain or names_in(flow, "set_epoch"):
+            return
+        for event in flow.ops(SAMPLER):
+            shuffle = event.arg(3, "shuffle")
+            if event.open or (shuffle is not None and not is_const(shuffle, True)):
+                continue
+            again = [turn for turn in flow.ops(ITERATE) if turn.loops and turn.node not in turn.loops]
+            inside = any(part is event.result for turn in again for part in reach(turn.args[0]))
+            if inside and not flow.escapes(event.result):
+                what = (
+                    f"{text(event.node)} is iterated over each epoch without set_epoch: every epoch has the same order"
+                )
+                yield what, event
+
 
 def _begun(trace: Trace) -> list[Sampler]:
     """The epochs that a rank's shuffling samplers have begun."""
@@ -81,18 +90,3 @@ def _repeated(trace: Trace) -> Sampler | None:
             if waiting is not None:
                 return waiting
     return None
-
-
-@detector("set-epoch-missing")
-def set_epoch_missing(flow: Flow) -> Iterator[Hit]:
-    if not flow.certain or names_in(flow, "set_epoch"):
-        return
-    for event in flow.ops(SAMPLER):
-        shuffle = event.arg(3, "shuffle")
-        if event.open or (shuffle is not None and not is_const(shuffle, True)):
-            continue
-        again = [turn for turn in flow.ops(ITERATE) if turn.loops and turn.node not in turn.loops]
-        inside = any(part is event.result for turn in again for part in reach(turn.args[0]))
-        if inside and not flow.escapes(event.result):
-            what = f"{text(event.node)} is iterated over each epoch without set_epoch: every epoch has the same order"
-            yield flow.hit("set-epoch-missing", what, event)

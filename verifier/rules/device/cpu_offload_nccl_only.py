@@ -1,11 +1,7 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import made_by
 from ...source.looks_device import is_nccl, process_groups
-from ...source.registry import detector
-from ..base import SourceRule
+from ..base import Hits, SourceRule
 
 
 class CpuOffloadNcclOnly(SourceRule):
@@ -28,14 +24,13 @@ class CpuOffloadNcclOnly(SourceRule):
 
     named_by = ("CPUOffloadPolicy",)
 
-
-@detector("cpu-offload-nccl-only")
-def cpu_offload_nccl_only(flow: Flow) -> Iterator[Hit]:
-    groups = process_groups(flow)
-    made = ((made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy"), event) for event, _ in flow.shards)
-    always = any(
-        policy is not None and covers(policy, event) for policy, event in made
-    )  # not under an option of its own
-    if groups and all(is_nccl(e) for e in groups) and always:
-        what = "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only"
-        yield flow.hit("cpu-offload-nccl-only", what, groups[0])
+    def detect(self, flow: Flow) -> Hits:
+        groups = process_groups(flow)
+        made = (
+            (made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy"), event) for event, _ in flow.shards
+        )
+        always = any(
+            policy is not None and covers(policy, event) for policy, event in made
+        )  # not under an option of its own
+        if groups and all(is_nccl(e) for e in groups) and always:
+            yield "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only", groups[0]

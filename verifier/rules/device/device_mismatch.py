@@ -1,6 +1,5 @@
-from ...evidence import Evidence
 from ...trace.events import Memory
-from ..base import RaisedRule
+from ..base import Evidence, RaisedRule
 
 
 class DeviceMismatch(RaisedRule):

@@ -1,12 +1,7 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
-from ...source.events import Flow
 from ...source.looks import made_by, names_in, text
 from ...source.looks_device import is_nccl, process_groups
-from ...source.registry import detector
 from ...source.values import Value, choices
-from ..base import SourceRule
+from ..base import Flow, Hits, SourceRule
 
 
 class SetDeviceMissing(SourceRule):
@@ -32,23 +27,26 @@ class SetDeviceMissing(SourceRule):
 
     named_by = ("cuda", "nccl")
 
-
-@detector("set-device-missing")
-def set_device_missing(flow: Flow) -> Iterator[Hit]:
-    """A module is moved to the current GPU before a device is set."""
-    groups = process_groups(flow)
-    nccl = bool(groups) and all(is_nccl(event) for event in groups)
-    words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device")
-    if not flow.certain or not flow.roots or not nccl or names_in(flow, *words, "set_default_device", "device_index"):
-        return
-    meshes = flow.ops("dist.init_device_mesh")
-    for event in flow.methods("cuda", "to"):
-        if event.on is None or not flow.is_module(event.on) or (meshes and meshes[0].index < event.index):
-            continue
-        bare = event.method == "cuda" and not event.args and not event.kwargs and not event.open
-        if bare or (event.method == "to" and _bare_cuda(event.arg(0, "device"))):
-            yield flow.hit("set-device-missing", f"{text(event.node)}: no device is set, so all ranks use GPU 0", event)
+    def detect(self, flow: Flow) -> Hits:
+        """A module is moved to the current GPU before a device is set."""
+        groups = process_groups(flow)
+        nccl = bool(groups) and all(is_nccl(event) for event in groups)
+        words = ("set_device", "device_id", "CUDA_VISIBLE_DEVICES", "with torch.cuda.device")
+        if (
+            not flow.certain
+            or not flow.roots
+            or not nccl
+            or names_in(flow, *words, "set_default_device", "device_index")
+        ):
             return
+        meshes = flow.ops("dist.init_device_mesh")
+        for event in flow.methods("cuda", "to"):
+            if event.on is None or not flow.is_module(event.on) or (meshes and meshes[0].index < event.index):
+                continue
+            bare = event.method == "cuda" and not event.args and not event.kwargs and not event.open
+            if bare or (event.method == "to" and _bare_cuda(event.arg(0, "device"))):
+                yield f"{text(event.node)}: no device is set, so all ranks use GPU 0", event
+                return
 
 
 def _bare_cuda(value: Value | None) -> bool:

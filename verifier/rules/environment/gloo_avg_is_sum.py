@@ -1,11 +1,8 @@
 import math
 
-from ...evidence import Evidence
-from ...finding import Finding
 from ...launch.average import MEAN, RIGHT
-from ...trace import Run
 from ...trace.events import Start
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run
 
 
 class GlooAvgIsSum(Rule):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ...evidence import Evidence
 from ...trace.events import Step, Sync, Zeroed
-from ..base import Rule
+from ..base import Evidence, Rule
 
 
 class UnreducedRule(Rule):

@@ -1,12 +1,6 @@
-from collections.abc import Iterator
-
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.looks_gradients import never_on
-from ...source.registry import detector
 from ...trace.events import Step, Sync
+from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._base import UnreducedRule
 
 
@@ -43,7 +37,5 @@ class AccumNeverResynced(UnreducedRule):
         flags = count(len(run.traces[0].of(Sync)), "sync flag")
         return self.passed(f"no unreduced gradient at {count(run.steps(), 'step')} ({flags} seen)")
 
-
-@detector("accum-never-resynced")
-def never_resynced(flow: Flow) -> Iterator[Hit]:
-    yield from never_on(flow, "set_requires_gradient_sync", "accum-never-resynced", "gradients are never reduced")
+    def detect(self, flow: Flow) -> Hits:
+        yield from never_on(flow, "set_requires_gradient_sync", "gradients are never reduced")

@@ -2,10 +2,9 @@ import math
 from collections.abc import Iterator
 
 from ...analysis.factors import NEAR, Reading, near, readings, total_weight, words
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Run, difference
 from ...trace.events import Divide, Micro, Step
+from ..base import Evidence, Finding
 from ._base import ScaleRule
 
 

@@ -1,9 +1,6 @@
 from ...analysis.presence import went_through
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...trace import Run
 from ...trace.events import Divide, Place
-from ..base import RaisedRule
+from ..base import Evidence, RaisedRule, RootCause, Run
 
 
 class GlooPremulSum(RaisedRule):

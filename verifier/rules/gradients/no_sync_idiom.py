@@ -1,12 +1,7 @@
-from collections.abc import Iterator
-
 from ...analysis.factors import micro_batches
-from ...evidence import Evidence
-from ...finding import Finding, Hit
 from ...source.events import STORE, Flow
 from ...source.looks import text
-from ...source.registry import detector
-from ..base import RaisedRule
+from ..base import Evidence, Finding, Hits, RaisedRule
 
 
 class NoSyncIdiom(RaisedRule):
@@ -39,12 +34,12 @@ class NoSyncIdiom(RaisedRule):
             return self.unknown(f"the sources name `no_sync`, and the run has one micro-batch a step: {advice}")
         return found
 
-
-@detector("no-sync-idiom")
-def no_sync_idiom(flow: Flow) -> Iterator[Hit]:
-    found = [(e, "a module sharded by fully_shard has no `no_sync`") for e in flow.methods("no_sync")]
-    stored = [e for e in flow.ops(STORE) if e.method == "require_backward_grad_sync"]
-    found += [(e, f"{text(e.node)} has no effect on a sharded module: every micro-batch is reduced") for e in stored]
-    for event, what in found:
-        if event.on is not None and flow.sharded_by(event.on, event) is not None:
-            yield flow.hit("no-sync-idiom", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        found = [(e, "a module sharded by fully_shard has no `no_sync`") for e in flow.methods("no_sync")]
+        stored = [e for e in flow.ops(STORE) if e.method == "require_backward_grad_sync"]
+        found += [
+            (e, f"{text(e.node)} has no effect on a sharded module: every micro-batch is reduced") for e in stored
+        ]
+        for event, what in found:
+            if event.on is not None and flow.sharded_by(event.on, event) is not None:
+                yield what, event

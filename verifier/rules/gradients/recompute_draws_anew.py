@@ -1,7 +1,5 @@
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Recompute
-from ..base import Rule
+from ..base import Evidence, Finding, Rule
 
 
 class RecomputeDrawsAnew(Rule):

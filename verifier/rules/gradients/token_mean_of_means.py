@@ -1,10 +1,8 @@
 import math
 
 from ...analysis.factors import NEAR, weight
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Micro
+from ..base import Evidence, Finding, count
 from ._base import ScaleRule
 
 

@@ -1,8 +1,6 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Trace
 from ...trace.events import Discarded, Micro, Step, Zeroed
+from ..base import Evidence, Finding, count, some
 from ._base import UnreducedRule
 
 

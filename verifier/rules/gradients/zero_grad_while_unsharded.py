@@ -1,9 +1,6 @@
 from ...analysis.presence import unnamed
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import NotCleared, Step
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 
 
 class ZeroGradWhileUnsharded(Rule):

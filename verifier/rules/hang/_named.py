@@ -5,10 +5,8 @@ from __future__ import annotations
 from ...analysis.branches import leaving_branch, loop_of, rank_guard, skipping_branch
 from ...analysis.divergence import Parting, fork, location, parting, place
 from ...evidence import Evidence, Sources
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Place, ProgressEvent
-from ..base import Rule
+from ..base import Finding, Rule, Run
 
 Named = tuple[str, str, Place]  # rule, message, the user's line
 

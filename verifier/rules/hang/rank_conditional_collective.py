@@ -33,8 +33,7 @@ class RankConditionalCollective(HangRule):
     Source: huggingface/transformers PR#35234; pytorch#143536; pytorch#134095; axolotl#3476.
     """
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         seen: set[int] = set()
         for event in flow.events:
             guard = event.on_some_ranks

@@ -1,9 +1,8 @@
 import ast
 
-from ...source.events import Event, Flow
 from ...source.looks_hang import said
 from ...source.values import Value, reach
-from ..base import Hits
+from ..base import Event, Flow, Hits
 from ._named import HangRule
 
 _ASKS = ("isnan", "isfinite", "isinf", "Lt", "LtE", "Gt", "GtE")
@@ -28,8 +27,7 @@ class RankLocalControlFlow(HangRule):
     Source: InternLM/xtuner PR#1852; mosaicml/composer PR#3843; the docstring of `fully_shard` on exceptions.
     """
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         """A step left out, or the end, on ranks whose own loss is not finite, or small enough."""
         for leave in flow.ops("(continue)", "(break)"):
             for guard in leave.guards:

@@ -1,8 +1,5 @@
 from ...analysis.root_cause import root_cause
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count
 
 
 class RunCompletes(Rule):

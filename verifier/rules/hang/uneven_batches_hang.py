@@ -1,8 +1,7 @@
 from ...analysis.branches import loop_is_plain
 from ...analysis.divergence import location, place
 from ...evidence import Sources
-from ...finding import Finding
-from ...trace import Run
+from ..base import Finding, Run
 from ._named import HangRule
 
 

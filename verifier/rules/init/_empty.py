@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import ToEmpty
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class EmptyRule(Rule):

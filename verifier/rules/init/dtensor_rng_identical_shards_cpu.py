@@ -1,9 +1,5 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Shard, Shards, ToEmpty
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class DtensorRngIdenticalShardsCpu(Rule):

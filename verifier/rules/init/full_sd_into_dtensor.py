@@ -1,10 +1,9 @@
 from ...analysis.presence import never_sharded, trainings, unnamed, unseen_load, went_through
 from ...evidence import LOADS, Evidence
-from ...source.events import Flow
 from ...source.looks import is_known, shared, text
 from ...source.values import Value, reach
 from ...trace.events import Checkpoint
-from ..base import Hits
+from ..base import Flow, Hits
 from ..raised import MixedRule
 
 LOADERS = ("load_state_dict", "set_model_state_dict", "set_state_dict", "set_optimizer_state_dict", "copy_")
@@ -40,8 +39,7 @@ class FullSdIntoDtensor(MixedRule):
     def unseen(self, evidence: Evidence) -> str:
         return never_sharded(evidence) or unseen_load(evidence, *LOADERS[:-1])
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         if _saves_shards(flow):
             return
         for event in flow.methods("load_state_dict"):

@@ -1,12 +1,10 @@
 import ast
 from collections.abc import Iterator
 
-from ...source.events import Flow
 from ...source.looks import inner, is_const, parts_of, text
 from ...source.looks_init import emptied
 from ...source.values import Value
-from ...trace import Run
-from ..base import Hits
+from ..base import Flow, Hits, Run
 from ._empty import EmptyRule
 
 
@@ -37,8 +35,7 @@ class MetaBuffersGarbage(EmptyRule):
     def parts(self, run: Run) -> list[tuple[str, bool]]:
         return [(f"{b.name} {tuple(b.shape)}", bool(b.unset)) for model in run.models for b in model.buffers]
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event, model in emptied(flow):
             for holder in _modules_in(model):
                 for made in flow.methods("register_buffer"):

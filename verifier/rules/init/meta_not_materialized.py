@@ -1,9 +1,6 @@
 from ...analysis.presence import never_sharded, went_through
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...trace import Run
 from ...trace.events import Place, Shard, ToEmpty
-from ..base import RaisedRule
+from ..base import Evidence, RaisedRule, RootCause, Run
 from ..raised import last_shard
 
 

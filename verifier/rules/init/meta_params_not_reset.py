@@ -1,8 +1,7 @@
 from ...source.events import CALL, NEW, SHARD, Event, Flow, covers
 from ...source.looks import text
 from ...source.looks_init import emptied
-from ...trace import Run
-from ..base import Hits
+from ..base import Hits, Run
 from ._empty import EmptyRule
 
 _TOUCHES = ("modules", "named_modules", "buffers", "named_buffers", "children", "load_state_dict")
@@ -39,8 +38,7 @@ class MetaParamsNotReset(EmptyRule):
     def parts(self, run: Run) -> list[tuple[str, bool]]:
         return [(name, any(e.unset for e in entries)) for name, entries in run.parameters.items()]
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         for event, model in emptied(flow):
             run = next((f for f in flow.forwards(model) if covers(event, f)), None)
             if run is None or any(map(_may_write, flow.events[event.index + 1 : run.index])):

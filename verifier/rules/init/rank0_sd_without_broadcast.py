@@ -1,11 +1,7 @@
 from ...analysis.presence import unnamed, unseen_load, went_through
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import is_const, made_by
 from ...trace.events import SetState
-from ..base import Hits, Rule
+from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 
 SETTERS = ("set_model_state_dict", "set_state_dict")
 
@@ -56,8 +52,7 @@ class Rank0SdWithoutBroadcast(Rule):
             return self.unknown("with one rank, rank 0 has all keys: give --nproc 2")
         return self.passed(f"in {count(len(calls), 'call')} every rank had keys, or rank 0 broadcast them")
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         setters = {"dsd.set_model_state_dict": (1, "model_state_dict"), "dsd.set_state_dict": (2, "model_state_dict")}
         for event in flow.ops(*setters):
             state, options = event.arg(*setters[event.op]), event.kwargs.get("options")

@@ -1,12 +1,10 @@
-from ...analysis.wording import count, some
 from ...evidence import LOADS, Evidence
-from ...finding import Finding
 from ...source.events import Event, Flow, covers
 from ...source.looks import is_known, made_by, text
 from ...source.values import GLOBAL, Value
 from ...trace import Run, Sketch, difference
 from ...trace.events import Checkpoint, Shard
-from ..base import Hits, Rule
+from ..base import Finding, Hits, Rule, count, some
 
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
 _SETS_ALL = ("dist.broadcast", "tensor.distribute_tensor", "dist.broadcast_object_list", "dist._broadcast_coalesced")
@@ -78,8 +76,7 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed(f"different on the ranks before sharding, but rank {giver}'s are set on all after it")
         return self.failed(f"{some(differing)}: the ranks have different values before fully_shard", line)
 
-    @staticmethod
-    def detect(flow: Flow) -> Hits:
+    def detect(self, flow: Flow) -> Hits:
         if not flow.certain or flow.ops(*_SETS_ALL) or flow.methods("to_empty"):
             return
         seeds = flow.ops("torch.manual_seed", "torch.random.manual_seed")

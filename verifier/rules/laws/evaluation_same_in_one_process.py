@@ -1,10 +1,7 @@
 from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
 from ...analysis.state import apart, evaluated, handed_on, noise, states, whole
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import State
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run
 
 
 class EvaluationSameInOneProcess(Rule):

@@ -1,8 +1,6 @@
 from ...analysis.factors import near, readings, total_weight, words
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Micro
-from ..base import Rule
+from ..base import Evidence, Finding, Rule
 
 
 class GradientOfMeanLoss(Rule):

@@ -1,12 +1,9 @@
 import math
 from dataclasses import dataclass
 
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Run, difference
 from ...trace.events import Cleared, EditedGradients, KeptGradients, Micro, Place, Step
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 
 
 class GradientsConsumedOnce(Rule):

@@ -1,8 +1,5 @@
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import ReplacedRead
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count
 
 
 class ReplacedParameterRead(Rule):

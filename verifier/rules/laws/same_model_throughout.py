@@ -1,12 +1,9 @@
 import re
 from itertools import pairwise
 
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Run, Trace
 from ...trace.events import State, Step, Stepped
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 
 
 class SameModelThroughout(Rule):

@@ -1,9 +1,5 @@
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import LoaderStarted, Micro
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count
 
 STEPS = 3
 

@@ -2,11 +2,8 @@ import re
 
 from ...analysis.snapshots import snapshots
 from ...analysis.state import spelled, states
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import State
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, some
 
 
 class SnapshotIsACopy(Rule):

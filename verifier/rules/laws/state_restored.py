@@ -3,12 +3,8 @@ from collections import Counter
 
 from ...analysis.presence import begins_elsewhere
 from ...analysis.state import KEPT, LEAST, apart, assigned_anew, decisive, evolving, restorable, whole
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Held
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
 
 LATER = 3  # steps after the checkpoint

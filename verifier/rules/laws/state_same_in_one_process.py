@@ -1,11 +1,7 @@
 from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, parted
 from ...analysis.state import LEAST, apart, evolving, noise, states, whole
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Held, State
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class StateSameInOneProcess(Rule):

@@ -1,9 +1,6 @@
 from ...analysis.state import KEPT, Values, apart, decisive, evolving, states
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Held, State
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, some
 
 SAME = 1e-5  # relative
 UNREDUCED = ", a parameter outside every fully_shard module, whose gradient nothing reduces"

@@ -2,13 +2,9 @@ from collections.abc import Iterator
 
 from ...analysis.comparison import FLOOR, MULTIPLE
 from ...analysis.state import Values, apart, noise, states, whole
-from ...analysis.wording import count
 from ...config.watch import FILES, Watched
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Held, State
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count
 
 Pair = tuple[str, int, dict[str, Held], dict[str, Held], float]  # where, step, two sides, limit beside the noise
 

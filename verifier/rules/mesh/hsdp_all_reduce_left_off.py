@@ -1,13 +1,6 @@
-from collections.abc import Iterator
-
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.looks_gradients import never_on
-from ...source.registry import detector
 from ...trace.events import AllReduce, Partial, Step, Stepped
-from ..base import Rule
+from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start, replicas_of
 
 
@@ -60,7 +53,5 @@ class HsdpAllReduceLeftOff(Rule):
         what = f"{count(len(same), 'parameter')} equal in all replicas"
         return self.passed(f"{what} after each of {count(run.steps(), 'step')}")
 
-
-@detector("hsdp-all-reduce-left-off")
-def all_reduce_left_off(flow: Flow) -> Iterator[Hit]:
-    yield from never_on(flow, "set_requires_all_reduce", "hsdp-all-reduce-left-off", "replicas never share gradients")
+    def detect(self, flow: Flow) -> Hits:
+        yield from never_on(flow, "set_requires_all_reduce", "replicas never share gradients")

@@ -1,8 +1,5 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Shard
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 from ._replicas import NO_REPLICAS, replicas_apart, replicas_at_start
 
 

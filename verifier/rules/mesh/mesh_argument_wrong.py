@@ -1,14 +1,9 @@
 import re
 from collections.abc import Iterator
 
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.looks import made_by, text
-from ...source.registry import detector
-from ...trace import Run
 from ...trace.events import Mesh, Wrap
-from ..base import Rule
+from ..base import Evidence, Finding, Flow, Hits, Rule, Run
 
 
 class MeshArgumentWrong(Rule):
@@ -58,6 +53,31 @@ class MeshArgumentWrong(Rule):
             return self.unknown("both dims of the mesh have size 1: give a larger --nproc")
         return self.passed(f"fully_shard replicates over dim 0 and shards over dim 1 of {large[0][1].names}")
 
+    def detect(self, flow: Flow) -> Hits:
+        seen: set[int] = set()
+        for event, _ in flow.shards:
+            mesh = event.arg(1, "mesh")
+            made = made_by(mesh, "dist.init_device_mesh") if mesh is not None else None
+            names = made.arg(2, "mesh_dim_names") if made is not None else None
+            if made is None or names is None or names.kind not in ("tuple", "list") or id(made) in seen:
+                continue
+            words = [part.const for part in names.parts if isinstance(part.const, str)]
+            if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
+                order = "replicates over the first dimension and shards over the second"
+                what, at = f"fully_shard {order}; {text(names.node or made.node)} says the reverse", made
+            elif len(words) == 2 and words[1] in _MODEL:
+                what, at = f"fully_shard is given the whole mesh: it also shards over {words[1]!r}", event
+            else:
+                continue
+            seen.add(id(made))
+            yield what, at
+        for event in flow.ops("tp.parallelize_module"):
+            model = event.arg(0, "module")
+            shard = flow.managed_by(model, event) if model is not None else None
+            if shard is not None:
+                what = f"parallelize_module is called after fully_shard (line {shard.line}): apply tensor parallelism first"
+                yield what, event
+
 
 def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
     """The calls of fully_shard with a mesh of two named dims, which it reads by position."""
@@ -67,34 +87,3 @@ def _by_position(run: Run) -> Iterator[tuple[Wrap, Mesh]]:
 
 
 _MODEL = ("tp", "tensor_parallel", "pp", "pipeline_parallel", "ep", "expert_parallel", "cp", "context_parallel")
-
-
-@detector("mesh-argument-wrong")
-def mesh_argument_wrong(flow: Flow) -> Iterator[Hit]:
-    seen: set[int] = set()
-    for event, _ in flow.shards:
-        mesh = event.arg(1, "mesh")
-        made = made_by(mesh, "dist.init_device_mesh") if mesh is not None else None
-        names = made.arg(2, "mesh_dim_names") if made is not None else None
-        if made is None or names is None or names.kind not in ("tuple", "list") or id(made) in seen:
-            continue
-        words = [part.const for part in names.parts if isinstance(part.const, str)]
-        if len(words) == 2 and "shard" in words[0] and "repl" in words[1]:
-            order = "replicates over the first dimension and shards over the second"
-            what, at = f"fully_shard {order}; {text(names.node or made.node)} says the reverse", made
-        elif len(words) == 2 and words[1] in _MODEL:
-            what, at = f"fully_shard is given the whole mesh: it also shards over {words[1]!r}", event
-        else:
-            continue
-        seen.add(id(made))
-        yield flow.hit("mesh-argument-wrong", what, at)
-
-
-@detector("mesh-argument-wrong")
-def parallel_after_shard(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("tp.parallelize_module"):
-        model = event.arg(0, "module")
-        shard = flow.managed_by(model, event) if model is not None else None
-        if shard is not None:
-            what = f"parallelize_module is called after fully_shard (line {shard.line}): apply tensor parallelism first"
-            yield flow.hit("mesh-argument-wrong", what, event)

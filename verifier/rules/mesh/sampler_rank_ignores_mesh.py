@@ -1,15 +1,7 @@
-from collections.abc import Iterator
-
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Event, Flow
 from ...source.looks import is_const, made_by, text
 from ...source.looks_data import SAMPLER
-from ...source.registry import detector
-from ...trace import Run
 from ...trace.events import Micro, ShardedInput, Wrap
-from ..base import Rule
+from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 
 
 class SamplerRankIgnoresMesh(Rule):
@@ -55,6 +47,18 @@ class SamplerRankIgnoresMesh(Rule):
             return self.unknown("the model got no tensor whose rows can be compared")
         return self.passed(f"the same samples on the ranks of each of {count(len(groups), 'tensor-parallel group')}")
 
+    def detect(self, flow: Flow) -> Hits:
+        meshes = [m for m in flow.ops("dist.init_device_mesh") if _splits_model(m)]
+        if not meshes or not flow.ops("tp.parallelize_module", "tensor.experimental.context_parallel"):
+            return
+        for event in flow.ops(SAMPLER):
+            rank = event.arg(2, "rank")
+            given = rank is not None and not is_const(rank, None)
+            by_world = not given or (made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2)
+            if by_world and not event.open:
+                what = "splits the data over all ranks, but the mesh has a dimension whose ranks need the same samples"
+                yield f"{text(event.node)} {what}", event
+
 
 def _tensor_parallel_groups(run: Run) -> list[list[int]]:
     """Ranks at the same position of parallel data meshes, if parameters are sharded over more than those."""
@@ -77,20 +81,6 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
 
 
 _OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")
-
-
-@detector("sampler-rank-ignores-mesh")
-def sampler_rank_ignores_mesh(flow: Flow) -> Iterator[Hit]:
-    meshes = [m for m in flow.ops("dist.init_device_mesh") if _splits_model(m)]
-    if not meshes or not flow.ops("tp.parallelize_module", "tensor.experimental.context_parallel"):
-        return
-    for event in flow.ops(SAMPLER):
-        rank = event.arg(2, "rank")
-        given = rank is not None and not is_const(rank, None)
-        by_world = not given or (made_by(rank, "dist.get_rank") is not None and rank is not None and rank.rank == 2)
-        if by_world and not event.open:
-            what = "splits the data over all ranks, but the mesh has a dimension whose ranks need the same samples"
-            yield flow.hit("sampler-rank-ignores-mesh", f"{text(event.node)} {what}", event)
 
 
 def _splits_model(event: Event) -> bool:

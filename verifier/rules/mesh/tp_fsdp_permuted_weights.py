@@ -1,11 +1,8 @@
 import math
 
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Sketch, difference
 from ...trace.events import Checkpoint, Step
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 
 
 class TpFsdpPermutedWeights(Rule):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Optimizer, Step, Stepped
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count, some
 
 
 class HeldRule(Rule):

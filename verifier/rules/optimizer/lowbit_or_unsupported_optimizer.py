@@ -1,16 +1,9 @@
 import re
-from collections.abc import Iterator
 
 from ...analysis.presence import never_sharded
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...finding import Hit
-from ...source.events import Flow
 from ...source.looks import text
-from ...source.registry import detector
-from ...trace import Run
 from ...trace.events import Optimizer, Place
-from ..base import RaisedRule
+from ..base import Evidence, Flow, Hits, RaisedRule, RootCause, Run
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
@@ -43,11 +36,8 @@ class UnsupportedOptimizer(RaisedRule):
     def place(self, run: Run, cause: RootCause) -> Place | None:
         return next((r.at_line for r in reversed([*run.places(Optimizer)]) if r.at_line), cause.location)
 
-
-@detector("lowbit-or-unsupported-optimizer")
-def unsupported_optimizer(flow: Flow) -> Iterator[Hit]:
-    for event, models in flow.optimizers:
-        sharded = any(flow.sharded_by(model, event) is not None for model in models)
-        if sharded and event.op == "torch.optim.Adafactor":
-            what = f"{text(event.node)} cannot update sharded matrices"
-            yield flow.hit("lowbit-or-unsupported-optimizer", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        for event, models in flow.optimizers:
+            sharded = any(flow.sharded_by(model, event) is not None for model in models)
+            if sharded and event.op == "torch.optim.Adafactor":
+                yield f"{text(event.node)} cannot update sharded matrices", event

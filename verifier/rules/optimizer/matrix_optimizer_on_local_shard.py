@@ -1,17 +1,13 @@
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ...analysis.comparison import gradients_apart, incomparable, limits, undecided, update_apart
-from ...evidence import Evidence
-from ...finding import Finding, Hit
 from ...source.events import NEW, Flow, hit_at
 from ...source.lines import find_shard_use
 from ...source.looks import text
 from ...source.looks_clipping import LOCAL
-from ...source.registry import detector
-from ...trace import Run
 from ...trace.events import Optimizer, ShardInStep
-from ..base import Rule
+from ..base import Evidence, Finding, Hits, Rule, Run
 
 
 class MatrixOptimizerOnLocalShard(Rule):
@@ -68,6 +64,24 @@ class MatrixOptimizerOnLocalShard(Rule):
         text += f", from gradients that agree within {gradients:.1e}"
         return self.failed(text, line, measured=update, limit=limit)
 
+    def detect(self, flow: Flow) -> Hits:
+        """A `step` of the project's own optimizer that multiplies local shards as if they were whole matrices."""
+        done: set[str] = set()
+        for event, _ in flow.optimizers:
+            info = event.result.cls if event.op == NEW else None
+            if info is None or info.name in done:
+                continue
+            done.add(info.name)
+            called = _words(n for method in info.methods.values() for n in ast.walk(method))
+            helpers = [f for f in ast.walk(info.home.tree) if isinstance(f, ast.FunctionDef) and f.name in called]
+            nodes = [n for body in [*info.methods.values(), *helpers] for n in ast.walk(body)]
+            words = _words(nodes)
+            multiplies = words & _MATRIX or any(isinstance(n, ast.MatMult) for n in nodes)
+            local = next((n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOCAL), None)
+            if multiplies and local is not None and not words & _GATHERS:
+                what = f"{info.name} multiplies matrices that are one rank's shard: {text(local)}"
+                yield what, hit_at("", "", info.home, local.lineno, f"{info.name}.step").location
+
 
 def _own(run: Run) -> list[str]:
     """The classes of optimizers that are not torch's."""
@@ -77,26 +91,6 @@ def _own(run: Run) -> list[str]:
 _MATRIX = {"svd", "qr", "inverse", "eigh", "matrix_norm", "mm", "matmul", "bmm", "addmm"}
 _GATHERS = {"full_tensor", "redistribute", "all_gather", "all_gather_into_tensor", "gather", "all_reduce"}
 _GATHERS |= {"distribute_tensor"}
-
-
-@detector("matrix-optimizer-on-local-shard")
-def matrix_optimizer_on_local_shard(flow: Flow) -> Iterator[Hit]:
-    """A `step` of the project's own optimizer that multiplies local shards as if they were whole matrices."""
-    done: set[str] = set()
-    for event, _ in flow.optimizers:
-        info = event.result.cls if event.op == NEW else None
-        if info is None or info.name in done:
-            continue
-        done.add(info.name)
-        called = _words(n for method in info.methods.values() for n in ast.walk(method))
-        helpers = [f for f in ast.walk(info.home.tree) if isinstance(f, ast.FunctionDef) and f.name in called]
-        nodes = [n for body in [*info.methods.values(), *helpers] for n in ast.walk(body)]
-        words = _words(nodes)
-        multiplies = words & _MATRIX or any(isinstance(n, ast.MatMult) for n in nodes)
-        local = next((n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOCAL), None)
-        if multiplies and local is not None and not words & _GATHERS:
-            what = f"{info.name} multiplies matrices that are one rank's shard: {text(local)}"
-            yield hit_at("matrix-optimizer-on-local-shard", what, info.home, local.lineno, f"{info.name}.step")
 
 
 def _words(nodes: Iterable[ast.AST]) -> set[str]:

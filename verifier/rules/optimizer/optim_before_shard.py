@@ -1,11 +1,9 @@
 import ast
-from collections.abc import Iterator
 
-from ...finding import Hit
 from ...source.events import ITERATE, Event, Flow, covers, exclusive
 from ...source.looks import inner, names_in
-from ...source.registry import detector
 from ...source.values import holders, reach
+from ..base import Hits
 from ._held import HeldRule
 
 
@@ -26,37 +24,33 @@ class OptimBeforeShard(HeldRule):
 
     after_forward, built = False, "before the model was sharded"
 
-
-@detector("optim-before-shard")
-def optim_before_shard(flow: Flow) -> Iterator[Hit]:
-    for event, models in flow.optimizers:
-        for model in models:
-            later = [e for e, m in flow.shards if model in holders(m) and covers(event, e) and not exclusive(event, e)]
-            again = [o for o, ms in flow.optimizers if o.index > (later[-1].index if later else 0) and model in ms]
-            if later and not again and not _regrouped(flow, event):
-                what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"
-                yield flow.hit("optim-before-shard", what, event)
-                break
-
-
-@detector("optim-before-shard")
-def groups_before_shard(flow: Flow) -> Iterator[Hit]:
-    """Parameters listed before the sharding and passed to an optimizer after it."""
-    eager = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
-    made = [e for e in eager if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)]
-    iterations = [e for e in made if e.args[0].name in ("parameters", "named_parameters")]
-    for event, models in flow.optimizers:
-        for model in models:
-            shard = flow.sharded_by(model, event)
-            if shard is None or _regrouped(flow, event):
-                continue
-            given = [part for one in event.given() for part in reach(one)]
-            taken = [e for e in iterations if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None]
-            held = [e for e in taken if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))]
-            if held and all(covers(e, shard) for e in held) and not any(e.index > shard.index for e in taken):
-                what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
-                yield flow.hit("optim-before-shard", f"{what} replaced them", event)
-                break
+    def detect(self, flow: Flow) -> Hits:
+        for event, models in flow.optimizers:
+            for model in models:
+                later = [
+                    e for e, m in flow.shards if model in holders(m) and covers(event, e) and not exclusive(event, e)
+                ]
+                again = [o for o, ms in flow.optimizers if o.index > (later[-1].index if later else 0) and model in ms]
+                if later and not again and not _regrouped(flow, event):
+                    what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"
+                    yield what, event
+                    break
+        # parameters listed before the sharding and passed to an optimizer after it
+        eager = [*flow.ops(ITERATE), *flow.ops("builtins.list"), *flow.ops("builtins.sorted")]
+        made = [e for e in eager if e.args and e.args[0].kind == "made" and not isinstance(e.node, ast.GeneratorExp)]
+        iterations = [e for e in made if e.args[0].name in ("parameters", "named_parameters")]
+        for event, models in flow.optimizers:
+            for model in models:
+                shard = flow.sharded_by(model, event)
+                if shard is None or _regrouped(flow, event):
+                    continue
+                given = [part for one in event.given() for part in reach(one)]
+                taken = [e for e in iterations if e.args[0].event.on is model and e.args[0].attrs.get("*") is not None]
+                held = [e for e in taken if any(p is q for p in given for q in inner(e.args[0].attrs["*"]))]
+                if held and all(covers(e, shard) for e in held) and not any(e.index > shard.index for e in taken):
+                    what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
+                    yield f"{what} replaced them", event
+                    break
 
 
 def _regrouped(flow: Flow, event: Event) -> bool:

@@ -1,10 +1,7 @@
-from collections.abc import Iterator
-
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import is_const, text
-from ...source.registry import detector
 from ...source.values import const
+from ..base import Hits
 from ._held import HeldRule
 
 
@@ -29,21 +26,21 @@ class OptimBuiltAfterForward(HeldRule):
 
     after_forward, built = True, "after a forward"
 
-
-@detector("optim-built-after-forward")
-def optim_built_after_forward(flow: Flow) -> Iterator[Hit]:
-    for event, models in flow.optimizers:
-        for model in models:
-            shard = flow.sharded_by(model, event)
-            if shard is None or shard.open:
-                continue
-            default = is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
-            ran = [f for f in flow.forwards(model) if covers(shard, f) and covers(f, event)]
-            taken = flow.methods("parameters", "named_parameters")
-            if not default or not ran or any(e.index < ran[-1].index for e in taken):
-                continue
-            between = flow.events[ran[0].index : event.index]
-            if not any(e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between):
-                what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
-                yield flow.hit("optim-built-after-forward", f"{what} left the root unsharded", event)
-                break
+    def detect(self, flow: Flow) -> Hits:
+        for event, models in flow.optimizers:
+            for model in models:
+                shard = flow.sharded_by(model, event)
+                if shard is None or shard.open:
+                    continue
+                default = is_const(shard.kwargs.get("reshard_after_forward", const(None)), None)
+                ran = [f for f in flow.forwards(model) if covers(shard, f) and covers(f, event)]
+                taken = flow.methods("parameters", "named_parameters")
+                if not default or not ran or any(e.index < ran[-1].index for e in taken):
+                    continue
+                between = flow.events[ran[0].index : event.index]
+                if not any(
+                    e.method in ("backward", "reshard", "state_dict") or e.op.startswith("dsd.") for e in between
+                ):
+                    what = f"this optimizer holds temporary tensors: {text(ran[0].node)} in line {ran[0].line}"
+                    yield f"{what} left the root unsharded", event
+                    break

@@ -5,12 +5,8 @@ from __future__ import annotations
 from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided
 from ...analysis.localise import meaning, part
 from ...analysis.scaling import clip_was_reached
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Micro, Step, Stepped, Stress
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 UNREPRODUCIBLE = 0.05
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none

@@ -1,9 +1,8 @@
 import re
 from dataclasses import replace
 
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Local
+from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
 from .matches_single_process import MatchesSingleProcess
 

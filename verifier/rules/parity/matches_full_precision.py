@@ -1,10 +1,7 @@
 from ...analysis.comparison import gradient_apart
 from ...analysis.precision import low_precision
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Micro
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, some
 
 LOW_MULTIPLE = 4.0  # activations are rounded too, not only weights
 LOW_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}

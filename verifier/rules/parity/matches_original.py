@@ -1,5 +1,4 @@
-from ...evidence import Evidence
-from ...finding import Finding
+from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
 
 

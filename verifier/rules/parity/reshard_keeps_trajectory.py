@@ -3,11 +3,8 @@ import math
 from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace import Run, difference
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import load_line, saved_at
 
 

@@ -1,10 +1,7 @@
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Stepped
-from ..base import Rule
+from ..base import Evidence, Finding, Rule, count
 from ..checkpoint._resumed import load_line, saved_at
 
 

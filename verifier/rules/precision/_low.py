@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...analysis.precision import LOW
-from ...evidence import Evidence
-from ...source.events import Event, Flow
 from ...source.looks import LOW_DTYPES, is_dtype
 from ...source.looks_precision import POLICY, policies_of_trained
 from ...source.values import choices
-from ...trace import Run
 from ...trace.events import Shard
-from ..base import Rule
+from ..base import Event, Evidence, Flow, Rule, Run
 
 
 def low_groups(run: Run, *dtypes: str) -> list[Shard]:

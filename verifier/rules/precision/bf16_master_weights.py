@@ -1,16 +1,10 @@
-from collections.abc import Iterator
-
 from ...analysis.precision import LOW
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding, Hit
 from ...source.events import STORE, Event, Flow, covers
 from ...source.looks import LOW_DTYPES, is_dtype, text
 from ...source.looks_precision import cast_of
-from ...source.registry import detector
 from ...source.values import Value
 from ...trace.events import Shard, Step, Stepped
-from ..base import Rule
+from ..base import Evidence, Finding, Hits, Rule, some
 
 
 class Bf16MasterWeights(Rule):
@@ -55,19 +49,19 @@ class Bf16MasterWeights(Rule):
             f"{which}; the last step changed {share:.1%} of their elements", evidence.line_of(run, Shard)
         )
 
-
-@detector("bf16-master-weights")
-def low_master_weights(flow: Flow) -> Iterator[Hit]:
-    if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):
-        return  # low precision may be intended for frozen parameters
-    by_torch = [model for event, models in flow.optimizers if event.op.startswith("torch.optim.") for model in models]
-    for root in flow.roots.values():
-        shard = flow.first_shard.get(id(root))
-        casts = [e for e in flow.events if e.on is root and cast_of(e) is not None]
-        if shard is None or root not in by_torch or any(cast_of(e) is False for e in casts):
-            continue
-        if low := [e for e in casts if covers(e, shard)] or _born_low(flow, root, shard):
-            yield flow.hit("bf16-master-weights", f"{text(low[0].node)}: the optimizer updates 16-bit weights", low[0])
+    def detect(self, flow: Flow) -> Hits:
+        if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):
+            return  # low precision may be intended for frozen parameters
+        by_torch = [
+            model for event, models in flow.optimizers if event.op.startswith("torch.optim.") for model in models
+        ]
+        for root in flow.roots.values():
+            shard = flow.first_shard.get(id(root))
+            casts = [e for e in flow.events if e.on is root and cast_of(e) is not None]
+            if shard is None or root not in by_torch or any(cast_of(e) is False for e in casts):
+                continue
+            if low := [e for e in casts if covers(e, shard)] or _born_low(flow, root, shard):
+                yield f"{text(low[0].node)}: the optimizer updates 16-bit weights", low[0]
 
 
 def _born_low(flow: Flow, root: Value, shard: Event) -> list[Event]:

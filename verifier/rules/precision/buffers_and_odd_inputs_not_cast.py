@@ -1,9 +1,5 @@
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Raised
-from ..base import RaisedRule
+from ..base import Evidence, Finding, RaisedRule, RootCause, Run
 from ..raised import DTYPES, inner_output, stack
 from ._low import low_groups
 

@@ -1,7 +1,5 @@
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import LossyCast
+from ..base import Evidence, Finding, count
 from ._low import LowRule, low_groups
 
 

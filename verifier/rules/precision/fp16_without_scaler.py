@@ -1,14 +1,8 @@
 import math
-from collections.abc import Iterator
 
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.looks import LOW_DTYPES, identifiers, text, trains
-from ...source.registry import detector
-from ...trace import Run
 from ...trace.events import Scaler, Step
+from ..base import Evidence, Finding, Flow, Hits, Run, count
 from ._low import LowRule, low_groups, low_policies_of_trained
 
 
@@ -45,6 +39,13 @@ class Fp16WithoutScaler(LowRule):
         calls = f"param_dtype is float16 in {count(len(half), 'call')} of fully_shard"
         return self.failed(f"{calls} and the loss is not scaled: gradients below 6e-8 are zero", half[0].at_line)
 
+    def detect(self, flow: Flow) -> Hits:
+        if not flow.certain or not trains(flow):
+            return
+        for event in low_policies_of_trained(flow, LOW_DTYPES[1:]):
+            if not any("scaler" in w.lower() or w in ("loss_scale", "scale_loss", "scale") for w in identifiers(flow)):
+                yield f"{text(event.node)} without a GradScaler: small gradients become 0", event
+
 
 def _loss_scale(run: Run) -> float | None:
     """The divisor of all gradients between backward and the first step, if it is a power of two from 8 up."""
@@ -55,13 +56,3 @@ def _loss_scale(run: Run) -> float | None:
         return None
     power = 2.0 ** round(math.log2(factors[0]))
     return power if all(abs(f / power - 1.0) < 1e-4 for f in factors) else None
-
-
-@detector("fp16-without-scaler")
-def fp16_without_scaler(flow: Flow) -> Iterator[Hit]:
-    if not flow.certain or not trains(flow):
-        return
-    for event in low_policies_of_trained(flow, LOW_DTYPES[1:]):
-        if not any("scaler" in w.lower() or w in ("loss_scale", "scale_loss", "scale") for w in identifiers(flow)):
-            what = f"{text(event.node)} without a GradScaler: small gradients become 0"
-            yield flow.hit("fp16-without-scaler", what, event)

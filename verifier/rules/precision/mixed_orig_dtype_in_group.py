@@ -1,17 +1,10 @@
-from collections.abc import Iterator
-
 from ...analysis.presence import never_sharded
-from ...analysis.root_cause import RootCause
-from ...evidence import Evidence
-from ...finding import Hit
 from ...source.events import Flow, covers
 from ...source.looks import is_known, text
 from ...source.looks_precision import cast_of
-from ...source.registry import detector
 from ...source.values import holders, root_of
-from ...trace import Run
 from ...trace.events import Place, Shard
-from ..base import RaisedRule
+from ..base import Evidence, Hits, RaisedRule, RootCause, Run
 
 
 class MixedOrigDtypeInGroup(RaisedRule):
@@ -40,18 +33,16 @@ class MixedOrigDtypeInGroup(RaisedRule):
         mixed = (r.at_line for r in run.places(Shard) if len({p.dtype for p in r.parameters}) > 1)
         return next(mixed, cause.location)
 
-
-@detector("mixed-orig-dtype-in-group")
-def mixed_orig_dtype_in_group(flow: Flow) -> Iterator[Hit]:
-    """A model cast to 16 bits of which one part is cast back, in one group with the rest."""
-    for event in flow.events if not flow.methods("requires_grad_") else ():
-        if event.on is None or event.on.owner is None or cast_of(event) is not False:
-            continue
-        group = next((h for h in holders(event.on) if id(h) in flow.first_shard), None)
-        if group is None or group is event.on or not covers(event, flow.first_shard[id(group)]):
-            continue
-        root = root_of(group)
-        low = [e for e in flow.events[: event.index] if e.on is root and cast_of(e) is True and covers(e, event)]
-        if low and is_known(flow, root):
-            what = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in line {low[0].line} casts"
-            yield flow.hit("mixed-orig-dtype-in-group", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        """A model cast to 16 bits of which one part is cast back, in one group with the rest."""
+        for event in flow.events if not flow.methods("requires_grad_") else ():
+            if event.on is None or event.on.owner is None or cast_of(event) is not False:
+                continue
+            group = next((h for h in holders(event.on) if id(h) in flow.first_shard), None)
+            if group is None or group is event.on or not covers(event, flow.first_shard[id(group)]):
+                continue
+            root = root_of(group)
+            low = [e for e in flow.events[: event.index] if e.on is root and cast_of(e) is True and covers(e, event)]
+            if low and is_known(flow, root):
+                what = f"{text(event.node)}: float32 in one group with what {text(low[0].node)} in line {low[0].line} casts"
+                yield what, event

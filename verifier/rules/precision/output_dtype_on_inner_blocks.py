@@ -1,15 +1,8 @@
-from collections.abc import Iterator
-
-from ...analysis.root_cause import RootCause
-from ...finding import Hit
-from ...source.events import Flow
 from ...source.looks import FULL, LOW_DTYPES, is_dtype, is_known, made_by
 from ...source.looks_precision import POLICY
-from ...source.registry import detector
 from ...source.values import Value, root_of
-from ...trace import Run
 from ...trace.events import Place
-from ..base import RaisedRule
+from ..base import Flow, Hits, RaisedRule, RootCause, Run
 from ..raised import DTYPES, inner_output
 from ._low import low_groups
 
@@ -46,21 +39,20 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
         inner = inner_output(run)
         return inner.at_line if inner is not None else cause.location
 
-
-@detector("output-dtype-on-inner-blocks")
-def output_dtype_on_inner_blocks(flow: Flow) -> Iterator[Hit]:
-    for event, module in flow.shards:
-        policy, root = made_by(event.kwargs.get("mp_policy"), POLICY), root_of(module)
-        if policy is None or not event.loops or root is module:
-            continue
-        outer = flow.first_shard.get(id(root))
-        whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
-        low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW_DTYPES)
-        widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(policy.arg(0, "param_dtype"), LOW_DTYPES)
-        if low and widens and is_known(flow, root) and not _casts_inside(root):
-            what = "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits"
-            yield flow.hit("output-dtype-on-inner-blocks", what, policy)
-            return
+    def detect(self, flow: Flow) -> Hits:
+        for event, module in flow.shards:
+            policy, root = made_by(event.kwargs.get("mp_policy"), POLICY), root_of(module)
+            if policy is None or not event.loops or root is module:
+                continue
+            outer = flow.first_shard.get(id(root))
+            whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
+            low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW_DTYPES)
+            widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(
+                policy.arg(0, "param_dtype"), LOW_DTYPES
+            )
+            if low and widens and is_known(flow, root) and not _casts_inside(root):
+                yield "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits", policy
+                return
 
 
 def _casts_inside(root: Value) -> bool:

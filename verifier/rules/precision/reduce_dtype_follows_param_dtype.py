@@ -1,11 +1,5 @@
-from collections.abc import Iterator
-
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Flow
 from ...source.looks import is_const, text, trains
-from ...source.registry import detector
+from ..base import Evidence, Finding, Flow, Hits, count
 from ._low import LowRule, low_groups, low_policies_of_trained
 
 
@@ -35,13 +29,10 @@ class ReduceDtypeFollowsParamDtype(LowRule):
         kinds = {f"param_dtype {r.param_dtype}, reduce_dtype {r.reduce_dtype}" for r in low}
         return self.passed("; ".join(sorted(kinds)))
 
-
-@detector("reduce-dtype-follows-param-dtype")
-def reduce_dtype_follows(flow: Flow) -> Iterator[Hit]:
-    if not trains(flow):
-        return
-    for event in low_policies_of_trained(flow):
-        reduce = event.arg(1, "reduce_dtype")
-        if not event.open and (reduce is None or is_const(reduce, None)):
-            what = f"{text(event.node)} has no reduce_dtype: gradients are reduced in 16 bits"
-            yield flow.hit("reduce-dtype-follows-param-dtype", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        if not trains(flow):
+            return
+        for event in low_policies_of_trained(flow):
+            reduce = event.arg(1, "reduce_dtype")
+            if not event.open and (reduce is None or is_const(reduce, None)):
+                yield f"{text(event.node)} has no reduce_dtype: gradients are reduced in 16 bits", event

@@ -1,5 +1,4 @@
-from ...evidence import Evidence
-from ..base import SourceRule
+from ..base import Evidence, SourceRule
 
 
 class UnusedSuppression(SourceRule):

@@ -1,20 +1,14 @@
 """What rules of this family share."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from ...analysis.presence import unsharded
-from ...evidence import Evidence
-from ...finding import Finding, Hit
-from ...source.events import Event, Flow
-from ...source.looks import inner, text
-from ...source.registry import detector
+from ...source.looks import inner
 from ...source.values import Value
-from ...trace import Run
 from ...trace.events import Late, Model, Place, Step
-from ..base import Rule
+from ..base import Event, Evidence, Finding, Flow, Rule, Run
 
-Hits = Iterator[Hit]
 NOT_USED = "the script never called fully_shard"
 NO_STEP = "no optimizer step was seen"
 ONE_RANK = "one rank reduces no gradients: give a larger --nproc"
@@ -52,18 +46,10 @@ def first_call(run: Run) -> Place | None:
     return next((record.at_line for record in run.places(Model) if record.at_line), None)
 
 
-def detect_after_shard(rule: str, what: str, functions: Collection[str] = (), methods: Collection[str] = ()) -> None:
-    """Register a detector of calls of functions or methods on a module that was sharded before.
-
-    `what`: the message; `{call}` is the source of the call, `{method}` the name of the method.
-    """
-
-    @detector(rule)
-    def after_shard(flow: Flow) -> Hits:
-        given = ((event, event.arg(0, "module")) for event in flow.ops(*functions))
-        calls = (e for e, model in given if model is not None and flow.sharded_by(model, e) is not None)
-        for event in (*calls, *called_on_sharded(flow, *methods)):
-            yield flow.hit(rule, what.format(call=text(event.node), method=event.method), event)
+def given_a_sharded(flow: Flow, *functions: str) -> Iterator[Event]:
+    """The calls of functions that are given a module that was sharded before."""
+    given = ((event, event.arg(0, "module")) for event in flow.ops(*functions))
+    return (e for e, model in given if model is not None and flow.sharded_by(model, e) is not None)
 
 
 def called_on_sharded(flow: Flow, *methods: str) -> Iterator[Event]:

@@ -1,9 +1,9 @@
 from ...source.events import CALL, Event, Flow
 from ...source.looks import has_parameters, is_known, text
-from ...source.registry import detector
 from ...source.values import Value, choices
+from ..base import Hits
 from ..raised import MixedRule
-from ._base import Hits, called_on_sharded
+from ._base import called_on_sharded
 
 
 class CustomForwardBypass(MixedRule):
@@ -19,25 +19,26 @@ class CustomForwardBypass(MixedRule):
     Source: pytorch PR#125394; huggingface/transformers#30228; pytorch#156535; huggingface/trl#4550.
     """
 
-
-@detector("custom-forward-bypass")
-def custom_forward_bypass(flow: Flow) -> Hits:
-    names = [one for e in flow.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
-    if any(one.kind != "const" for one in names):
-        return
-    registered = {one.const for one in names}
-    for event in called_on_sharded(flow, "forward"):
-        if not {event.function.rpartition(".")[2], "forward"} & registered:
-            what = f"{text(event.node)} bypasses the hooks that gather the parameters"
-            yield flow.hit("custom-forward-bypass", what, event)
-    for event in flow.events:
-        owner = _own_module_call(flow, event)
-        if owner is None or flow.sharded_by(owner, event) is None or event.function.rpartition(".")[2] in registered:
-            continue
-        before = (one for one in flow.forwards(owner) if one.on is owner and one.index < event.index)
-        if all(one.function != event.function for one in before):
-            what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
-            yield flow.hit("custom-forward-bypass", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        names = [one for e in flow.ops("fsdp.register_fsdp_forward_method") for a in e.args[1:2] for one in choices(a)]
+        if any(one.kind != "const" for one in names):
+            return
+        registered = {one.const for one in names}
+        for event in called_on_sharded(flow, "forward"):
+            if not {event.function.rpartition(".")[2], "forward"} & registered:
+                yield f"{text(event.node)} bypasses the hooks that gather the parameters", event
+        for event in flow.events:
+            owner = _own_module_call(flow, event)
+            if (
+                owner is None
+                or flow.sharded_by(owner, event) is None
+                or event.function.rpartition(".")[2] in registered
+            ):
+                continue
+            before = (one for one in flow.forwards(owner) if one.on is owner and one.index < event.index)
+            if all(one.function != event.function for one in before):
+                what = f"{event.function} runs {text(event.node)} outside of forward: no hook gathers its parameters"
+                yield what, event
 
 
 def _own_module_call(flow: Flow, event: Event) -> Value | None:

@@ -1,7 +1,7 @@
-from ...analysis.root_cause import RootCause
-from ...trace import Run
+from ...source.looks import text
+from ..base import Flow, Hits, RootCause, Run
 from ..raised import MIXED, MixedRule, wrapped_in_ddp
-from ._base import detect_after_shard
+from ._base import given_a_sharded
 
 
 class DdpAroundFsdp(MixedRule):
@@ -23,9 +23,6 @@ class DdpAroundFsdp(MixedRule):
     def fits(self, run: Run, cause: RootCause) -> bool:
         return wrapped_in_ddp(run, cause)
 
-
-detect_after_shard(
-    "ddp-around-fsdp",
-    "{call} wraps a model that is already sharded",
-    ["torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"],
-)
+    def detect(self, flow: Flow) -> Hits:
+        for event in given_a_sharded(flow, "torch.nn.parallel.DistributedDataParallel", "torch.nn.DataParallel"):
+            yield f"{text(event.node)} wraps a model that is already sharded", event

@@ -1,5 +1,6 @@
-from ..base import RaisedRule
-from ._base import detect_after_shard
+from ...source.looks import text
+from ..base import Flow, Hits, RaisedRule
+from ._base import given_a_sharded
 
 
 class DeepcopyOfFsdpModel(RaisedRule):
@@ -24,9 +25,6 @@ class DeepcopyOfFsdpModel(RaisedRule):
     named_by = ("deepcopy", "AveragedModel")
     pattern = r"FSDP does not support deepcopy"
 
-
-detect_after_shard(
-    "deepcopy-of-fsdp-model",
-    "{call} copies a model that is already sharded",
-    ["copy.deepcopy", "torch.optim.swa_utils.AveragedModel"],
-)
+    def detect(self, flow: Flow) -> Hits:
+        for event in given_a_sharded(flow, "copy.deepcopy", "torch.optim.swa_utils.AveragedModel"):
+            yield f"{text(event.node)} copies a model that is already sharded", event

@@ -1,5 +1,6 @@
+from ..base import Flow, Hits
 from ..raised import ShardedRule
-from ._base import detect_after_shard
+from ._base import called_on_sharded
 
 
 class Fsdp1Idiom(ShardedRule):
@@ -23,9 +24,6 @@ class Fsdp1Idiom(ShardedRule):
         r"fully_shard\(\) got an unexpected keyword argument"
     )
 
-
-detect_after_shard(
-    "fsdp1-idiom",
-    "a module sharded by fully_shard has no `{method}`",
-    methods=["clip_grad_norm_", "summon_full_params", "full_optim_state_dict"],
-)
+    def detect(self, flow: Flow) -> Hits:
+        for event in called_on_sharded(flow, "clip_grad_norm_", "summon_full_params", "full_optim_state_dict"):
+            yield f"a module sharded by fully_shard has no `{event.method}`", event

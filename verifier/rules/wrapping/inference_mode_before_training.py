@@ -1,7 +1,5 @@
-from ...analysis.root_cause import RootCause
-from ...trace import Run
 from ...trace.events import Place
-from ..base import RaisedRule
+from ..base import RaisedRule, RootCause, Run
 from ..raised import last_shard
 from ._base import first_call
 

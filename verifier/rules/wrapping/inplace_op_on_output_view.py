@@ -1,10 +1,8 @@
 import re
 
 from ...analysis.root_cause import root_cause
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import InplaceView, Step
+from ..base import Evidence, Finding, some
 from ._base import ShardedModelRule
 
 

@@ -1,8 +1,6 @@
 import re
 
-from ...evidence import Evidence
-from ...finding import Finding
-from ..base import RaisedRule
+from ..base import Evidence, Finding, RaisedRule
 
 
 class MeshRefused(RaisedRule):

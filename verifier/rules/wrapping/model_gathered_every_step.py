@@ -1,9 +1,8 @@
 import ast
 
 from ...analysis.traffic import whole_bytes
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Checkpoint, Traffic
+from ..base import Evidence, Finding
 from ._base import ShardedModelRule
 
 

@@ -1,7 +1,6 @@
 import re
 
-from ...analysis.root_cause import RootCause
-from ...trace import Run
+from ..base import RootCause, Run
 from ..raised import MESHES, NO_STRATEGY, ShardedRule, stack, wrapped_in_ddp
 
 

@@ -1,10 +1,8 @@
-from ...analysis.root_cause import RootCause
 from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
-from ...source.registry import detector
-from ...trace import Run
+from ..base import Hits, RootCause, Run
 from ..raised import ShardedRule, last_shard
-from ._base import Hits, called_on_sharded
+from ._base import called_on_sharded
 
 _PLAIN_FILES = ("torch.load", "safetensors.torch.load_file")
 
@@ -32,20 +30,16 @@ class ParameterReplacedAfterShard(ShardedRule):
     def fits(self, run: Run, cause: RootCause) -> bool:
         return last_shard(run) is not None
 
-
-@detector("parameter-replaced-after-shard")
-def parameter_replaced(flow: Flow) -> Hits:
-    for event in flow.ops(STORE):
-        outside = ".__init__" not in event.function and event.method in ("weight", "bias")
-        if event.on is None or not outside or made_by(event.args[0], "torch.nn.Parameter") is None:
-            continue
-        if flow.managed_by(event.on, event) is not None:
-            what = f"{text(event.node)} is replaced after fully_shard sharded it"
-            yield flow.hit("parameter-replaced-after-shard", what, event)
-    for event in called_on_sharded(flow, "load_state_dict"):
-        plain = made_by(
-            next(iter(event.args), None), *_PLAIN_FILES
-        )  # DTensors may be assigned before the optimizer is built
-        if plain is not None and is_const(event.kwargs.get("assign"), True):
-            what = f"{text(event.node)} replaces the sharded parameters"
-            yield flow.hit("parameter-replaced-after-shard", what, event)
+    def detect(self, flow: Flow) -> Hits:
+        for event in flow.ops(STORE):
+            outside = ".__init__" not in event.function and event.method in ("weight", "bias")
+            if event.on is None or not outside or made_by(event.args[0], "torch.nn.Parameter") is None:
+                continue
+            if flow.managed_by(event.on, event) is not None:
+                yield f"{text(event.node)} is replaced after fully_shard sharded it", event
+        for event in called_on_sharded(flow, "load_state_dict"):
+            plain = made_by(
+                next(iter(event.args), None), *_PLAIN_FILES
+            )  # DTensors may be assigned before the optimizer is built
+            if plain is not None and is_const(event.kwargs.get("assign"), True):
+                yield f"{text(event.node)} replaces the sharded parameters", event

@@ -1,15 +1,12 @@
 import re
 
 from ...analysis.root_cause import root_cause
-from ...analysis.wording import some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...source.events import STORE, Flow
 from ...source.looks import has_parameters, text
-from ...source.registry import detector
 from ...source.values import choices
 from ...trace.events import Late
-from ._base import NO_STEP, ONE_RANK, Hits, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
+from ..base import Evidence, Finding, Hits, some
+from ._base import NO_STEP, ONE_RANK, ShardedModelRule, called_on_sharded, gradients_differ, late_parameters
 
 
 class ParamsAddedAfterShard(ShardedModelRule):
@@ -46,22 +43,18 @@ class ParamsAddedAfterShard(ShardedModelRule):
             return self.unknown(f"{some(late)} are plain tensors, and {NO_STEP}")
         return self.passed(f"{some(late)} were registered after sharding and have the same gradient on every rank")
 
+    def detect(self, flow: Flow) -> Hits:
+        late = {id(m): e for e, m in flow.shards}
+        for event in flow.ops(STORE):
+            if event.on is not None and ".__init__" not in event.function:
+                added = [v for v in choices(event.args[0]) if has_parameters(flow, v) and id(v) not in late]
+                later = any(e.index > event.index and m is event.on for e, m in flow.shards)
+                if added and not later and flow.sharded_by(event.on, event) is not None:
+                    yield f"{text(event.node)} is set after its module was sharded", event
+        peft = (e for e in flow.matching(lambda name: name.endswith("get_peft_model")) if e.args)
+        added_to = (e for e in peft if flow.sharded_by(e.args[0], e) is not None)
+        for event in (*(e for e in called_on_sharded(flow, *_ADDS) if e.op == ""), *added_to):
+            yield f"{event.method or 'get_peft_model'} adds parameters to a module that is already sharded", event
+
 
 _ADDS = ("resize_token_embeddings", "add_module", "register_module", "register_parameter", "add_adapter")
-
-
-@detector("params-added-after-shard")
-def params_added_after_shard(flow: Flow) -> Hits:
-    late = {id(m): e for e, m in flow.shards}
-    for event in flow.ops(STORE):
-        if event.on is not None and ".__init__" not in event.function:
-            added = [v for v in choices(event.args[0]) if has_parameters(flow, v) and id(v) not in late]
-            later = any(e.index > event.index and m is event.on for e, m in flow.shards)
-            if added and not later and flow.sharded_by(event.on, event) is not None:
-                what = f"{text(event.node)} is set after its module was sharded"
-                yield flow.hit("params-added-after-shard", what, event)
-    peft = (e for e in flow.matching(lambda name: name.endswith("get_peft_model")) if e.args)
-    added_to = (e for e in peft if flow.sharded_by(e.args[0], e) is not None)
-    for event in (*(e for e in called_on_sharded(flow, *_ADDS) if e.op == ""), *added_to):
-        what = f"{event.method or 'get_peft_model'} adds parameters to a module that is already sharded"
-        yield flow.hit("params-added-after-shard", what, event)

@@ -1,15 +1,11 @@
 import re
 
 from ...analysis.presence import sharded_once, unsharded
-from ...analysis.root_cause import RootCause
 from ...source.events import Flow, covers
 from ...source.looks import text
-from ...source.registry import detector
 from ...source.values import holders
-from ...trace import Run
 from ...trace.events import Place, Shard
-from ..base import RaisedRule
-from ._base import Hits
+from ..base import Hits, RaisedRule, RootCause, Run
 
 
 class ParentBeforeChild(RaisedRule):
@@ -45,13 +41,10 @@ class ParentBeforeChild(RaisedRule):
         failed = lines[-1]
         return next((line for line in reversed(lines) if line.line != failed.line), failed)
 
-
-@detector("parent-before-child")
-def parent_before_child(flow: Flow) -> Hits:
-    for event, module in flow.shards:
-        for holder in list(holders(module))[1:]:
-            parent = flow.first_shard.get(id(holder))
-            if parent is not None and parent is not event and covers(parent, event):
-                what = f"{text(event.node)} is called after its parent was sharded in line {parent.line}"
-                yield flow.hit("parent-before-child", what, event)
-                break
+    def detect(self, flow: Flow) -> Hits:
+        for event, module in flow.shards:
+            for holder in list(holders(module))[1:]:
+                parent = flow.first_shard.get(id(holder))
+                if parent is not None and parent is not event and covers(parent, event):
+                    yield f"{text(event.node)} is called after its parent was sharded in line {parent.line}", event
+                    break

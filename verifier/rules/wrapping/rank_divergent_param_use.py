@@ -1,8 +1,5 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
-from ...trace import Run
 from ...trace.events import Micro, Reduce
+from ..base import Evidence, Finding, Run, count, some
 from ._base import ONE_RANK, ShardedModelRule
 
 

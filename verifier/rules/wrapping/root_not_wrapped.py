@@ -1,14 +1,10 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
-from ...source.registry import detector
 from ...source.values import Value, holders, root_of
 from ...trace.events import Shard
-from ..base import Rule
+from ..base import Evidence, Finding, Hits, Rule, count, some
 from ..raised import stopped_on_plain_weights
-from ._base import NO_STEP, NOT_USED, ONE_RANK, Hits, elements, gradients_differ, late_parameters
+from ._base import NO_STEP, NOT_USED, ONE_RANK, elements, gradients_differ, late_parameters
 
 
 class RootNotWrapped(Rule):
@@ -55,31 +51,28 @@ class RootNotWrapped(Rule):
             return self.unknown(f"{what}; only a run on real ranks shows whether the script reduces their gradients")
         return self.passed(f"{what}, with the same gradient on every rank")
 
+    def detect(self, flow: Flow) -> Hits:
+        if not flow.certain or not trains(flow):
+            return
+        for root in flow.roots.values():
+            events = [(e, m) for e, m in flow.shards if root_of(m) is root]
+            if not is_known(flow, root) or any(m is root for _, m in events):
+                continue
+            chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
+            if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
+                continue
+            if not flow.forwards(root) or id(root) not in flow.trained or flow.escapes(root) or _script_reduces(flow):
+                continue
+            managed = {id(m) for _, m in events}
+            managed |= {id(part) for _, part in parts_of(root) for one in _modules(part) if one.name in chosen}
+            plain = [n for n, part in parts_of(root) if not _inside(part, managed) and has_parameters(flow, part)]
+            if plain and not any(e.open for e, _ in events):
+                names = ", ".join(dict.fromkeys(plain))
+                yield f"only parts of the model are sharded: {names} of {root.name} stay plain tensors", events[-1][0]
+
 
 _REDUCE = ("all_reduce", "reduce_scatter", "replicate", "DistributedDataParallel")
 _CONTAINERS = ("torch.nn.ModuleList", "torch.nn.Sequential")
-
-
-@detector("root-not-wrapped")
-def root_not_wrapped(flow: Flow) -> Hits:
-    if not flow.certain or not trains(flow):
-        return
-    for root in flow.roots.values():
-        events = [(e, m) for e, m in flow.shards if root_of(m) is root]
-        if not is_known(flow, root) or any(m is root for _, m in events):
-            continue
-        chosen = {one.name: one for e, m in events if m.kind == "item" for one in _classes_of(e, m)}
-        if any(m.kind == "item" and not _classes_of(e, m) for e, m in events) or root.name in chosen:
-            continue
-        if not flow.forwards(root) or id(root) not in flow.trained or flow.escapes(root) or _script_reduces(flow):
-            continue
-        managed = {id(m) for _, m in events}
-        managed |= {id(part) for _, part in parts_of(root) for one in _modules(part) if one.name in chosen}
-        plain = [n for n, part in parts_of(root) if not _inside(part, managed) and has_parameters(flow, part)]
-        if plain and not any(e.open for e, _ in events):
-            names = ", ".join(dict.fromkeys(plain))
-            what = f"only parts of the model are sharded: {names} of {root.name} stay plain tensors"
-            yield flow.hit("root-not-wrapped", what, events[-1][0])
 
 
 def _classes_of(event: Event, module: Value) -> list[Value]:

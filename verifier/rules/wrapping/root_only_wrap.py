@@ -1,12 +1,7 @@
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import has_parameters, is_known, parts_of, trains
-from ...source.registry import detector
 from ...trace.events import Shard
-from ..base import Rule
-from ._base import NOT_USED, Hits, elements
+from ..base import Evidence, Finding, Flow, Hits, Rule, count
+from ._base import NOT_USED, elements
 
 
 class RootOnlyWrap(Rule):
@@ -48,21 +43,19 @@ class RootOnlyWrap(Rule):
             evidence.line_of(run, Shard),
         )
 
-
-@detector("root-only-wrap")
-def root_only_wrap(flow: Flow) -> Hits:
-    if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:
-        return
-    for event, module in flow.shards:
-        if not is_known(flow, module) or event.loops:
-            continue
-        for name, part in parts_of(module):
-            if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential"):
+    def detect(self, flow: Flow) -> Hits:
+        if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:
+            return
+        for event, module in flow.shards:
+            if not is_known(flow, module) or event.loops:
                 continue
-            blocks = elements(part)
-            many = len(blocks) > 1 or any(a.name == "many" for a in part.event.args)
-            layers = [sum(has_parameters(flow, layer) for _, layer in parts_of(block)) for block in blocks]
-            if many and min(layers, default=0) > 1 and all(block.kind == "object" for block in blocks):
-                what = f"the modules of {module.name}.{name} are not sharded as separate groups"
-                yield flow.hit("root-only-wrap", f"fully_shard is called on the root alone: {what}", event)
-                return
+            for name, part in parts_of(module):
+                if part.name not in ("torch.nn.ModuleList", "torch.nn.Sequential"):
+                    continue
+                blocks = elements(part)
+                many = len(blocks) > 1 or any(a.name == "many" for a in part.event.args)
+                layers = [sum(has_parameters(flow, layer) for _, layer in parts_of(block)) for block in blocks]
+                if many and min(layers, default=0) > 1 and all(block.kind == "object" for block in blocks):
+                    what = f"the modules of {module.name}.{name} are not sharded as separate groups"
+                    yield f"fully_shard is called on the root alone: {what}", event
+                    return

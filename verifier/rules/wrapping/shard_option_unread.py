@@ -1,11 +1,8 @@
 from ...analysis.presence import unnamed
-from ...evidence import Evidence
-from ...finding import Finding
-from ...source.events import Flow
 from ...source.looks import made_by, text
-from ...source.registry import detector
 from ...trace.events import Shard
-from ._base import Hits, ShardedModelRule
+from ..base import Evidence, Finding, Flow, Hits
+from ._base import ShardedModelRule
 
 
 class ShardOptionUnread(ShardedModelRule):
@@ -40,10 +37,8 @@ class ShardOptionUnread(ShardedModelRule):
             return self.failed("; ".join(record.unread), record.at_line)
         return self.passed("every option of fully_shard has a type that it reads")
 
-
-@detector("shard-option-unread")
-def option_unread(flow: Flow) -> Hits:
-    for event, _ in flow.shards:
-        if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffload") is not None:
-            what = "FSDP1's CPUOffload is not a CPUOffloadPolicy, so nothing is offloaded"
-            yield flow.hit("shard-option-unread", f"{text(event.node)}: {what}", event)
+    def detect(self, flow: Flow) -> Hits:
+        for event, _ in flow.shards:
+            if made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffload") is not None:
+                what = "FSDP1's CPUOffload is not a CPUOffloadPolicy, so nothing is offloaded"
+                yield f"{text(event.node)}: {what}", event

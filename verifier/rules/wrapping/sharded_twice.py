@@ -1,9 +1,8 @@
 from ...source.events import Flow, covers
 from ...source.looks import is_known, text
-from ...source.registry import detector
 from ...source.values import root_of
+from ..base import Hits
 from ..raised import ShardedRule
-from ._base import Hits
 
 
 class ShardedTwice(ShardedRule):
@@ -22,10 +21,8 @@ class ShardedTwice(ShardedRule):
 
     pattern = r"can only be applied to a module once\. fully_shard has already been applied"
 
-
-@detector("sharded-twice")
-def sharded_twice(flow: Flow) -> Hits:
-    for event, module in flow.shards:
-        first = flow.first_shard[id(module)]
-        if first is not event and root_of(module) is module and is_known(flow, module) and covers(first, event):
-            yield flow.hit("sharded-twice", f"{text(event.node)}: already sharded in line {first.line}", event)
+    def detect(self, flow: Flow) -> Hits:
+        for event, module in flow.shards:
+            first = flow.first_shard[id(module)]
+            if first is not event and root_of(module) is module and is_known(flow, module) and covers(first, event):
+                yield f"{text(event.node)}: already sharded in line {first.line}", event

@@ -1,10 +1,8 @@
 import math
 
 from ...analysis.traffic import SIZE, whole_bytes
-from ...analysis.wording import count
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Parameter, Shard
+from ..base import Evidence, Finding, count
 from ._base import ShardedModelRule
 
 FLOOR = 1 << 20  # bytes of imbalance that are ignored

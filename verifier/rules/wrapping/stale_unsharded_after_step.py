@@ -1,7 +1,5 @@
-from ...analysis.wording import count, some
-from ...evidence import Evidence
-from ...finding import Finding
 from ...trace.events import Stale
+from ..base import Evidence, Finding, count, some
 from ._base import ShardedModelRule
 
 

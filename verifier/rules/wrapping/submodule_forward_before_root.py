@@ -1,13 +1,10 @@
 from ...analysis.presence import sharded_once, unsharded
-from ...analysis.root_cause import RootCause
 from ...source.events import CALL, Flow, covers
 from ...source.looks import is_known, text
-from ...source.registry import detector
 from ...source.values import choices, root_of
-from ...trace import Run
 from ...trace.events import Place
-from ..base import RaisedRule
-from ._base import Hits, first_call
+from ..base import Hits, RaisedRule, RootCause, Run
+from ._base import first_call
 
 
 class SubmoduleForwardBeforeRoot(RaisedRule):
@@ -35,22 +32,18 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
     def place(self, run: Run, cause: RootCause) -> Place | None:
         return first_call(run) or cause.location
 
-
-@detector("submodule-forward-before-root")
-def submodule_first(flow: Flow) -> Hits:
-    for event in flow.by_op.get(CALL, []):
-        module = event.on
-        if module is None or event.function.rpartition(".")[2] == "forward" or flow.partial:
-            continue
-        for one in choices(module):
-            root = root_of(one)
-            shard = flow.sharded_by(one, event)
-            if root is one or shard is None or flow.sharded_by(root, event) is None or not is_known(flow, root):
+    def detect(self, flow: Flow) -> Hits:
+        for event in flow.by_op.get(CALL, []):
+            module = event.on
+            if module is None or event.function.rpartition(".")[2] == "forward" or flow.partial:
                 continue
-            forwards = flow.forwards(root)
-            if forwards and event.index < forwards[0].index and covers(event, forwards[0]):
-                what = (
-                    f"runs a part of the sharded model before the first forward of the model (line {forwards[0].line})"
-                )
-                yield flow.hit("submodule-forward-before-root", f"{text(event.node)} {what}", event)
-                return
+            for one in choices(module):
+                root = root_of(one)
+                shard = flow.sharded_by(one, event)
+                if root is one or shard is None or flow.sharded_by(root, event) is None or not is_known(flow, root):
+                    continue
+                forwards = flow.forwards(root)
+                if forwards and event.index < forwards[0].index and covers(event, forwards[0]):
+                    what = f"runs a part of the sharded model before the first forward of the model (line {forwards[0].line})"
+                    yield f"{text(event.node)} {what}", event
+                    return

@@ -1,7 +1,5 @@
 from ...analysis.presence import meshes
-from ...analysis.root_cause import RootCause
-from ...trace import Run
-from ..base import RaisedRule
+from ..base import RaisedRule, RootCause, Run
 from ..raised import by_norm
 
 

@@ -1,15 +1,11 @@
 import re
 
 from ...analysis.root_cause import root_cause
-from ...evidence import Evidence
-from ...finding import Finding
 from ...source.events import STORE, Flow
 from ...source.looks import inner, text
-from ...source.registry import detector
 from ...source.values import root_of
 from ...trace.events import Ties
-from ..base import Rule
-from ._base import Hits
+from ..base import Evidence, Finding, Hits, Rule
 
 
 class TiedWeightsSplitGroups(Rule):
@@ -58,20 +54,18 @@ class TiedWeightsSplitGroups(Rule):
             return self.unknown("no tie was seen before the run stopped")
         return self.passed(f"{' and '.join(ties[0].names)} are one parameter of one group")
 
-
-@detector("tied-weights-split-groups")
-def tied_weights_split_groups(flow: Flow) -> Hits:
-    lists = [event.args[0] for event, _ in flow.shards if event.args and event.args[0].kind in ("list", "tuple")]
-    together = [{id(module) for module in inner(given)} for given in lists]
-    for event in flow.ops(STORE):
-        value = event.args[0]
-        if event.method != "weight" or value.kind != "attr" or value.name != "weight" or event.on is None:
-            continue
-        one, other = event.on, value.owner
-        if other is None or one is other or root_of(one) is not root_of(other):
-            continue
-        alone = [m for m in (one, other) if id(m) in flow.first_shard]
-        joint = any(id(one) in group and id(other) in group for group in together)
-        if alone and not joint:
-            what = f"{text(event.node)} is tied to a weight of another module, and the two are not in one group"
-            yield flow.hit("tied-weights-split-groups", what, flow.first_shard[id(alone[0])])
+    def detect(self, flow: Flow) -> Hits:
+        lists = [event.args[0] for event, _ in flow.shards if event.args and event.args[0].kind in ("list", "tuple")]
+        together = [{id(module) for module in inner(given)} for given in lists]
+        for event in flow.ops(STORE):
+            value = event.args[0]
+            if event.method != "weight" or value.kind != "attr" or value.name != "weight" or event.on is None:
+                continue
+            one, other = event.on, value.owner
+            if other is None or one is other or root_of(one) is not root_of(other):
+                continue
+            alone = [m for m in (one, other) if id(m) in flow.first_shard]
+            joint = any(id(one) in group and id(other) in group for group in together)
+            if alone and not joint:
+                what = f"{text(event.node)} is tied to a weight of another module, and the two are not in one group"
+                yield what, flow.first_shard[id(alone[0])]

@@ -1,9 +1,7 @@
-from ...source.events import Flow
 from ...source.looks import is_known, made_by, parts_of
-from ...source.registry import detector
 from ...source.values import Value
+from ..base import Flow, Hits
 from ..raised import ShardedRule
-from ._base import Hits
 
 
 class UnsupportedModuleOrParam(ShardedRule):
@@ -27,19 +25,15 @@ class UnsupportedModuleOrParam(ShardedRule):
         r"FSDP does not support non-contiguous parameters"
     )
 
-
-@detector("unsupported-module-or-param")
-def unsupported_module(flow: Flow) -> Hits:
-    for event, module in flow.shards:
-        if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
-            what = f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward"
-            yield flow.hit("unsupported-module-or-param", what, event)
-        elif is_known(flow, module) and "ignored_params" not in event.kwargs and not event.open:
-            for name, part in parts_of(module):
-                made = made_by(part, "torch.nn.Parameter")
-                if made is not None and made.args and _is_scalar(made.args[0]):
-                    what = f"{module.name}.{name} is a 0-d parameter, which fully_shard does not support"
-                    yield flow.hit("unsupported-module-or-param", what, made)
+    def detect(self, flow: Flow) -> Hits:
+        for event, module in flow.shards:
+            if made_by(module, "torch.nn.ModuleList", "torch.nn.ModuleDict") is not None:
+                yield f"fully_shard is given a {module.name.rpartition('.')[2]}, which has no forward", event
+            elif is_known(flow, module) and "ignored_params" not in event.kwargs and not event.open:
+                for name, part in parts_of(module):
+                    made = made_by(part, "torch.nn.Parameter")
+                    if made is not None and made.args and _is_scalar(made.args[0]):
+                        yield f"{module.name}.{name} is a 0-d parameter, which fully_shard does not support", made
 
 
 def _is_scalar(value: Value) -> bool:

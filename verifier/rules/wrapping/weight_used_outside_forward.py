@@ -1,8 +1,7 @@
 from ...source.events import CALL, Flow
 from ...source.looks import is_const, text
-from ...source.registry import detector
+from ..base import Hits
 from ..raised import MixedRule
-from ._base import Hits
 
 
 class WeightUsedOutsideForward(MixedRule):
@@ -19,22 +18,19 @@ class WeightUsedOutsideForward(MixedRule):
     Source: meta-pytorch/torchtune PR#2800; apple/ml-cross-entropy#31; linkedin/Liger-Kernel#332.
     """
 
+    def detect(self, flow: Flow) -> Hits:
+        for event in flow.ops(*_MATRIX):
+            if event.function.rpartition(".")[2] == "forward":
+                continue
+            for value in event.given():
+                if value.kind != "attr" or value.name not in ("weight", "bias") or value.owner is None:
+                    continue
+                shard = flow.sharded_by(value.owner, event)
+                kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
+                called = any(value.owner is call.on for call in flow.ops(CALL))
+                if not kept and not called and not flow.methods("unshard"):
+                    yield f"{text(event.node)} uses a sharded weight outside of its module's forward", event
+                    break
+
 
 _MATRIX = ("F.linear", "F.embedding", "torch.matmul", "torch.mm", "torch.einsum", "F.layer_norm")
-
-
-@detector("weight-used-outside-forward")
-def weight_used_outside_forward(flow: Flow) -> Hits:
-    for event in flow.ops(*_MATRIX):
-        if event.function.rpartition(".")[2] == "forward":
-            continue
-        for value in event.given():
-            if value.kind != "attr" or value.name not in ("weight", "bias") or value.owner is None:
-                continue
-            shard = flow.sharded_by(value.owner, event)
-            kept = shard is None or shard.open or is_const(shard.kwargs.get("reshard_after_forward"), False)
-            called = any(value.owner is call.on for call in flow.ops(CALL))
-            if not kept and not called and not flow.methods("unshard"):
-                what = f"{text(event.node)} uses a sharded weight outside of its module's forward"
-                yield flow.hit("weight-used-outside-forward", what, event)
-                break
