@@ -1,7 +1,5 @@
 """The input of the rules: the runs of one verification, and why a run is missing."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Makes planned runs: a folder for each, fresh files, as many at a time as there are cores or devices, each bounded in time."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

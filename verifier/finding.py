@@ -1,7 +1,5 @@
 """A rule's result, and what a static detector saw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Pure functions: no run is made, and nothing is changed. An exception in a rule is an error of fsdp2, and the other rules are judged.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The whole verification, from a target to a verdict: plan, execute, judge."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import signal

@@ -4,13 +4,11 @@ A stage is a function from the settings and the evidence so far to the runs that
 The executor sees only `PlannedRun`s.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after, unwritten
@@ -116,7 +114,7 @@ class Settings:
             same["probe"] = probe | fields.pop("probe", {})
         return PlannedRun(role, world, project=target.project, **{**same, **fields})
 
-    def with_steps(self, evidence: Evidence) -> Settings:
+    def with_steps(self, evidence: Evidence) -> Self:
         """These settings with the number of steps that the survey run suggests, where none was asked for."""
         if self.target.steps or evidence.survey is None:
             return self

@@ -1,11 +1,9 @@
 """The verdict on all findings, and its comparison with an earlier report."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from .errors import FAIL, INCONCLUSIVE, OUR_FAULT, PASS
 from .finding import Answer, Finding, Status, Tier
@@ -107,7 +105,7 @@ class Verdict:
             return "no_findings" if trained else "inconclusive"
         return "inconclusive" if self.interrupted or (self.refused and status == "pass") else status
 
-    def decided(self) -> Verdict:
+    def decided(self) -> Self:
         """This verdict, recomputed from its findings."""
         return replace(self, verdict=self.of(self.findings))
 

@@ -1,7 +1,5 @@
 """How one process takes the global batch of a script whose batch size is that of a rank: by the script's own option."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Sequence

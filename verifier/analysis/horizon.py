@@ -1,7 +1,5 @@
 """How far a script has to be run, and what no run reached: from the survey run, which went as far as its time allowed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What a script cannot do on this machine: CUDA where there is none, and what CUDA on the CPU lacks."""
 
-from __future__ import annotations
-
 import re
 
 from ..trace import Run

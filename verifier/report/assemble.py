@@ -1,7 +1,5 @@
 """The data of a verdict: what was verified, on what, with what runs, findings and facts."""
 
-from __future__ import annotations
-
 import platform as machine
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A failure whose rule is no longer applicable is gone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

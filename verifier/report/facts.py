@@ -1,7 +1,5 @@
 """The measurements of the runs, as data for a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

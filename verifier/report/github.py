@@ -3,8 +3,6 @@
 GitHub shows 10 errors and 10 warnings of a step and 50 annotations of a job, so there are at most 10 here; the summary has all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

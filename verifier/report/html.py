@@ -3,8 +3,6 @@
 Whatever comes from the script is data: every string is cut, made visible and escaped on its way into the template.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any

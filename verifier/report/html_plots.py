@@ -3,8 +3,6 @@
 Text and grid have the colour of the page's text, lines the colours `--line-0` to `--line-7`: both follow its light and dark mode.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

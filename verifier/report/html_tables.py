@@ -1,7 +1,5 @@
 """The tables of the HTML report, as data: each with its caption, its columns and its rows of texts and numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

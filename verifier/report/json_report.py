@@ -1,7 +1,5 @@
 """The stable machine-readable report; its schema is `report.schema.json` beside this file."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

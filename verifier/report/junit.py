@@ -4,8 +4,6 @@ An inconclusive rule is an `error`, not `skipped`, which CI systems hide. `skipp
 a failure that the baseline has, an inconclusive rule that is not required, a rule that is not applicable or was skipped.
 """
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter

@@ -1,7 +1,5 @@
 """The report of `fsdp2 lint --migrate`, as text and as JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..source.migration import STEPS, Item, Migration

@@ -1,7 +1,5 @@
 """The docs of a rule as Markdown."""
 
-from __future__ import annotations
-
 from ..rules.base import Rule
 
 

@@ -1,7 +1,5 @@
 """The place of a finding for CI systems: a path from the root of the checkout."""
 
-from __future__ import annotations
-
 import os
 
 from ..finding import Finding

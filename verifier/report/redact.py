@@ -1,7 +1,5 @@
 """Texts without what differs between equal runs: temporary folders, addresses, ports."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ The runner of GitHub Actions reads a line that begins with `::`, after any blank
 the cursor, forge lines, or reorder a text on the screen.
 """
 
-from __future__ import annotations
-
 import re
 
 _FIRST = re.compile(r"^([^\S\n]*):(?=:)", re.M)

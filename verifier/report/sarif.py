@@ -7,8 +7,6 @@ Of the specification: 3.27.9 `kind` and 3.27.10 `level` ("none" where kind is no
 on none), 3.14.14 `originalUriBaseIds` (without a URI, so that the same report comes out in every checkout).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,8 +3,6 @@
 With `verbose` also what passed, what is not applicable or skipped, the losses, the sharding and the collectives.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

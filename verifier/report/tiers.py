@@ -1,7 +1,5 @@
 """What a tier cannot show: for the verdict line of every report."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Text for a terminal: wrapped between words, in tables no wider than the terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

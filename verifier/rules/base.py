@@ -1,7 +1,5 @@
 """What a rule is: a name, an explanation, and a pure function from evidence to a finding."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

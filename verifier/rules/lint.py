@@ -1,7 +1,5 @@
 """The static tier's verdict, from what the source layer saw: for paths (`fsdp2 lint`), and for one target."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Rules and families by name, as `--only`, `--skip` and a configuration give them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from ..config.reading.words import similar

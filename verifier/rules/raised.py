@@ -1,7 +1,5 @@
 """What rules on errors that torch raises share: texts of errors, and which rule and line an error belongs to."""
 
-from __future__ import annotations
-
 import re
 
 from ..analysis.precision import LOW

@@ -1,3 +1,1 @@
 """Saves, loads, resumes and what survives a crash."""
-
-ORDER = 120

@@ -1,7 +1,5 @@
 """What a run that resumed after a crash, or from a damaged checkpoint, started from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

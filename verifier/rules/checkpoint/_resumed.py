@@ -1,7 +1,5 @@
 """What rules on resumes share: the first step of a resumed run, and the lines that save and load."""
 
-from __future__ import annotations
-
 from ...analysis.presence import absent, begins_elsewhere, unfinished
 from ...evidence import LOADS, SAVES, Evidence
 from ...trace.events import Checkpoint, Place, Step

@@ -1,7 +1,5 @@
 """What rules on saves share: to which saves a rule applies, and whether a checkpoint contains what a save was given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -1,3 +1,1 @@
 """Gradient norms and clipping."""
-
-ORDER = 110

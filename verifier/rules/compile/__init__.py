@@ -1,3 +1,1 @@
 """torch.compile beside FSDP2."""
-
-ORDER = 30

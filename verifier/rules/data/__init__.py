@@ -1,3 +1,1 @@
 """Which samples each rank trains on."""
-
-ORDER = 90

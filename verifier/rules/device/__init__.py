@@ -1,3 +1,1 @@
 """Devices and backends."""
-
-ORDER = 40

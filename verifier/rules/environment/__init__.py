@@ -1,3 +1,1 @@
 """Faults of this torch on this machine, not of the script."""
-
-ORDER = 10

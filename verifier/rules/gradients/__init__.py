@@ -1,3 +1,1 @@
 """Accumulation, scaling and clearing of gradients."""
-
-ORDER = 100

@@ -1,7 +1,5 @@
 """What several rules on gradients start from."""
 
-from __future__ import annotations
-
 from ...trace.events import Step, Sync, Zeroed
 from ..base import Evidence, Rule
 

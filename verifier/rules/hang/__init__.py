@@ -1,3 +1,1 @@
 """Ranks that wait for one another, and runs that do not complete."""
-
-ORDER = 130

@@ -1,7 +1,5 @@
 """Why ranks wait for one another, from the logs of what each rank has called."""
 
-from __future__ import annotations
-
 from ...analysis.branches import leaving_branch, loop_of, rank_guard, skipping_branch
 from ...analysis.divergence import Parting, fork, location, parting, place
 from ...evidence import Evidence, Sources

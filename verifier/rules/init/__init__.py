@@ -1,3 +1,1 @@
 """Initial weights and buffers."""
-
-ORDER = 50

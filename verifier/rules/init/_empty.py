@@ -1,7 +1,5 @@
 """Memory that `to_empty` allocates."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from ...trace.events import ToEmpty

@@ -1,3 +1,1 @@
 """Device meshes, replicas and tensor parallelism."""
-
-ORDER = 60

@@ -1,3 +1,1 @@
 """Which tensors the optimizer holds and what it does with them."""
-
-ORDER = 70

@@ -1,7 +1,5 @@
 """Parameters that an optimizer should hold and does not."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from ...trace.events import Optimizer, Step, Stepped

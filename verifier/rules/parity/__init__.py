@@ -1,3 +1,1 @@
 """Whole trajectories compared with an oracle."""
-
-ORDER = 140

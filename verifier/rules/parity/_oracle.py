@@ -1,7 +1,5 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
-from __future__ import annotations
-
 from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided
 from ...analysis.localise import meaning, part
 from ...analysis.scaling import clip_was_reached

@@ -1,3 +1,1 @@
 """Dtypes of weights, compute and reduction."""
-
-ORDER = 80

@@ -1,7 +1,5 @@
 """Rules on groups that compute in low precision."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from ...analysis.precision import LOW

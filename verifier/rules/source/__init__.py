@@ -1,3 +1,1 @@
 """Comments that this tool reads."""
-
-ORDER = 150

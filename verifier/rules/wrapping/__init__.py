@@ -1,3 +1,1 @@
 """What is sharded, in which groups, and what is done to modules afterwards."""
-
-ORDER = 20
