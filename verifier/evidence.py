@@ -12,7 +12,7 @@ from .config.policy import Widening
 from .config.watch import Watched
 from .finding import Hit, Suppression
 from .trace import Run
-from .trace.events import Checkpoint, Located, Place
+from .trace.events import Checkpoint, Place
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,6 @@ class Evidence:
         """The train run. Only for what comes after the precondition of a rule, which makes sure that there is one."""
         assert self.train is not None
         return self.train
-
-    def line_of(self, run: Run | None, kind: type[Located], last: bool = False, **match: object) -> Place | None:
-        """The user's line of the first (or last) event of a kind in a run, e.g. `line_of(train, Shard)`."""
-        events = run.places(kind) if run is not None else ()
-        same = (event for event in events if all(getattr(event, name) == value for name, value in match.items()))
-        found = [event.at_line for event in same if event.at_line is not None]
-        return (found[-1] if last else found[0]) if found else None
 
 
 FOLDER = "{checkpoint}"

@@ -248,7 +248,7 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         counts = run.completed or not planned.optional
         return replace(evidence, reshards=(*evidence.reshards, run) if counts else evidence.reshards)
     if run.role == "crash":
-        killed = any(trace.first(Killed) is not None for trace in run.traces)
+        killed = run.all(Killed)
         kept = replace(run, left=files.listing(left=True)) if killed else None
         course = replace(course, crashes_tried=course.crashes_tried + 1, crashed=kept)
         return replace(evidence, course=course)

@@ -202,7 +202,7 @@ def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[R
     evidence = replace(read(target), train=train)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}
-    torch = next((r.torch for run in ended for trace in run.traces for r in trace.of(Start)), "not known yet")
+    torch = next((r.torch for run in ended for r in run.all(Start)), "not known yet")
     environment = {"torch": torch, "python": platform.python_version(), "platform": platform.platform()}
     return assemble(target.describe(), work, evidence, ended, judge(evidence, chosen, beyond), environment)
 

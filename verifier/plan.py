@@ -195,7 +195,7 @@ def provoked(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     train = evidence.train
     if "provoked" not in settings.needs or train is None:
         return []
-    fill = any(trace.first(ToEmpty) is not None for trace in train.traces)
+    fill = bool(train.all(ToEmpty))
     clips = clip_is_open(evidence)
     if not fill and not clips:
         return []
@@ -385,7 +385,7 @@ def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
     dtype = low_precision(train)
     if dtype is None or "rounded_weights" not in settings.needs:
         return []
-    dropout = any(r.what == "dropout" for t in train.traces for r in t.of(Inexact))
+    dropout = any(r.what == "dropout" for r in train.all(Inexact))
     world = settings.target.nproc
     plain = [settings.run("undropped", world, steps=1, probe={"dropless": True})] if dropout else []
     return [*plain, settings.run("rounded_weights", world, steps=1, probe={"full_precision": True, "round_to": dtype})]
@@ -394,4 +394,4 @@ def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
 def needs_full_precision(train: Run) -> bool:
     """Whether low-precision compute, autocast or dropout stands between this run and an oracle."""
     low = any(r.param_dtype in LOW for r in train.places(Shard))
-    return low or any(t.first(Inexact) is not None for t in train.traces)
+    return low or bool(train.all(Inexact))

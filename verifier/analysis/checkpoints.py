@@ -47,7 +47,7 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
     saves to the same folder; a folder of torch.distributed.checkpoint is one unless it saves elsewhere.
     """
     homes = {str(Path(path).parent) for path in saved_paths(run)}
-    for record in (r for trace in run.traces for r in trace.of(Checkpoint)):
+    for record in run.all(Checkpoint):
         path = record.to
         if record.op not in ("load", "torch.load") or not path or _within(path, own):
             continue
@@ -64,7 +64,7 @@ def no_checkpoint(evidence: Evidence) -> str:
     train = evidence.train
     if train is None or train.steps() == 0 or evidence.saving is not None:
         return ""
-    used = any(r.op in (*SAVES, "load", "torch.load") for trace in train.traces for r in trace.of(Checkpoint))
+    used = any(r.op in (*SAVES, "load", "torch.load") for r in train.all(Checkpoint))
     used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
     return "" if used else "the script saves no checkpoint"
 
@@ -74,7 +74,7 @@ def unseen_save(evidence: Evidence) -> str:
     train, saving = evidence.train, evidence.saving
     if train is None or train.steps() == 0 or saving is None or train.role == "simulate":
         return ""
-    if any(r.op in SAVES for trace in train.traces for r in trace.of(Checkpoint)):
+    if any(r.op in SAVES for r in train.all(Checkpoint)):
         return ""
     steps = train.steps()
     place = f"{saving.file.rpartition('/')[2]}:{saving.line}"

@@ -16,8 +16,7 @@ def clip_is_open(evidence: Evidence) -> bool:
 
 def changes_gradients(train: Run) -> bool:
     """Whether a clip was called, or gradients changed between backward and the optimizer step."""
-    clipped = any(trace.first(Clips) is not None for trace in train.traces)
-    return clipped or any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
+    return bool(train.all(Clips)) or any(r.grads != r.grads_at_step for trace in train.traces for r in trace.steps)
 
 
 def keeps_its_batch_on(ranks: int, train: Run) -> bool:

@@ -94,7 +94,7 @@ def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]],
 
 def trains_before_sharding(survey: Run) -> bool:
     """Whether the script makes optimizer steps before its first `fully_shard`, and some after it."""
-    begins = [event.sharded for trace in survey.traces for event in trace.of(Reached) if event.stack]
+    begins = [event.sharded for event in survey.all(Reached) if event.stack]
     return False in begins and True in begins
 
 

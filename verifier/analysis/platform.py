@@ -31,7 +31,7 @@ def asks_for_cuda(run: Run) -> bool:
     if run.timed_out or run.foreign or run.probe_failed:
         return False
     if run.completed:
-        return not run.steps() and any(trace.first(AsksForAccelerators) is not None for trace in run.traces)
+        return not run.steps() and bool(run.all(AsksForAccelerators))
     if beyond_cuda_on_cpu(run) or run.steps():
         return beyond_cuda_on_cpu(run) != ""
     cause = root_cause(run)

@@ -28,7 +28,7 @@ def unsharded(run: Run) -> str:
 
 def sharded_once(run: Run) -> str:
     """Why a completed run has no sharded module inside another; "" if it may have."""
-    return "fully_shard is called once" if len(list(run.places(Shard))) == 1 else ""
+    return "fully_shard is called once" if len(run.places(Shard)) == 1 else ""
 
 
 def meshes(run: Run) -> int:
@@ -72,7 +72,7 @@ def begins_elsewhere(train: Run, resumed: Run) -> str:
 
 def never_sharded(evidence: Evidence) -> str:
     """UNSHARDED if the runs completed without a call of fully_shard, else ""."""
-    sharded = not went_through(evidence) or any(trace.first(Shard) for trace in evidence.trained.traces)
+    sharded = not went_through(evidence) or evidence.trained.all(Shard)
     return "" if sharded else UNSHARDED
 
 

@@ -25,7 +25,7 @@ def expected(run: Run) -> dict[str, int]:
 
 
 def _last(run: Run) -> Traffic | None:
-    return next(reversed(list(run.places(Traffic))), None)
+    return next(reversed(run.places(Traffic)), None)
 
 
 def whole_bytes(run: Run, name: str) -> int:

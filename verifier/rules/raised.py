@@ -100,13 +100,7 @@ def _around_forward(frames: list[RaisedFrame], cause: RootCause) -> Place | None
     return next((f for f in cause.frames if (f.file, f.line) == (wanted.file, wanted.line)), cause.location)
 
 
-def last_shard(run: Run, cls: str = "") -> Place | None:
-    """The user's line of the last call of `fully_shard` (on a module of class `cls`)."""
-    calls = (r for r in run.places(Shard) if cls in ("", *(name.rpartition(".")[2] for name in r.modules)))
-    return next(reversed([r.at_line for r in calls if r.at_line]), None)
-
-
 def inner_output(run: Run) -> Shard | None:
     """A call of fully_shard, other than the last one, that casts its output to another dtype than it computes in."""
-    cast = [r for r in list(run.places(Shard))[:-1] if r.param_dtype in LOW and r.output_dtype]
+    cast = [r for r in run.places(Shard)[:-1] if r.param_dtype in LOW and r.output_dtype]
     return next((r for r in cast if r.output_dtype != r.param_dtype), None)

@@ -15,9 +15,11 @@ from .events import (
     EditedGradients,
     End,
     Event,
+    Located,
     Micro,
     Model,
     Parameter,
+    Place,
     ProbeError,
     ProgressEvent,
     Renamed,
@@ -75,6 +77,11 @@ class Trace:
             (record, [r for r in records if r is not record and record.seq < r.seq < end])
             for record, end in zip(main, marks, strict=False)
         ]
+
+    def cleared(self, step: int) -> int:
+        """The number of the last record by which gradients of a step were cleared before it; -1 if there is none."""
+        edits = [r.seq for r in self.of(EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
+        return max([*edits, *(r.seq for r in self.of(Cleared) if r.step == step)], default=-1)
 
     @property
     def end(self) -> End | None:
@@ -223,9 +230,7 @@ class Run:
         """For each rank the micro-batches of a step whose gradients were not cleared before it (as those of SAM's first pass are)."""
         found = []
         for trace, micros in zip(self.traces, self.micros(step), strict=True):
-            edits = [r.seq for r in trace.of(EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
-            last = max([*edits, *(r.seq for r in trace.of(Cleared) if r.step == step)], default=-1)
-            found.append([micro for micro in micros if micro.seq > last])
+            found.append([micro for micro in micros if micro.seq > trace.cleared(step)])
         return found
 
     def objective(self, step: int) -> float | None:
@@ -331,9 +336,19 @@ class Run:
                 path = record.new + path[len(record.old) :]
         return path
 
-    def places(self, kind: type[E]) -> Iterator[E]:
+    def places(self, kind: type[E]) -> list[E]:
         """The records of a kind on rank 0."""
-        return iter(self.traces[0].of(kind) if self.traces else ())
+        return self.traces[0].of(kind) if self.traces else []
+
+    def all(self, kind: type[E]) -> list[E]:
+        """The records of a kind on all ranks, rank by rank."""
+        return [record for trace in self.traces for record in trace.of(kind)]
+
+    def line_of(self, kind: type[Located], last: bool = False, **match: object) -> Place | None:
+        """The user's line of the first (or last) event of a kind on rank 0, e.g. `line_of(Shard)`."""
+        same = (r for r in self.places(kind) if all(getattr(r, name) == value for name, value in match.items()))
+        found = [r.at_line for r in same if r.at_line is not None]
+        return (found[-1] if last else found[0]) if found else None
 
 
 def _latest_models(trace: Trace) -> list[Model]:

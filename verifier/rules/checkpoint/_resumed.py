@@ -52,7 +52,7 @@ def not_shown(evidence: Evidence) -> str:
 
 def keeps_no_state(run: Run, key: str = "") -> str:
     """Why a rule on optimizer state (of a `key`) does not apply: no step after the first has any; "" if one may."""
-    steps = [record for trace in run.traces for record in trace.of(Step)]
+    steps = run.all(Step)
     seen = any(key in state if key else state for record in steps for state in record.state.values())
     later = any(record.step > 1 for record in steps)
     return absent(run, seen or not later, f"the optimizer keeps no {f'`{key}`' if key else 'state'}")
@@ -60,8 +60,9 @@ def keeps_no_state(run: Run, key: str = "") -> str:
 
 def load_line(evidence: Evidence, run: Run | None = None) -> Place | None:
     """The user's line that loads in a resumed run (by default that at the same world size), else the one that saves."""
-    lines = (evidence.line_of(run or evidence.resume, Checkpoint, op=operation) for operation in LOADS)
-    return next((line for line in lines if line is not None), None) or save_line(evidence)
+    resumed = run or evidence.resume
+    lines = [resumed.line_of(Checkpoint, op=operation) for operation in LOADS] if resumed is not None else []
+    return next(filter(None, lines), None) or save_line(evidence)
 
 
 def saved_at(evidence: Evidence) -> str:
@@ -72,5 +73,4 @@ def saved_at(evidence: Evidence) -> str:
 
 def save_line(evidence: Evidence) -> Place | None:
     """The user's line that saves."""
-    lines = (evidence.line_of(evidence.train, Checkpoint, op=operation) for operation in SAVES)
-    return next((line for line in lines if line is not None), None)
+    return next(filter(None, (evidence.trained.line_of(Checkpoint, op=operation) for operation in SAVES)), None)

@@ -65,6 +65,6 @@ def _never_used(run: Run | None) -> list[str]:
     """Trainable parameters without a gradient at any step, on any rank, of a run that made steps."""
     if run is None or run.steps() == 0:
         return []
-    used = {n for t in run.traces for r in t.of(Step) for n, g in r.grads_at_step.items() if g is not None}
-    held = {n for t in run.traces for r in t.of(Step) for n in r.held}
+    used = {n for r in run.all(Step) for n, g in r.grads_at_step.items() if g is not None}
+    held = {n for r in run.all(Step) for n in r.held}
     return [n for n, e in run.parameters.items() if e[0].trainable and n in held and n not in used]

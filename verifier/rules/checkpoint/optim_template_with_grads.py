@@ -33,7 +33,7 @@ class OptimTemplateWithGrads(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         runs = [run for run in (evidence.trained, evidence.resume) if run is not None]
-        keeps = any(state for run in runs for trace in run.traces for r in trace.of(Step) for state in r.state.values())
+        keeps = any(state for run in runs for r in run.all(Step) for state in r.state.values())
         taken = [(run.role, record) for run in runs for record in _taken(run)]
         for role, record in taken:
             if keeps and record.had_grads and not record.had_state and record.states == 0:

@@ -24,7 +24,7 @@ class GradNormItemPartial(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         sharded = any(e.sharded for entries in evidence.trained.parameters.values() for e in entries)
-        read = any(trace.first(PartialRead) for trace in evidence.trained.traces)
+        read = evidence.trained.all(PartialRead)
         return "" if sharded or read else "no parameter is a DTensor"
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -56,7 +56,7 @@ def _rank_local(run: Run) -> list[PartialRead]:
             own.setdefault(_place(record), set()).add(record.truth)
         for place, seen in own.items():
             truths.setdefault(place, set()).add(frozenset(seen))
-    reads = [record for trace in run.traces for record in trace.of(PartialRead)]
+    reads = run.all(PartialRead)
     return [r for r in reads if r.truth is None or len(truths[_place(r)]) > 1]
 
 

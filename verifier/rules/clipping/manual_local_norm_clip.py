@@ -32,7 +32,7 @@ class ManualLocalNormClip(Rule):
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         scales, whole = _scales(evidence)
-        if next(run.places(ClipOfNothing), None) is not None or _clipped(scales):
+        if run.places(ClipOfNothing) or _clipped(scales):
             return ""
         if whole:
             return "the script does not clip by norm, not even gradients 1e6 times as large"
@@ -46,10 +46,10 @@ class ManualLocalNormClip(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        if (empty := next(run.places(ClipOfNothing), None)) is not None:
+        if empty := run.places(ClipOfNothing):
             fix = "Pass a list, or call model.parameters() again for each clip."
-            text = f"clip_grad_norm_ is given no parameter in step {empty.step}: the generator is exhausted"
-            return self.failed(text, empty.at_line, fix=fix)
+            text = f"clip_grad_norm_ is given no parameter in step {empty[0].step}: the generator is exhausted"
+            return self.failed(text, empty[0].at_line, fix=fix)
         scales, whole = _scales(evidence)
         if not _clipped(scales) and not whole and not may_clip(evidence.sources):
             return self.not_applicable(
@@ -67,7 +67,7 @@ class ManualLocalNormClip(Rule):
             factors = ", ".join(f"{v:.4g}" for v in scales[name])
             of_all = f"expected: equal to {SAME:g}; {len(apart)} of {len(scales)} parameters differ"
             text = f"the ranks scale the shards of {name} by {factors} ({of_all})"
-            line = find_local_norm(evidence.sources) or evidence.line_of(run, Step)
+            line = find_local_norm(evidence.sources) or run.line_of(Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"

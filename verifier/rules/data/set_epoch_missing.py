@@ -30,7 +30,7 @@ class SetEpochMissing(Rule):
         run = evidence.trained
         begun = max(len(_begun(trace)) for trace in run.traces)
         if begun == 1 and all(t.end is not None and t.end.how != "stopped" for t in run.traces):
-            return absent(run, any(t.first(SetEpoch) for t in run.traces), "the script makes a single epoch")
+            return absent(run, run.all(SetEpoch), "the script makes a single epoch")
         return absent(run, begun, "no DistributedSampler shuffles")
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -44,7 +44,7 @@ class SetEpochMissing(Rule):
                 order = f"(seed {again.seed}, {count(again.samples, 'sample')} on this rank)"
                 text = f"the sampler repeats the order of epoch {again.epoch} {order}: set_epoch was {called}"
                 return self.failed(text, again.at_line)
-        if max(map(len, begun)) == 1 and not any(trace.first(SetEpoch) for trace in run.traces):
+        if max(map(len, begun)) == 1 and not run.all(SetEpoch):
             return self.unknown("the run ended in the first epoch, without a call of set_epoch: give more --steps")
         if evidence.hits.get(self.name):
             return self.unknown("the run ended in the first epoch")

@@ -22,7 +22,7 @@ class DeviceMismatch(RaisedRule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.train
-        used = run is not None and any(m.cuda is not None for trace in run.traces for m in trace.of(Memory))
+        used = run is not None and any(m.cuda is not None for m in run.all(Memory))
         if run is not None and run.completed and not (used or evidence.cuda_on_cpu):
             return "no rank used CUDA"
         return super().applies(evidence)

@@ -25,14 +25,14 @@ class AccumNeverResynced(UnreducedRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        for record in (record for trace in run.traces for record in trace.of(Step)):
+        for record in run.all(Step):
             # Other optimizers may step later, when the gradients of their own parameters have been reduced.
             lost = [name for name in record.unsynced if name in record.held]
             if lost and record.step <= run.steps():
                 empty = any(record.grads_at_step.get(n) is None for n in lost)
                 state = "have no `.grad`" if empty else "lack that part of `.grad`"
                 text = f"{count(len(lost), 'parameter')} ({some(lost)}) {state}: their gradients are not reduced"
-                line = evidence.line_of(run, Sync, last=True) or record.at_line
+                line = run.line_of(Sync, last=True) or record.at_line
                 return self.failed(f"at the optimizer step {record.step} {text}", line)
         flags = count(len(run.traces[0].of(Sync)), "sync flag")
         return self.passed(f"no unreduced gradient at {count(run.steps(), 'step')} ({flags} seen)")

@@ -49,9 +49,9 @@ class DoubleOrMissingWorldScale(ScaleRule):
         self, evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading], text: str
     ) -> Finding:
         """The finding at the line that scales the gradients, as far as the records show it."""
-        line, where = evidence.line_of(run, Micro), "the factor is applied in this backward or before it"
+        line, where = run.line_of(Micro), "the factor is applied in this backward or before it"
         if field == "grads_at_step":
-            line, where = evidence.line_of(run, Step), "the gradients are scaled between backward and this line"
+            line, where = run.line_of(Step), "the gradients are scaled between backward and this line"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
             factor = len(run.data_ranks) / float(record.factor)
             if near(ratio, factor):

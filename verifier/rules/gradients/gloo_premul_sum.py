@@ -25,11 +25,11 @@ class GlooPremulSum(RaisedRule):
     pattern = r"Cannot use ReduceOp\.PREMUL_SUM with Gloo"
 
     def absent(self, train: Run) -> str:
-        return "" if any(t.first(Divide) for t in train.traces) else "the script sets no gradient divide factor"
+        return "" if train.all(Divide) else "the script sets no gradient divide factor"
 
     def unseen(self, evidence: Evidence) -> str:
         alone = went_through(evidence) and evidence.trained.world_size == 1
         return "not checked with one rank, which reduces nothing: give --nproc 2" if alone else ""
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        return next((r.at_line for r in reversed([*run.places(Divide)]) if r.at_line), cause.location)
+        return run.line_of(Divide, last=True) or cause.location

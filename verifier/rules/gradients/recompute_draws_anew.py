@@ -23,11 +23,11 @@ class RecomputeDrawsAnew(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        seen = any(trace.first(Recompute) is not None for trace in evidence.trained.traces)
+        seen = evidence.trained.all(Recompute)
         return "" if seen else "no dropout or other draw was recomputed in a backward"
 
     def judge(self, evidence: Evidence) -> Finding:
-        seen = [record for trace in evidence.trained.traces for record in trace.of(Recompute)]
+        seen = evidence.trained.all(Recompute)
         other = next((record for record in seen if not record.same), None)
         if other is None:
             return self.passed(f"what {seen[0].place} draws is recomputed with the random numbers of the forward")

@@ -34,8 +34,8 @@ class TokenMeanOfMeans(ScaleRule):
         return "no cross entropy was seen; matches-single-process covers other losses" if compared else ""
 
     def judge(self, evidence: Evidence) -> Finding:
-        steps = _weights(evidence)
-        if not steps:
+        run, steps = evidence.full_precision, _weights(evidence)
+        if run is None or not steps:
             return self.unknown("no cross entropy was seen and no single process ran the same batch")
         for step, weights in steps.items():
             counts = [valid for _, valid in weights]
@@ -44,8 +44,7 @@ class TokenMeanOfMeans(ScaleRule):
             if max(counts) > min(counts) and worst > NEAR:
                 text = f"at step {step} some targets weigh {1.0 + worst:.3g} times as much as others (expected: 1)"
                 text += f": micro-batches of {min(counts)} to {max(counts)} targets"
-                line = evidence.line_of(evidence.full_precision, Micro)
-                return self.failed(text, line, measured=worst, limit=NEAR)
+                return self.failed(text, run.line_of(Micro), measured=worst, limit=NEAR)
         return self.passed(f"every target has the same weight in each of {count(len(steps), 'step')}")
 
 

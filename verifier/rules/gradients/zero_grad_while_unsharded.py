@@ -22,7 +22,7 @@ class ZeroGradWhileUnsharded(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        left = any(trace.first(NotCleared) for trace in evidence.trained.traces)
+        left = evidence.trained.all(NotCleared)
         return "" if left or not unnamed(evidence.sources, "zero_grad") else "the script calls no `zero_grad`"
 
     def judge(self, evidence: Evidence) -> Finding:

@@ -14,7 +14,7 @@ class EmptyRule(Rule):
     kind: ClassVar[str]
 
     def applies(self, evidence: Evidence) -> str:
-        if not any(trace.first(ToEmpty) is not None for trace in evidence.trained.traces):
+        if not evidence.trained.all(ToEmpty):
             return "the script does not call to_empty before its first forward"
         return "" if self.parts(evidence.trained) else f"the model has no {self.kind}"
 
@@ -25,7 +25,7 @@ class EmptyRule(Rule):
             return self.unknown(evidence.missing.get("provoked", lacks))
         if unset := [name for name, is_unset in self.parts(filled) if is_unset]:
             what = f"{some(unset)}: allocated by to_empty and not initialised before the first forward"
-            return self.failed(what, evidence.line_of(run, ToEmpty))
+            return self.failed(what, run.line_of(ToEmpty))
         return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
 
     def parts(self, run: Run) -> list[tuple[str, bool]]:

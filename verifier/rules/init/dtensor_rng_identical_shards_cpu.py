@@ -46,7 +46,7 @@ class DtensorRngIdenticalShardsCpu(Rule):
         if 2 * len(same) < len(known):
             return self.passed(f"{count(len(known), 'parameter')}, whose shards differ between ranks")
         what = f"{some(same)}: all ranks hold bitwise the same shard at the first forward"
-        drawn = evidence.line_of(run, ToEmpty) or evidence.line_of(run, Shard, last=True)
+        drawn = run.line_of(ToEmpty) or run.line_of(Shard, last=True)
         return self.failed(f"{what} ({len(same)} of {len(known)} parameters)", drawn)
 
 

@@ -32,7 +32,7 @@ class FullSdIntoDtensor(MixedRule):
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence) or not unnamed(evidence.sources, *LOADERS):
             return ""
-        records = (r for run in trainings(evidence) for trace in run.traces for r in trace.of(Checkpoint))
+        records = (r for run in trainings(evidence) for r in run.all(Checkpoint))
         loads = any(record.op in LOADS for record in records)  # in the script or in a library
         return "" if loads else "the script loads no state dict and copies into no parameter"
 

@@ -1,7 +1,6 @@
 from ...analysis.presence import never_sharded, went_through
 from ...trace.events import Place, Shard, ToEmpty
 from ..base import Evidence, RaisedRule, RootCause, Run
-from ..raised import last_shard
 
 
 class MetaNotMaterialized(RaisedRule):
@@ -40,8 +39,8 @@ class MetaNotMaterialized(RaisedRule):
         return never_sharded(evidence)
 
     def fits(self, run: Run, cause: RootCause) -> bool:
-        return last_shard(run) is not None
+        return run.line_of(Shard, last=True) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The last sharding: `to_empty` belongs below it."""
-        return cause.location if "Cannot copy" in cause.error else last_shard(run) or cause.location
+        return cause.location if "Cannot copy" in cause.error else run.line_of(Shard, last=True) or cause.location

@@ -34,7 +34,7 @@ class RankDependentInitNoBroadcast(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        before = any(record.parameters for trace in run.traces for record in trace.of(Shard))
+        before = any(record.parameters for record in run.all(Shard))
         if run.world_size == 1 or not before or len(_first_replica(run)) > 1 or _replicas_that_differ(run):
             return ""
         return "every rank holds a full replica: see hsdp-replicas-diverge-at-init"
@@ -44,7 +44,7 @@ class RankDependentInitNoBroadcast(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        line = evidence.line_of(run, Shard)
+        line = run.line_of(Shard)
         if diverged := _replicas_that_differ(run):
             return self.failed(f"{some(diverged)}: replicas on different ranks have different initial values", line)
         # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.

@@ -30,7 +30,8 @@ class WeightsNoLongerTied(Rule):
         return "" if tied else "no two modules share a parameter"
 
     def judge(self, evidence: Evidence) -> Finding:
-        if (lost := next(evidence.trained.places(Untied), None)) is not None:
+        if untied := evidence.trained.places(Untied):
+            lost = untied[0]
             return self.failed(
                 f"{' and '.join(lost.names)} were one parameter before `{lost.by}` and are {len(lost.names)} in training",
                 lost.at_line,

@@ -1,10 +1,10 @@
-from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
-from ...analysis.state import apart, evaluated, handed_on, noise, states, whole
+from ...analysis.state import apart, evaluated, handed_on, states, whole
 from ...trace.events import State
-from ..base import Evidence, Finding, Rule, Run
+from ..base import Evidence, Finding, Run
+from ._one_process import OneProcessRule
 
 
-class EvaluationSameInOneProcess(Rule):
+class EvaluationSameInOneProcess(OneProcessRule):
     """A number that an evaluation computes is the same on N ranks and in one process.
 
     Why: a mean of the ranks' means weighs the samples of a short last batch more, a sampler that pads counts some twice,
@@ -23,54 +23,39 @@ class EvaluationSameInOneProcess(Rule):
     without gradients, on all ranks and in the run of one process from the same weights.
     """
 
-    names_a_cause = False
-    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
-
     def applies(self, evidence: Evidence) -> str:
         seen = any(record.evaluations for record in evidence.trained.places(State))
-        return (
-            ""
-            if seen and evaluated(evidence.trained, evidence.sources)
-            else "no number was computed in an evaluation within the steps that were run"
-        )
+        there = seen and evaluated(evidence.trained, evidence.sources)
+        return "" if there else "no number was computed in an evaluation within the steps that were run"
 
-    def judge(self, evidence: Evidence) -> Finding:
-        run, single = evidence.full_precision, evidence.single
-        if run is None or single is None:
-            return self.unknown(evidence.missing.get("single", "no run of one process was made"))
-        if (reason := incomparable(run, single, "single", "one process")) is not None:
-            return self.unknown(reason)
-        if not limits(evidence, self.name).agree(compare(run, single).measures):
-            return self.unknown(
-                "losses, gradients or weights differ from those of one process already: see matches-single-process"
-            )
-        known, compared, parts, worst = noise(evidence), 0, 0, (0.0, 0.0, "", 0)
+    def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
+        paths = evaluated(run, evidence.sources)
+        allowed, compared, parts = self.allowed(evidence, paths), 0, 0
+        worst, found = 0.0, None
         for step in range(1, min(run.steps(), single.steps()) + 1):
             mine, theirs = whole(run, step), whole(single, step)
             again = whole(evidence.reference, step) if evidence.reference is not None else {}
-            for path in sorted(evaluated(run, evidence.sources) & mine.keys() & theirs.keys()):
+            for path in sorted(paths & mine.keys() & theirs.keys()):
                 if _local(run, step, path) and handed_on(evidence.sources, path):
                     parts += 1  # of a number that is reduced afterwards
                     continue
                 compared += 1
-                limit = evidence.times(self.name) * (MULTIPLE * known.get(path, 0.0) + FLOOR)
-                value = apart(mine[path], theirs[path])
+                limit, value = allowed[path], apart(mine[path], theirs[path])
                 if path in again and apart(mine[path], again[path]) > limit:
                     continue  # not the same with DDP either, such as a time
-                if value > limit and value / limit > worst[0]:
-                    text = f"`{path}` = {mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
-                    worst = (value / limit, value, text, step)
-        if worst[2]:
-            limit = worst[1] / worst[0]
-            return self.failed(
-                f"before step {worst[3]}: {worst[2]} with the same weights (allowed: {limit:.1g} apart)",
-                measured=worst[1],
-                limit=limit,
-            )
+                if value > max(1.0, worst) * limit:
+                    numbers = (
+                        f"{mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
+                    )
+                    text = (
+                        f"before step {step}: `{path}` = {numbers} with the same weights (allowed: {limit:.1g} apart)"
+                    )
+                    worst, found = value / limit, self.failed(text, measured=value, limit=limit)
+        if found is not None:
+            return found
         if parts and not compared:
-            return self.not_applicable(
-                "every number that was seen is one rank's part, from which the script computes another"
-            )
+            what = "every number that was seen is one rank's part, from which the script computes another"
+            return self.not_applicable(what)
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")

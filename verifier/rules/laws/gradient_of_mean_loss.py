@@ -26,9 +26,8 @@ class GradientOfMeanLoss(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
-        if run is None or run.steps() == 0:
-            return ""
-        return "no loss of a step is a multiple of one cross entropy a micro-batch" if total_weight(run) is None else ""
+        unknown = run is not None and run.steps() > 0 and total_weight(run) is None
+        return "no loss of a step is a multiple of one cross entropy a micro-batch" if unknown else ""
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.full_precision
@@ -38,17 +37,12 @@ class GradientOfMeanLoss(Rule):
         before, after = run.grad_norm(1), run.grad_norm(1, "grads_at_step")
         scaled = after / before if before and after else 1.0
         if near(total * scaled, 1.0):
-            return self.passed(
-                f"gradients are scaled by {scaled:.4g} before the step: {total * scaled:.4g} times the mean cross entropy"
-            )
+            what = f"{total * scaled:.4g} times the mean cross entropy"
+            return self.passed(f"gradients are scaled by {scaled:.4g} before the step: {what}")
         if found := readings(total, run):
-            return self.failed(
-                f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1): "
-                f"{words(found)}",
-                evidence.line_of(run, Micro),
-                measured=total,
-                limit=1.0,
+            what = (
+                f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1): {words(found)}"
             )
-        return self.passed(
-            f"the losses that went into backward add up to {total:.4g} times the mean cross entropy of a step"
-        )
+            return self.failed(what, run.line_of(Micro), measured=total, limit=1.0)
+        what = f"{total:.4g} times the mean cross entropy of a step"
+        return self.passed(f"the losses that went into backward add up to {what}")

@@ -1,9 +1,8 @@
 import math
-from dataclasses import dataclass
 
-from ...trace import Run, difference
-from ...trace.events import Cleared, EditedGradients, KeptGradients, Micro, Place, Step
-from ..base import Evidence, Finding, Rule, count, some
+from ...trace import difference
+from ...trace.events import EditedGradients, KeptGradients, Micro, Place, Step
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class GradientsConsumedOnce(Rule):
@@ -29,44 +28,31 @@ class GradientsConsumedOnce(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        records = [(trace.rank, record) for trace in run.traces for record in trace.of(KeptGradients)]
-        kept = [(r, names) for rank, r in records if (names := _used_again(run.traces[rank].of(Step), r))]
+        kept = [(r, names) for t in run.traces for r in t.of(KeptGradients) if (names := _used_again(t.of(Step), r))]
         if kept:
             first, names = kept[0]
-            steps = len({record.step for record, _ in kept})
-            return self.failed(
-                f"step {first.step} begins with the gradients that step {first.step - 1} already used: "
-                f"{count(len(names), 'parameter')} ({some(names)}), in {count(steps, 'step')}",
-                first.at_line,
-            )
+            steps = count(len({record.step for record, _ in kept}), "step")
+            what = f"step {first.step} begins with the gradients that step {first.step - 1} already used"
+            return self.failed(f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}", first.at_line)
         if lost := _lost(run):
-            return self.failed(
-                f"in each step gradients are cleared between micro-batches: step {lost.step} throws away those of "
-                f"{count(lost.step_micros, 'micro-batch')} whose samples no later one has",
-                lost.at_line,
-                fix="Clear gradients only between optimizer steps.",
-            )
-        clips = [record for trace in run.traces for record in trace.of(EditedGradients) if _scaled_down(record)]
+            step, micros, line = lost
+            thrown = f"throws away those of {count(micros, 'micro-batch')} whose samples no later one has"
+            what = f"in each step gradients are cleared between micro-batches: step {step} {thrown}"
+            return self.failed(what, line, fix="Clear gradients only between optimizer steps.")
+        clips = [record for record in run.all(EditedGradients) if _scaled_down(record)]
         if clips:
-            factors = [f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None]
-            return self.failed(
-                f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients accumulated so far were scaled by "
-                f"{some(factors)} ({some(clips[0].factors)})",
-                clips[0].at_line,
-                fix="Clip or scale once, after the last micro-batch and before `step()`.",
-            )
-        twice = next(
-            (r for r in run.traces[0].steps if _without_backward(run.traces[0].steps, r, run.micros(r.step)[0])), None
-        )
-        if twice is not None:
-            return self.failed(
-                f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again: no backward ran in between",
-                twice.at_line,
-                fix="Call `optimizer.step()` once for each set of gradients.",
-            )
-        return self.passed(
-            f"{count(run.steps(), 'step')}: gradients cleared once a step, unchanged between micro-batches"
-        )
+            factors = some([f"{factor:.4g}" for factor in clips[0].factors.values() if factor is not None])
+            what = f"step {clips[0].step}, before micro-batch {clips[0].micro}: the gradients accumulated so far"
+            fix = "Clip or scale once, after the last micro-batch and before `step()`."
+            text = f"{what} were scaled by {factors} ({some(clips[0].factors)})"
+            return self.failed(text, clips[0].at_line, fix=fix)
+        for twice in run.traces[0].steps:
+            if not run.micros(twice.step)[0] and _same_gradients(run.traces[0].steps, twice):
+                what = f"optimizer step {twice.step} uses the gradients of step {twice.step - 1} again"
+                fix = "Call `optimizer.step()` once for each set of gradients."
+                return self.failed(f"{what}: no backward ran in between", twice.at_line, fix=fix)
+        steps = count(run.steps(), "step")
+        return self.passed(f"{steps}: gradients cleared once a step, unchanged between micro-batches")
 
 
 def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
@@ -75,30 +61,22 @@ def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
     return [name for name in kept.names if any(name in record.held for record in using)]
 
 
-@dataclass(frozen=True)
-class _Lost:
-    step: int
-    step_micros: int
-    at_line: Place | None
+def _lost(run: Run) -> tuple[int, int, Place | None] | None:
+    """(step, how many, line) of micro-batches whose gradients never reach a step, if it is so in every step but the first.
 
-
-def _lost(run: Run) -> _Lost | None:
-    """Micro-batches whose gradients never reach a step, if it is so in every step but the first, where a script may try itself.
-
-    Where the same samples come again (SAM, gradient surgery), or the script puts the gradients together, none are lost.
+    In the first a script may try itself. Where the same samples come again (SAM, gradient surgery), or the script puts the
+    gradients together, none are lost.
     """
     for trace in run.traces:
         found = []
         for step in range(2, run.steps() + 1):
             micros = [record for record in trace.of(Micro) if record.step == step]
-            edits = [r for r in trace.of(EditedGradients) if r.factors and set(r.factors.values()) == {0.0}]
-            clears = [r.seq for r in trace.of(Cleared) if r.step == step] + [r.seq for r in edits if r.step == step]
-            last = max(clears, default=0)
+            last = trace.cleared(step)
             later = {row for micro in micros if micro.seq > last for row in micro.rows}
             gone = [micro for micro in micros if micro.seq < last and micro.rows and not later.issuperset(micro.rows)]
             assembled = any(_assembled(record) for record in trace.of(Step) if record.step == step)
             if gone and later and not assembled:
-                found.append(_Lost(step, len(gone), gone[0].at_line))
+                found.append((step, len(gone), gone[0].at_line))
         if found and len(found) == run.steps() - 1:
             return found[0]
     return None
@@ -106,11 +84,8 @@ def _lost(run: Run) -> _Lost | None:
 
 def _assembled(record: Step) -> bool:
     """Whether the optimizer finds other gradients than multiples of those that the last backward left."""
-    pairs = [
-        (a, b)
-        for n, a in (record.after_backward or record.grads).items()
-        if a and (b := record.grads_at_step.get(n)) and a[0] > 0.0 and b[0] > 0.0
-    ]
+    before, after = record.after_backward or record.grads, record.grads_at_step
+    pairs = [(a, b) for n, a in before.items() if a and (b := after.get(n)) and a[0] > 0.0 and b[0] > 0.0]
     return any(difference(b, [math.sqrt(b[0] / a[0]) * x for x in a]) > 1e-3 * math.sqrt(b[0]) for a, b in pairs)
 
 
@@ -120,9 +95,8 @@ def _scaled_down(edit: EditedGradients) -> bool:
     return len(factors) == len(edit.factors) and min(factors) > 0.0 and max(factors) < min(1.0, 1.001 * min(factors))
 
 
-def _without_backward(steps: list[Step], record: Step, micros: object) -> bool:
+def _same_gradients(steps: list[Step], record: Step) -> bool:
+    """Whether a step of an optimizer uses a gradient of its step before."""
     before = next((r for r in steps if r.step == record.step - 1 and r.optimizer == record.optimizer), None)
-    same = before is not None and any(
-        g and g[0] > 0.0 and g == before.grads_at_step.get(n) for n, g in record.grads_at_step.items()
-    )
-    return same and not micros
+    known = before.grads_at_step if before is not None else {}
+    return any(g and g[0] > 0.0 and g == known.get(n) for n, g in record.grads_at_step.items())

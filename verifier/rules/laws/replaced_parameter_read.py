@@ -21,14 +21,10 @@ class ReplacedParameterRead(Rule):
     """
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
-        reads = [record for trace in run.traces for record in trace.of(ReplacedRead)]
+        reads = evidence.trained.all(ReplacedRead)
         if not reads:
             return self.passed("no replaced parameter was read in training")
         first = reads[0]
-        lines = {(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}
-        return self.failed(
-            f"`{first.by}` reads {first.name} in step {first.step}, an object that is no longer in the model: its values are those "
-            f"from before it was replaced ({count(len(lines), 'such line')})",
-            first.at_line,
-        )
+        lines = count(len({(r.at_line.file, r.at_line.line) for r in reads if r.at_line is not None}), "such line")
+        what = f"`{first.by}` reads {first.name} in step {first.step}, an object that is no longer in the model"
+        return self.failed(f"{what}: its values are those from before it was replaced ({lines})", first.at_line)

@@ -1,9 +1,9 @@
 import re
 from itertools import pairwise
 
-from ...trace import Run, Trace
+from ...trace import Trace
 from ...trace.events import State, Step, Stepped
-from ..base import Evidence, Finding, Rule, count, some
+from ..base import Evidence, Finding, Rule, Run, count, some
 
 
 class SameModelThroughout(Rule):
@@ -24,25 +24,20 @@ class SameModelThroughout(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        return (
-            self._modes(run)
-            or self._optimizers(run)
-            or self.passed(
-                f"{count(len(run.parameters), 'parameter')}: modes and optimizers are the same in {count(run.steps(), 'step')}"
-            )
-        )
+        parameters, steps = count(len(run.parameters), "parameter"), count(run.steps(), "step")
+        same = self.passed(f"{parameters}: modes and optimizers are the same in {steps}")
+        return self._modes(run) or self._optimizers(run) or same
 
     def _modes(self, run: Run) -> Finding | None:
         for trace in run.traces:
             records = trace.of(State)
             for record in records[1:]:
-                left = [root for root in _roots(record) if root not in records[0].in_eval]
-                if left and record.evaluations > records[0].evaluations:
-                    return self.failed(
-                        f"from step {record.step} on the whole model trains in eval mode; at step {records[0].step} it was in train mode",
-                        record.at_line,
-                        fix="Call `model.train()` after the evaluation.",
-                    )
+                # the models that are in eval mode as a whole; a part of a model may be frozen on purpose
+                roots = {name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)}
+                if roots.difference(records[0].in_eval) and record.evaluations > records[0].evaluations:
+                    before = f"at step {records[0].step} it was in train mode"
+                    what = f"from step {record.step} on the whole model trains in eval mode; {before}"
+                    return self.failed(what, record.at_line, fix="Call `model.train()` after the evaluation.")
         return None
 
     def _optimizers(self, run: Run) -> Finding | None:
@@ -53,20 +48,16 @@ class SameModelThroughout(Rule):
             for name in record.held:
                 held.setdefault(name, set()).add(record.optimizer)
             with_gradient |= {n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0}
-        moved = {n for r in run.traces[0].of(Stepped) for n, m in r.moved.items() if m[2] > 0}
+        moved = {n for r in run.places(Stepped) for n, m in r.moved.items() if m[2] > 0}
         alone = sorted(n for n in with_gradient if n not in held and n not in moved and run.parameters[n][0].trainable)
         line = steps[0].at_line if steps else None
         if alone and held:
-            return self.failed(
-                f"no optimizer holds {count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients and never "
-                f"changed: {some(alone)}",
-                line,
-            )
+            have = f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients"
+            return self.failed(f"no optimizer holds {have} and never changed: {some(alone)}", line)
         twice = sorted(n for n, numbers in held.items() if len(numbers) > 1 and _same_gradient(n, steps))
         if twice:
-            return self.failed(
-                f"two optimizers use the gradient of {count(len(twice), 'parameter')}: {some(twice)}", line
-            )
+            which = f"{count(len(twice), 'parameter')}: {some(twice)}"
+            return self.failed(f"two optimizers use the gradient of {which}", line)
         return None
 
 
@@ -78,13 +69,6 @@ def _same_gradient(name: str, steps: list[Step]) -> bool:
 
 def _outermost(trace: Trace) -> list[Step]:
     """The steps of a rank that were not made within the step of another optimizer, as a wrapper such as Lookahead makes them."""
-    ends = [(r.seq, r.optimizer, r.step) for r in trace.of(Stepped)]
-    spans = [
-        (s.seq, next((q for q, o, n in ends if (o, n) == (s.optimizer, s.step)), s.seq), s) for s in trace.of(Step)
-    ]
+    ends = {(r.optimizer, r.step): r.seq for r in reversed(trace.of(Stepped))}
+    spans = [(s.seq, ends.get((s.optimizer, s.step), s.seq), s) for s in trace.of(Step)]
     return [s for start, end, s in spans if not any(a < start and end < b for a, b, other in spans if other is not s)]
-
-
-def _roots(record: State) -> list[str]:
-    """The models that are in eval mode as a whole; a part of a model may be frozen on purpose."""
-    return [name for name in record.in_eval if not name or re.fullmatch(r"model\d+\.", name)]

@@ -29,16 +29,14 @@ class SameSamplesEveryStep(Rule):
         batches = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         if not batches[0]:
             return self.unknown("the model was given no tensor whose rows could be distinguished")
-        distinct = len(set().union(*batches))
+        distinct, there = len(set().union(*batches)), _available(run)
+        samples = count(distinct, "sample")
         if any(batch != batches[0] for batch in batches):
-            return self.passed(f"{count(distinct, 'sample')} in {count(len(batches), 'step')}")
-        there = _available(run)
+            return self.passed(f"{samples} in {count(len(batches), 'step')}")
         if there <= distinct:
-            return self.passed(f"every step trains on all {count(distinct, 'sample')} that there are")
-        return self.failed(
-            f"all {len(batches)} steps train on the same {count(distinct, 'sample')}, of {there} in the data set",
-            evidence.line_of(run, Micro),
-        )
+            return self.passed(f"every step trains on all {samples} that there are")
+        what = f"all {len(batches)} steps train on the same {samples}, of {there} in the data set"
+        return self.failed(what, run.line_of(Micro))
 
 
 def _available(run: Run) -> int:

@@ -24,32 +24,24 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        return (
-            ""
-            if snapshots(evidence.sources)
-            else "the sources keep nothing under a comparison, or over a step, that they read afterwards"
-        )
+        nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
+        return "" if snapshots(evidence.sources) else nothing
 
     def judge(self, evidence: Evidence) -> Finding:
-        run = evidence.trained
         named = snapshots(evidence.sources)
-        for trace in run.traces:
+        kept: set[str] = set()
+        for trace in evidence.trained.traces:
             for step, values in states(trace).items():
-                found = sorted(p for p, held in values.items() if held.live and spelled(_variable(p)) & named)
-                if found:
+                here = sorted(path for path in values if spelled(_variable(path)) & named)
+                kept.update(here)
+                if found := [path for path in here if values[path].live]:
                     line = next((r.at_line for r in trace.of(State) if r.step == step), None)
-                    what = f"{_variable(found[0])} holds {len(found)} tensors in the memory of the parameters ({some(found)})"
-                    return self.failed(f"before step {step}: {what}: each optimizer step changes them", line)
-        held = {
-            p
-            for trace in run.traces
-            for values in states(trace).values()
-            for p in values
-            if spelled(_variable(p)) & named
-        }
-        if not any("[" in path for path in held):
+                    tensors = f"{len(found)} tensors in the memory of the parameters ({some(found)})"
+                    what = f"before step {step}: {_variable(found[0])} holds {tensors}"
+                    return self.failed(f"{what}: each optimizer step changes them", line)
+        if not any("[" in path for path in kept):
             return self.not_applicable("no snapshot of weights was kept in the steps that were run")
-        return self.passed(f"{len(held)} values that are kept while training goes on are no live weights")
+        return self.passed(f"{len(kept)} values that are kept while training goes on are no live weights")
 
 
 def _variable(path: str) -> str:

@@ -38,89 +38,72 @@ class StateRestored(Rule):
             return self.unknown("the train run saved nothing before its last step")
         if reason := begins_elsewhere(train, resume):
             return self.unknown(reason)
-        lost, compared = differing(evidence, train, resume, after + 1)
-        parted = [] if lost else parting(train, resume, after)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
+        lost, compared = differing(evidence, train, resume, after + 1)
         if not compared:
-            return self.not_applicable(
-                "nothing that the loop carries beside model and optimizer changes from step to step"
-            )
+            what = "nothing that the loop carries beside model and optimizer changes from step to step"
+            return self.not_applicable(what)
         if lost:
-            return self.failed(
-                f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}{saved_at(evidence)}",
-                load_line(evidence),
-            )
-        if parted:
-            return self.failed(
-                f"what the resumed run makes of its state is not what the uninterrupted run makes of it: {some(parted, 4)}"
-                f"{saved_at(evidence)}",
-                load_line(evidence),
-            )
+            what = f"step {after + 1} starts after the resume with other values than without it: {some(lost, 4)}"
+            return self.failed(what + saved_at(evidence), load_line(evidence))
+        if parted := parting(train, resume, after):
+            what = "what the resumed run makes of its state is not what the uninterrupted run makes of it"
+            return self.failed(f"{what}: {some(parted, 4)}{saved_at(evidence)}", load_line(evidence))
         return self.passed(f"{compared} values that change from step to step are the same after the resume")
 
 
 def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[list[str], int]:
     """(what differs, in words, by the variable that holds it; how many values were compared) where a resumed run begins."""
     mine, theirs = whole(resume, 1), whole(train, step)
-    paths = evolving(train)
-    deciding = decisive(evidence.sources, paths)
-    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
-    anew = assigned_anew(evidence.sources)
-    chosen = [
-        p
-        for p in sorted(paths & theirs.keys())
-        if tuple(p.rsplit(".", 1)) not in anew
-        and restorable(p, theirs[p], deciding)
-        and (same_samples or theirs[p].holder in KEPT or theirs[p].sketch is None)
-    ]
-    weights = {path: (mine.get(path), theirs[path]) for path in chosen}
-    lost = {path: (now, then) for path, (now, then) in weights.items() if now is not None and apart(now, then) > SAME}
     later, without = whole(resume, 2), whole(train, step + 1)
-    for path, (_, then) in list(lost.items()):  # what the loop sets in each step, before the optimizer reads it
-        if (
-            then.holder == "optimizer"
-            and path in later
-            and path in without
-            and apart(later[path], without[path]) <= SAME
-        ):
-            del lost[path]
-    return _named(lost), sum(now is not None for now, _ in weights.values())
+    paths = evolving(train)
+    deciding, anew = decisive(evidence.sources, paths), assigned_anew(evidence.sources)
+    same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
+    lost: dict[str, tuple[Held, Held]] = {}
+    compared = 0
+    for path in sorted(paths & theirs.keys() & mine.keys()):
+        now, then = mine[path], theirs[path]
+        known = same_samples or then.holder in KEPT or then.sketch is None
+        if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
+            continue
+        compared += 1
+        # what the loop sets in each step, before the optimizer reads it
+        both = then.holder == "optimizer" and path in later and path in without
+        set_again = both and apart(later[path], without[path]) <= SAME
+        if apart(now, then) > SAME and not set_again:
+            lost[path] = (now, then)
+    return _named(lost), compared
 
 
 def parting(train: Run, resume: Run, after: int) -> list[str]:
     """The state, in words, that was restored and is another one steps later, while the weights are still the same ones."""
     first = whole(resume, 1)
-    paths = {
-        p for p in evolving(train) & evolving(resume) & first.keys() if first[p].sketch and first[p].numel >= LEAST
-    }
+    paths = evolving(train) & evolving(resume) & first.keys()
+    paths = {path for path in paths if first[path].sketch and first[path].numel >= LEAST}
     for step in range(1, LATER):
         mine, theirs = whole(resume, step + 1), whole(train, after + step + 1)
-        if not (
-            mine and theirs and _same_step(train, resume, after, step) and _same_step(train, resume, after, step + 1)
-        ):
+        same = all(_same_step(train, resume, after, k) for k in (step, step + 1))
+        if not (mine and theirs and same):
             break
-        apart_now = {p: (mine[p], theirs[p]) for p in sorted(paths & mine.keys() & theirs.keys())}
-        apart_now = {p: pair for p, pair in apart_now.items() if not pair[1].live and apart(*pair) > SAME}
-        if apart_now:
-            around = {above for path in apart_now for above in _above(path)}
-            numbers = {p: (mine[p], theirs[p]) for p in mine.keys() & theirs.keys() if _holder(p) in around}
-            beside = {
-                p: (now, then)
-                for p, (now, then) in numbers.items()
-                if now.value is not None and now.value != then.value
-            }
-            return _named(apart_now | beside)
+        pairs = {path: (mine[path], theirs[path]) for path in sorted(mine.keys() & theirs.keys())}
+        differ = {p: pairs[p] for p in pairs if p in paths and not theirs[p].live and apart(*pairs[p]) > SAME}
+        if differ:
+            around = {above for path in differ for above in _above(path)}
+            numbers = {p: pair for p, pair in pairs.items() if _holder(p) in around and pair[0].value is not None}
+            return _named(differ | {p: pair for p, pair in numbers.items() if pair[0].value != pair[1].value})
     return []
 
 
 def _same_step(train: Run, resume: Run, after: int, step: int) -> bool:
     """Whether a step of the resumed run has the samples of the uninterrupted run's and makes the same weights."""
-    pairs = [
-        (a.stepped[after + step - 1 :], b.stepped[step - 1 :]) for a, b in zip(train.traces, resume.traces, strict=True)
-    ]
-    return resume.global_batch(step) == train.global_batch(after + step) and all(
-        a and b and a[0].weights == b[0].weights for a, b in pairs
+    pairs = list(zip(train.traces, resume.traces, strict=True))
+    reached = all(len(a.stepped) >= after + step and len(b.stepped) >= step for a, b in pairs)
+    same_batch = resume.global_batch(step) == train.global_batch(after + step)
+    return (
+        reached
+        and same_batch
+        and all(a.stepped[after + step - 1].weights == b.stepped[step - 1].weights for a, b in pairs)
     )
 
 
@@ -134,12 +117,10 @@ def _above(path: str) -> list[str]:
 
 def _named(lost: dict[str, tuple[Held, Held]]) -> list[str]:
     """What is lost, in words: numbers with both values, tensors by the variable or module that holds them."""
-    numbers = [
-        f"`{path}` = {now.value:.6g} instead of {then.value:.6g}"
-        for path, (now, then) in lost.items()
-        if now.value is not None and then.value is not None
-    ]
-    holders = Counter(path for path, (now, _) in lost.items() if now.value is None)
+    values = {path: (now.value, then.value) for path, (now, then) in lost.items()}
+    known = ((path, now, then) for path, (now, then) in values.items() if now is not None and then is not None)
+    numbers = [f"`{path}` = {now:.6g} instead of {then:.6g}" for path, now, then in known]
+    holders = Counter(path for path, (now, _) in values.items() if now is None)
     while len(holders) > MOST and any(_holder(path) != path for path in holders):
         shorter: Counter[str] = Counter()
         for path, number in holders.items():

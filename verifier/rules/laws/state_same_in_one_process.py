@@ -1,10 +1,11 @@
-from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits, parted
-from ...analysis.state import LEAST, apart, evolving, noise, states, whole
-from ...trace.events import Held, State
-from ..base import Evidence, Finding, Rule, Run, count, some
+from ...analysis.comparison import parted
+from ...analysis.state import LEAST, apart, evolving, states, whole
+from ...trace.events import State
+from ..base import Evidence, Finding, Run, count, some
+from ._one_process import OneProcessRule
 
 
-class StateSameInOneProcess(Rule):
+class StateSameInOneProcess(OneProcessRule):
     """What evolves beside the weights, such as an average of them, is what one process has.
 
     Why: an EMA, a running statistic or a routing bias feeds no loss of the next steps, so that losses and gradients agree
@@ -22,72 +23,46 @@ class StateSameInOneProcess(Rule):
     those of all ranks together are compared with those of one process that has the same weights.
     """
 
-    names_a_cause = False
-    needs = frozenset({"train", "full_precision", "reference", "perturbed", "single"})
-
     def applies(self, evidence: Evidence) -> str:
-        run = evidence.trained
-        return "" if _tensors(run) else "no tensor beside weights and optimizer state changes from step to step"
+        changing = _tensors(evidence.trained)
+        return "" if changing else "no tensor beside weights and optimizer state changes from step to step"
 
-    def judge(self, evidence: Evidence) -> Finding:
-        run, single = evidence.full_precision, evidence.single
-        if run is None or single is None:
-            return self.unknown(evidence.missing.get("single", "no run of one process was made"))
-        if (reason := incomparable(run, single, "single", "one process")) is not None:
-            return self.unknown(reason)
-        if not limits(evidence, self.name).agree(compare(run, single).measures):
-            return self.unknown(
-                "losses, gradients or weights differ from those of one process already: see matches-single-process"
-            )
-        known, paths = noise(evidence), _tensors(run)
-        wrong: dict[str, tuple[float, float]] = {}
+    def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
+        paths = _tensors(run)
+        allowed = self.allowed(evidence, paths)
+        wrong: dict[str, float] = {}
         compared: set[str] = set()
         for step in range(1, (parted(run, single) or min(run.steps(), single.steps()) + 1)):
             mine, theirs = whole(run, step), whole(single, step)
-            for path in paths & mine.keys() & theirs.keys():
-                if theirs[path].sketch is None or theirs[path].numel != mine[path].numel or path in wrong:
+            for path in (paths & mine.keys() & theirs.keys()) - wrong.keys():
+                if theirs[path].sketch is None or theirs[path].numel != mine[path].numel:
                     continue
                 compared.add(path)
-                limit = evidence.times(self.name) * (MULTIPLE * known.get(path, 0.0) + FLOOR)
-                if not apart(mine[path], theirs[path]) <= limit:
-                    wrong[path] = (apart(mine[path], theirs[path]), limit)
+                if not (value := apart(mine[path], theirs[path])) <= allowed[path]:
+                    wrong[path] = value
+        tensors = count(len(compared), "tensor")
         if wrong:
-            first = next((r for r in run.traces[0].of(State) if wrong.keys() & r.values.keys()), None)
-            value, limit = max(wrong.values(), key=lambda pair: pair[0] / pair[1])
-            return self.failed(
-                f"{some(sorted(wrong))} differ from those of one process with the same weights, by up to {value:.2g} "
-                f"(allowed: {limit:.1g}; {len(wrong)} of {count(len(compared), 'tensor')})",
-                first.at_line if first else None,
-                measured=value,
-                limit=limit,
-            )
+            line = next((r.at_line for r in run.places(State) if wrong.keys() & r.values.keys()), None)
+            worst = max(wrong, key=lambda path: wrong[path] / allowed[path])
+            value, limit = wrong[worst], allowed[worst]
+            how = f"by up to {value:.2g} (allowed: {limit:.1g}; {len(wrong)} of {tensors})"
+            text = f"{some(sorted(wrong))} differ from those of one process with the same weights, {how}"
+            return self.failed(text, line, measured=value, limit=limit)
         if not compared:
             return self.not_applicable("what changes beside weights is other data on each number of ranks")
-        return self.passed(
-            f"{count(len(compared), 'tensor')} beside weights and optimizer state agree with those of one process"
-        )
+        return self.passed(f"{tensors} beside weights and optimizer state agree with those of one process")
 
 
 def _tensors(run: Run) -> set[str]:
     """The paths of tensors, of modules and of objects and variables of the loop, that evolve, and are sharded or equal on all ranks."""
     first, *others = [states(trace) for trace in run.traces]
-    last = first[max(first)] if first else {}
-    paths = {
-        p
-        for p in evolving(run) & last.keys()
-        if last[p].sketch is not None
-        and (
-            last[p].holder in ("module", "parameter")
-            or (last[p].holder in ("object", "local") and last[p].numel >= LEAST)
-        )
-    }
-    return {
-        p
-        for p in paths
-        if not last[p].live and (last[p].sharded or all(_equal(last[p], other, max(first), p) for other in others))
-    }
-
-
-def _equal(mine: Held, other: dict[int, dict[str, Held]], step: int, path: str) -> bool:
-    theirs = other.get(step, {}).get(path)
-    return theirs is not None and apart(mine, theirs) == 0.0
+    last = max(first, default=0)
+    found = set()
+    for path in evolving(run) & first.get(last, {}).keys():
+        held = first[last][path]
+        there = [other.get(last, {}).get(path) for other in others]
+        equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
+        kept = held.holder in ("module", "parameter") or (held.holder in ("object", "local") and held.numel >= LEAST)
+        if held.sketch is not None and not held.live and kept and equal:
+            found.add(path)
+    return found

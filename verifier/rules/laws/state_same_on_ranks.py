@@ -1,4 +1,4 @@
-from ...analysis.state import KEPT, Values, apart, decisive, evolving, states
+from ...analysis.state import KEPT, apart, decisive, evolving, states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
@@ -36,34 +36,24 @@ class StateSameOnRanks(Rule):
         if not last:
             return self.unknown("no state was recorded on all ranks")
         found: dict[str, str] = {}
-        paths = [
-            path
-            for path, held in ranks[0][last].items()
-            if not held.sharded
-            and (_is_state(held) or (path in deciding and held.value is not None and held.dtype.startswith("float")))
-        ]
-        for path in sorted(path for path in paths if path in changing):
+        held = {path: one for path, one in ranks[0][last].items() if not one.sharded}
+        floats = {path for path, one in held.items() if one.value is not None and one.dtype.startswith("float")}
+        paths = [path for path, one in held.items() if _is_state(one) or path in deciding & floats]
+        for path in sorted(changing.intersection(paths)):
             there = [one for rank in ranks if (one := rank[last].get(path))]
-            began = next(
-                ([rank[step][path] for rank in ranks] for step in sorted(ranks[0]) if _everywhere(ranks, step, path)),
-                there,
-            )
-            part = there[0].holder == "parameter" or (there[0].holder == "optimizer" and there[0].sketch is not None)
-            meant = (part or not _is_state(there[0])) and _apart(began) > SAME  # it differs from the beginning
+            steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
+            began = next(([rank[step][path] for rank in ranks] for step in steps), there)
+            mine = held[path]
+            part = mine.holder == "parameter" or (mine.holder == "optimizer" and mine.sketch is not None)
+            meant = (part or not _is_state(mine)) and _apart(began) > SAME  # it differs from the beginning
             if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
-                found[path] += UNREDUCED if there[0].holder == "parameter" else ""
+                found[path] += UNREDUCED if mine.holder == "parameter" else ""
         if found:
-            return self.failed(
-                f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}",
-                next((r.at_line for r in run.places(State)), None),
-            )
+            what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
+            return self.failed(what, run.places(State)[0].at_line)
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
-
-
-def _everywhere(ranks: list[dict[int, Values]], step: int, path: str) -> bool:
-    return all(path in rank.get(step, {}) for rank in ranks)
 
 
 def _is_state(held: Held) -> bool:

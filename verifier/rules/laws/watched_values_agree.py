@@ -35,24 +35,19 @@ class WatchedValuesAgree(Rule):
         known, passes = noise(evidence), []
         for one in evidence.watch:
             if not any(_of(one, values) for values in states(evidence.trained.traces[0]).values()):
-                where = "is no file that the steps that were run have written and that can be read"
-                where = (
-                    where
-                    if one.expression.startswith(FILES)
-                    else "was found in no frame of the training loop: give it as its function names it"
-                )
+                where = "was found in no frame of the training loop: give it as its function names it"
+                if one.expression.startswith(FILES):
+                    where = "is no file that the steps that were run have written and that can be read"
                 return self.unknown(f"`{one.expression}` {where}")
             compared: dict[str, int] = {}
             for where, step, mine, theirs, least in _pairs(one, evidence):
                 compared[where] = step
                 for path in sorted(mine.keys() & theirs.keys()):
-                    value, limit = (
-                        apart(mine[path], theirs[path]),
-                        least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0),
-                    )
+                    value = apart(mine[path], theirs[path])
+                    limit = least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0)
                     if value > limit and mine[path].numel == theirs[path].numel:
                         text = f"`{path}` {_shown(mine[path])} and {_shown(theirs[path])} {where}, before step {step}"
-                        line = next((r.at_line for r in evidence.trained.traces[0].of(State) if r.step == step), None)
+                        line = next((r.at_line for r in evidence.trained.places(State) if r.step == step), None)
                         return self.failed(f"{text} (allowed: {limit:.1g} apart)", line, measured=value, limit=limit)
                 if gone := sorted(mine.keys() ^ theirs.keys()):
                     return self.failed(f"`{gone[0]}` is there on one side only {where}, before step {step}")
@@ -99,8 +94,6 @@ def _along(one: Watched, run: Run, base: Run, after: int, where: str, least: flo
 
 
 def _shown(held: Held) -> str:
-    return (
-        f"= {held.value:.6g}"
-        if held.value is not None
-        else f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"
-    )
+    if held.value is not None:
+        return f"= {held.value:.6g}"
+    return f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"

@@ -24,14 +24,14 @@ class HsdpAllReduceLeftOff(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        held = any(trace.first(Partial) is not None for trace in evidence.trained.traces)
+        held = evidence.trained.all(Partial)
         return "" if held or replicas_at_start(evidence.trained) else NO_REPLICAS
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         flags = sum(not r.value for r in run.places(AllReduce))
-        line = evidence.line_of(run, AllReduce, last=True) or evidence.line_of(run, Step)
-        held = next((r for t in run.traces for r in t.of(Partial) if r.step <= run.steps()), None)
+        line = run.line_of(AllReduce, last=True) or run.line_of(Step)
+        held = next((r for r in run.all(Partial) if r.step <= run.steps()), None)
         if held is not None:
             return self.failed(
                 f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are reduced within their replica, "

@@ -32,6 +32,6 @@ class HsdpReplicasDivergeAtInit(Rule):
             return self.failed(
                 f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) differ between the "
                 f"{max(len(r) for r in replicas.values())} replicas at the first forward",
-                evidence.line_of(run, Shard),
+                run.line_of(Shard),
             )
         return self.passed(f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward")

@@ -29,7 +29,7 @@ class MeshArgumentWrong(Rule):
     foreign = re.compile(r"^(tp|tensor|tensor_parallel|model_parallel|pp|pipe|pipeline|pipeline_parallel)$", re.I)
 
     def applies(self, evidence: Evidence) -> str:
-        judged = not evidence.trained.models or any(True for _ in _by_position(evidence.trained))
+        judged = not evidence.trained.models or any(_by_position(evidence.trained))
         return "" if judged else "fully_shard is given no mesh of two named dims that it reads by position"
 
     def judge(self, evidence: Evidence) -> Finding:

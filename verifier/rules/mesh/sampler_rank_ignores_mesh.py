@@ -30,7 +30,7 @@ class SamplerRankIgnoresMesh(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         groups = _tensor_parallel_groups(run)
-        if any(t.first(ShardedInput) for t in run.traces):
+        if run.all(ShardedInput):
             return self.unknown("the inputs of the model are DTensors, whose samples cannot be compared")
         for step in range(1, run.steps() + 1):
             rows = run.rows(step)
@@ -41,7 +41,7 @@ class SamplerRankIgnoresMesh(Rule):
                     return self.failed(
                         f"ranks {group[0]} and {other} hold parts of the same layers, but get different samples at step "
                         f"{step} ({shared} of {rows[group[0]].total()} are the same)",
-                        evidence.line_of(run, Micro),
+                        run.line_of(Micro),
                     )
         if not any(rows.total() for rows in run.rows(1)):
             return self.unknown("the model got no tensor whose rows can be compared")

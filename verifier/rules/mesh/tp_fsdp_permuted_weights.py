@@ -41,7 +41,7 @@ class TpFsdpPermutedWeights(Rule):
                 return self.failed(
                     f"after the resume on {count(run.world_size, 'rank')} {count(len(wrong), 'parameter')} of {len(saved)} "
                     f"({some(wrong)}) hold the saved values in another order",
-                    evidence.line_of(train, Checkpoint) or evidence.line_of(run, Checkpoint),
+                    train.line_of(Checkpoint) or run.line_of(Checkpoint),
                 )
         if not runs or not saved:
             return self.unknown("no resumed run reached an optimizer step")

@@ -34,7 +34,7 @@ class UnsupportedOptimizer(RaisedRule):
         return any(f.optimizer is not None for f in stack(run, cause)) and re.search(MESHES, cause.error) is None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        return next((r.at_line for r in reversed([*run.places(Optimizer)]) if r.at_line), cause.location)
+        return run.line_of(Optimizer, last=True) or cause.location
 
     def detect(self, flow: Flow) -> Hits:
         for event, models in flow.optimizers:

@@ -40,7 +40,7 @@ class MatrixOptimizerOnLocalShard(Rule):
         if run is None or run.steps() == 0 or not run.completed:
             return self.unknown(evidence.missing.get("full_precision", "no run in full precision was completed"))
         cls = _own(evidence.trained)[0].rpartition(".")[2]
-        line = evidence.line_of(run, ShardInStep) or find_shard_use(evidence.sources, cls)
+        line = run.line_of(ShardInStep) or find_shard_use(evidence.sources, cls)
         if line is None:
             return self.passed(f"{cls} uses no local shard")
         if run.world_size == 1:

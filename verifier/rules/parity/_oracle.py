@@ -65,7 +65,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     parting = part(run, oracle, allowed)
     same_script = None if label == "the original" else oracle
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"
-    line = evidence.line_of(run, Micro if parting.stage in ("gradient", "loss") else Step)
+    line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     return rule.failed(f"differs from {label}: {text}", line, measured=over[name], limit=allowed[name])
 
 

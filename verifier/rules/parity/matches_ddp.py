@@ -35,7 +35,7 @@ class MatchesDdp(OracleRule):
             return found
         # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
         other = MatchesSingleProcess().judge(evidence)
-        line = evidence.line_of(evidence.reference, Local)
+        line = evidence.reference.line_of(Local) if evidence.reference is not None else None
         if other.status == "fail" or (other.status == "inconclusive" and line is None):
             return found
         where = f"code on local shards at {line.file.rpartition('/')[2]}:{line.line}" if line else "code of this script"

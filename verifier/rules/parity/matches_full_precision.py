@@ -51,5 +51,5 @@ class MatchesFullPrecision(Rule):
         text += f" (allowed: {limit:.2%}; rounded weights explain {noise:.2%})"
         if measured <= limit:
             return self.passed(text, measured=measured, limit=limit)
-        line = evidence.line_of(evidence.trained, Micro)
+        line = evidence.trained.line_of(Micro)
         return self.failed(f"{text}; most in {some(worst)}", line, measured=measured, limit=limit)

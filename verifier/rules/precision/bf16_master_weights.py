@@ -45,9 +45,7 @@ class Bf16MasterWeights(Rule):
             return self.unknown(f"{which}; {cls} may keep float32 copies or round stochastically: not known")
         changed = sum(r.moved[n][2] for r in run.at_step(Stepped, run.steps()) for n in low if n in r.moved)
         share = changed / max(sum(e.local_numel for n in low for e in run.parameters[n]), 1)
-        return self.failed(
-            f"{which}; the last step changed {share:.1%} of their elements", evidence.line_of(run, Shard)
-        )
+        return self.failed(f"{which}; the last step changed {share:.1%} of their elements", run.line_of(Shard))
 
     def detect(self, flow: Flow) -> Hits:
         if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from ...analysis.presence import unsharded
 from ...source.looks import inner
 from ...source.values import Value
-from ...trace.events import Late, Model, Place, Step
+from ...trace.events import Late, Step
 from ..base import Event, Evidence, Finding, Flow, Rule, Run
 
 NOT_USED = "the script never called fully_shard"
@@ -39,11 +39,6 @@ def gradients_differ(run: Run, name: str) -> bool:
 def late_parameters(run: Run) -> list[str]:
     """Parameters that were registered after their root was sharded."""
     return [name for record in run.places(Late) for name in record.names]
-
-
-def first_call(run: Run) -> Place | None:
-    """The user's line of the first forward of any root."""
-    return next((record.at_line for record in run.places(Model) if record.at_line), None)
 
 
 def given_a_sharded(flow: Flow, *functions: str) -> Iterator[Event]:

@@ -1,7 +1,5 @@
-from ...trace.events import Place
+from ...trace.events import Model, Place, Shard
 from ..base import RaisedRule, RootCause, Run
-from ..raised import last_shard
-from ._base import first_call
 
 
 class InferenceModeBeforeTraining(RaisedRule):
@@ -27,7 +25,7 @@ class InferenceModeBeforeTraining(RaisedRule):
     pattern = r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track version counter"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
-        return last_shard(run) is not None
+        return run.line_of(Shard, last=True) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        return first_call(run) or cause.location  # the one under inference mode
+        return run.line_of(Model) or cause.location  # the one under inference mode

@@ -26,7 +26,7 @@ class InplaceOpOnOutputView(ShardedModelRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        changed = next((r for t in run.traces for r in t.of(InplaceView)), None)
+        changed = next(iter(run.all(InplaceView)), None)
         if changed is None:
             return self.passed_with_steps(
                 run, "no output view of a wrapped module was changed in place before backward"
@@ -35,7 +35,7 @@ class InplaceOpOnOutputView(ShardedModelRule):
         stopped = "" if run.completed else root_cause(run).error
         if self.stops.search(stopped):
             return self.failed(f"{what}; the run stopped with {stopped[:160]}", changed.at_line)
-        unsynced = next((r for t in run.traces for r in t.of(Step) if r.unsynced), None)
+        unsynced = next((r for r in run.all(Step) if r.unsynced), None)
         if unsynced is None:
             return self.passed(f"{what}; every gradient was reduced nevertheless")
         names = some(unsynced.unsynced)

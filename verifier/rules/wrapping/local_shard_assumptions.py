@@ -24,7 +24,7 @@ class LocalShardAssumptions(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        made = any(trace.first(FromLocal) for trace in run.traces)
+        made = run.all(FromLocal)
         return "" if made or not run.completed or not run.models else "the script does not call DTensor.from_local"
 
     def judge(self, evidence: Evidence) -> Finding:

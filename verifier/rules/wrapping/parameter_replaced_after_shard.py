@@ -1,7 +1,8 @@
 from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
+from ...trace.events import Shard
 from ..base import Hits, RootCause, Run
-from ..raised import ShardedRule, last_shard
+from ..raised import ShardedRule
 from ._base import called_on_sharded
 
 _PLAIN_FILES = ("torch.load", "safetensors.torch.load_file")
@@ -28,7 +29,7 @@ class ParameterReplacedAfterShard(ShardedRule):
     pattern = r"'(Parameter|Tensor)' object has no attribute '_local_tensor'"
 
     def fits(self, run: Run, cause: RootCause) -> bool:
-        return last_shard(run) is not None
+        return run.line_of(Shard, last=True) is not None
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(STORE):

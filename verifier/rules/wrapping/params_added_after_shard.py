@@ -31,7 +31,7 @@ class ParamsAddedAfterShard(ShardedModelRule):
             return self.passed_with_steps(run, "no parameter was registered after its root was sharded")
         if run.world_size == 1:
             return self.unknown(ONE_RANK)
-        line = evidence.line_of(run, Late)
+        line = run.line_of(Late)
         if apart := [name for name in late if gradients_differ(run, name)]:
             what = "plain tensors, whose gradients are not reduced and differ between ranks"
             return self.failed(f"{some(apart)} were registered after fully_shard and are {what}", line)

@@ -38,7 +38,7 @@ class RootNotWrapped(Rule):
         plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in late]
         if not plain:
             return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
-        line = evidence.line_of(run, Shard, last=True)
+        line = run.line_of(Shard, last=True)
         if apart := [name for name in plain if gradients_differ(run, name)]:
             what = "plain tensors whose gradients are not reduced and differ between ranks"
             return self.failed(f"{some(apart)} are {what}", line)

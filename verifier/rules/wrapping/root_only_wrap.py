@@ -40,7 +40,7 @@ class RootOnlyWrap(Rule):
         return self.failed(
             f"one group holds all {total:,} parameter elements; the {blocks.count} modules of class {kind} under "
             f"'{blocks.parent}' hold {blocks.numel / total:.0%} of them and are not sharded as separate groups",
-            evidence.line_of(run, Shard),
+            run.line_of(Shard),
         )
 
     def detect(self, flow: Flow) -> Hits:

@@ -30,7 +30,7 @@ class ShardOptionUnread(ShardedModelRule):
         return super().applies(evidence) or unnamed(evidence.sources, *self.named_by)
 
     def judge(self, evidence: Evidence) -> Finding:
-        shards = list(evidence.trained.places(Shard))
+        shards = evidence.trained.places(Shard)
         if not shards:
             return self.unknown("no call of fully_shard was seen")
         if (record := next((r for r in shards if r.unread), None)) is not None:

@@ -49,7 +49,7 @@ class ShardsAreEven(ShardedModelRule):
         worst = max(held, key=lambda name: held[name] - ideal[name])
         shape, placements = sharded[worst][0].shape, ", ".join(sharded[worst][0].placements)
         worst_text = f"{worst} of shape {shape}, placed {placements} on {count(run.world_size, 'rank')}"
-        return self.failed(f"{what}; worst: {worst_text}", evidence.line_of(run, Shard), **limits)
+        return self.failed(f"{what}; worst: {worst_text}", run.line_of(Shard), **limits)
 
 
 def _ways(entry: Parameter) -> int:

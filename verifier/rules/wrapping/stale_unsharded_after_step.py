@@ -33,7 +33,7 @@ class StaleUnshardedAfterStep(ShardedModelRule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        stale = next((r for t in run.traces for r in t.of(Stale)), None)
+        stale = next(iter(run.all(Stale)), None)
         if stale is None:
             what = f"no group stayed gathered over any of {count(run.steps(), 'optimizer step')}"
             return self.passed_with_steps(run, what)

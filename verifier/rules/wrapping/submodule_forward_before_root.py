@@ -2,9 +2,8 @@ from ...analysis.presence import sharded_once, unsharded
 from ...source.events import CALL, Flow, covers
 from ...source.looks import is_known, text
 from ...source.values import choices, root_of
-from ...trace.events import Place
+from ...trace.events import Model, Place
 from ..base import Hits, RaisedRule, RootCause, Run
-from ._base import first_call
 
 
 class SubmoduleForwardBeforeRoot(RaisedRule):
@@ -30,7 +29,7 @@ class SubmoduleForwardBeforeRoot(RaisedRule):
         return unsharded(train) or sharded_once(train)
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
-        return first_call(run) or cause.location
+        return run.line_of(Model) or cause.location
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.by_op.get(CALL, []):

@@ -34,7 +34,7 @@ class TiedWeightsSplitGroups(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        tied = any(True for _ in run.places(Ties))
+        tied = run.places(Ties)
         return "" if tied or not run.completed or not run.models else "no two parameters of the model are one tensor"
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -46,7 +46,7 @@ class TiedWeightsSplitGroups(Rule):
             names, what = " and ".join(split.names), "torch raised an error" if raised else "each trains separately"
             return self.failed(
                 f"{names} were tied when sharded, and are now {split.parameters} parameters of different groups: {what}",
-                split.line or evidence.line_of(run, Ties),
+                split.line or run.line_of(Ties),
             )
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)

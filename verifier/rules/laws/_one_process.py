@@ -1,0 +1,30 @@
+"""What rules start from that compare other values than losses and weights with those of one process."""
+
+from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
+from ...analysis.state import noise
+from ..base import Evidence, Finding, Run
+from ..parity._oracle import OracleRule
+
+
+class OneProcessRule(OracleRule):
+    """A rule on state of the full-precision run, where its losses and weights are those of one process."""
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run, single = evidence.full_precision, evidence.single
+        if run is None or single is None:
+            return self.unknown(evidence.missing.get("single", "no run of one process was made"))
+        if (reason := incomparable(run, single, "single", "one process")) is not None:
+            return self.unknown(reason)
+        if not limits(evidence, self.name).agree(compare(run, single).measures):
+            already = "losses, gradients or weights differ from those of one process already"
+            return self.unknown(f"{already}: see matches-single-process")
+        return self.compare(evidence, run, single)
+
+    def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
+        """The finding on these two runs."""
+        raise NotImplementedError
+
+    def allowed(self, evidence: Evidence, paths: set[str]) -> dict[str, float]:
+        """{path: how far its value may be from that of one process}."""
+        known, times = noise(evidence), evidence.times(self.name)
+        return {path: times * (MULTIPLE * known.get(path, 0.0) + FLOOR) for path in paths}
