@@ -8,8 +8,8 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...verifier.analysis.wording import count
 from ...verifier.errors import FAIL, PASS
-from ...verifier.report.tiers import number
 from ..output import add_command, emit_json, log, say
 from .update import add_project_arguments, versions
 
@@ -131,7 +131,7 @@ def _summary(args: argparse.Namespace, differences: list[Difference]) -> str:
         return f"{args.out}: no difference"
     edited = sum(1 for difference in differences if difference.edits or difference.file.obstacle)
     changed = sum(1 for difference in differences if difference.changes)
-    words = f"edited by you: {number(edited, 'file')}; changed by the spec or the templates: {number(changed, 'file')}"
+    words = f"edited by you: {count(edited, 'file')}; changed by the spec or the templates: {count(changed, 'file')}"
     if not changed:
         return words
     spec = ["--spec", str(args.spec)] if args.spec else []

@@ -6,12 +6,13 @@ GitHub shows 10 errors and 10 warnings of a step and 50 annotations of a job, so
 import re
 from collections.abc import Iterator
 
+from ..analysis.wording import count
 from ..finding import Finding
 from ..verdict import Verdict
 from . import text
 from .places import lines_of, place_of, relative
 from .sanitize import sanitize, shown
-from .tiers import limits, number
+from .tiers import limits
 
 MOST = 10
 LONGEST = 2_000  # characters of one message
@@ -114,7 +115,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield "### Skipped\n\n" + _block("\n".join(skipped))
     for status, what in (("pass", "passed"), ("not_applicable", "not applicable")):
         if found := [f"{f.rule}: {f.evidence}" for f in verdict.findings if f.status == status]:
-            yield f"<details><summary>{number(len(found), 'rule')} {what}</summary>\n\n{_block(chr(10).join(found))}</details>\n\n"
+            yield f"<details><summary>{count(len(found), 'rule')} {what}</summary>\n\n{_block(chr(10).join(found))}</details>\n\n"
 
 
 def _block(content: str) -> str:

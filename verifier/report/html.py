@@ -3,10 +3,11 @@
 Whatever comes from the script is data: every string is cut, made visible and escaped on its way into the template.
 """
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..analysis.wording import count, some
 from ..verdict import Verdict
 from . import html_plots, html_tables
 from .json_report import as_dict
@@ -57,7 +58,7 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
         articles=rows // 10,
         place=html_tables.place,
         brief=_brief,
-        count=_count,
+        count=count,
     )
 
 
@@ -73,30 +74,22 @@ def sentence(report: Report) -> str:
         decides = [f for f in findings if f["status"] == "fail" and f["required"]]
         failed = [f["rule"] for f in decides if not f["consequence"]] or [f["rule"] for f in decides]
         places = f" in {len(failed)} places" if len(failed) > len(set(failed)) else ""
-        return f"{_count(set(failed), 'rule')} failed{places}: {_some(failed)}."
+        return f"{count(len(set(failed)), 'rule')} failed{places}: {some(dict.fromkeys(failed))}."
     if report["verdict"] in ("inconclusive", "error"):
-        return f"Nothing failed, but {_count(unsure, 'rule')} could not be checked: {_some(unsure)}."
+        return f"Nothing failed, but {count(len(unsure), 'rule')} could not be checked: {some(dict.fromkeys(unsure))}."
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
-    left = f"; {_count(unsure, 'rule')} not checked and not required: {_some(unsure)}" if unsure else ""
+    left = (
+        f"; {count(len(unsure), 'rule')} not checked and not required: {some(dict.fromkeys(unsure))}" if unsure else ""
+    )
     warnings = [f["rule"] for f in findings if f["status"] == "fail" and not f["required"]]
-    left += f"; {_count(warnings, 'warning')}: {_some(warnings)}" if warnings else ""
-    left += f"; {_count(report['skipped'], 'rule')} skipped" if report["skipped"] else ""
-    left += f"; {_count(unaffected, 'rule')} not applicable" if unaffected else ""
+    left += f"; {count(len(warnings), 'warning')}: {some(dict.fromkeys(warnings))}" if warnings else ""
+    left += f"; {count(len(report['skipped']), 'rule')} skipped" if report["skipped"] else ""
+    left += f"; {count(len(unaffected), 'rule')} not applicable" if unaffected else ""
     if not passed and unaffected:
         return f"Nothing was checked{left}."
     limits = f" Simulated: {report['limits']}." if report["tier"] == "simulate" else ""
-    return f"{_count(passed, 'rule')} passed, none failed{left}.{limits}"
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _count(items: Sized, name: str) -> str:
-    return f"{len(items)} {name}{'' if len(items) == 1 else 's'}"
+    return f"{count(len(passed), 'rule')} passed, none failed{left}.{limits}"
 
 
 def _brief(text: str, most: int = 300) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.wording import count
 from .text import NOT_COMPARED, RESUMED
 
 Report = dict[str, Any]
@@ -34,18 +35,17 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """`columns`: (title, whether it holds numbers); the first cell of a row names it."""
+    """`titles`: of the columns, separated by `|`; `>` begins that of numbers. The first cell of a row names it."""
 
     caption: str
-    columns: list[tuple[str, bool]]
+    titles: str
     rows: list[list[Any]]
     note: str = ""
 
-
-def _table(caption: str, columns: str, rows: list[list[Any]], note: str = "") -> Table:
-    """`columns`: the titles, separated by `|`; `>` begins that of a column of numbers."""
-    titles = columns.split("|")
-    return Table(caption, [(title.removeprefix(">"), title[0] == ">") for title in titles], rows, note)
+    @property
+    def columns(self) -> list[tuple[str, bool]]:
+        """(title, whether it holds numbers) of each column."""
+        return [(title.removeprefix(">"), title[0] == ">") for title in self.titles.split("|")]
 
 
 def tables(report: Report) -> dict[str, Table]:
@@ -73,7 +73,7 @@ def tables(report: Report) -> dict[str, Table]:
 
 def label(run: Report) -> str:
     """A run by its role and ranks."""
-    return f"{run['role']}, {run['world_size']} rank{'' if run['world_size'] == 1 else 's'}"
+    return f"{run['role']}, {count(run['world_size'], 'rank')}"
 
 
 def place(location: Report, folder: str) -> str:
@@ -117,12 +117,12 @@ def _passes(report: Report) -> Table:
     for f in _with(report, "pass"):
         margin = f["margin"] and (f"{f['margin']:,.0f}x" if f["margin"] >= 10 else f"{f['margin']:.1f}x")
         rows.append([f["rule"], f["evidence"], number(f["measured"]), number(f["limit"]), margin])
-    return _table("Rules that passed, with their evidence", "Rule|Evidence|>Measured|>Limit|>Margin", rows)
+    return Table("Rules that passed, with their evidence", "Rule|Evidence|>Measured|>Limit|>Margin", rows)
 
 
 def _not_applicable(report: Report) -> Table:
     rows = [[f["rule"], f["evidence"]] for f in _with(report, "not_applicable")]
-    return _table("Rules about features that the script does not have", "Rule|Reason", rows)
+    return Table("Rules about features that the script does not have", "Rule|Reason", rows)
 
 
 def _baseline(report: Report) -> Table:
@@ -133,12 +133,12 @@ def _baseline(report: Report) -> Table:
         for kind, state in states.items()
         for one in held.get(kind, [])
     ]
-    return _table("Failures compared with the earlier report", "Rule|Now|At", rows)
+    return Table("Failures compared with the earlier report", "Rule|Now|At", rows)
 
 
 def _skipped(report: Report) -> Table:
     rows = [[skip["rule"], skip["reason"], skip["until"]] for skip in report["skipped"]]
-    return _table("Rules that were not judged", "Rule|Reason|Until", rows)
+    return Table("Rules that were not judged", "Rule|Reason|Until", rows)
 
 
 def _step_cells(values: list[float | None], after: int, last: int, digits: int = 3) -> list[str | None]:
@@ -151,7 +151,7 @@ def _with_steps(caption: str, columns: str, rows: list[list[Any]], last: int) ->
     """A table whose last columns are the steps up to `last`."""
     steps = "".join(f"|>Step {step}" for step in range(1, min(last, STEPS) + 1))
     note = f"{last - STEPS} more steps are in --report json=PATH." if last > STEPS else ""
-    return _table(caption, columns + steps, rows, note)
+    return Table(caption, columns + steps, rows, note)
 
 
 def _by_step(report: Report, field: str, caption: str) -> Table:
@@ -190,7 +190,7 @@ def _shards(report: Report) -> Table:
         placed = ", ".join(shard["placements"]) or "plain tensor"
         rows.append([shard["name"], shape, dtype, placed, group, *map(number, shard["elements"][: len(held)])])
     columns = "Parameter|>Shape|Dtype|Placement|Group" + "".join(f"|>{title}" for title in held)
-    return _table("Elements of each parameter on each rank", columns, rows)
+    return Table("Elements of each parameter on each rank", columns, rows)
 
 
 def _span(counts: list[int | None]) -> list[int]:
@@ -207,7 +207,7 @@ def _memory(report: Report) -> Table:
         measured = [row["process"][kind] for kind in ("before", "peak", "cuda")[: 2 + cuda]]
         rows.append([f"{row['rank']}", *map(size, own + measured)])
     columns = "Rank|>Parameters|>Gradients|>Optimizer state|>Process, before the script|>Process, peak"
-    return _table("Memory of each rank that was run", columns + ("|>CUDA, peak" if cuda else ""), rows)
+    return Table("Memory of each rank that was run", columns + ("|>CUDA, peak" if cuda else ""), rows)
 
 
 def _traffic(report: Report) -> Table:
@@ -223,7 +223,7 @@ def _traffic(report: Report) -> Table:
     columns = (
         "Collective|>Expected|>Counted in forward and backward|>Bytes|>Called by the script itself|>Bytes of these"
     )
-    return _table("Collectives of one step on rank 0", columns, rows)
+    return Table("Collectives of one step on rank 0", columns, rows)
 
 
 def _saved(report: Report) -> Table:
@@ -237,7 +237,7 @@ def _saved(report: Report) -> Table:
         }.get(one["state"], one["state"])
         rows.append([one["path"], one["after_step"], one["op"], one["ranks"], one["tensors"], state])
     columns = "Saved to|>After step|By|>Ranks|>Tensors|Opened"
-    return _table("Saved checkpoints, opened again by another process", columns, rows)
+    return Table("Saved checkpoints, opened again by another process", columns, rows)
 
 
 def _returned(report: Report) -> Table:
@@ -252,7 +252,7 @@ def _returned(report: Report) -> Table:
         rows.append([label(run), what, loads, ended, one["steps"], number(worst), number(compared["allowed"]["loss"])])
     columns = "Run|What was done|Loads|End|>Steps|>Largest difference of the loss|>Allowed"
     note = "A resume from a damaged checkpoint passes if it stops." if damaged else ""
-    return _table("Runs that resumed from the checkpoints", columns, rows, note)
+    return Table("Runs that resumed from the checkpoints", columns, rows, note)
 
 
 def _runs(report: Report) -> Table:
@@ -262,13 +262,13 @@ def _runs(report: Report) -> Table:
         end = ("completed" if run["completed"] else "did not complete") + (f"; exit by rank {codes}" if codes else "")
         about = [label(run), run["note"] or ROLES[run["role"]], f"{run['seconds']:.1f}", len(run["losses"])]
         rows.append([*about, end, run["command"] or None])
-    return _table("Runs that were made", "Run|What it is|>Seconds|>Steps|End|Command", rows)
+    return Table("Runs that were made", "Run|What it is|>Seconds|>Steps|End|Command", rows)
 
 
 def _not_followed(report: Report) -> Table:
     found, cwd = report["facts"].get("sources", {"not_followed": ()})["not_followed"], report["target"].get("cwd", "")
     rows = [[o["callee"], place({**o, "function": ""}, cwd), o["calls"], o["reason"]] for o in found]
-    return _table("Calls that could not be followed", "Callee|At|>Calls|Why", rows)
+    return Table("Calls that could not be followed", "Callee|At|>Calls|Why", rows)
 
 
 def _environment(report: Report) -> Table:
@@ -278,4 +278,4 @@ def _environment(report: Report) -> Table:
         for key, value in values.items()
         if value not in ("", [], None)
     ]
-    return _table("Environment and arguments", "Name|Value", rows)
+    return Table("Environment and arguments", "Name|Value", rows)

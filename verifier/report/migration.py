@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from ..analysis.wording import count
 from ..source.migration import STEPS, Item, Migration
 from .sanitize import in_json, sanitize
 from .text import cut
-from .tiers import number
 from .wrapping import wrapped
 
 SCHEMA = 1
@@ -30,8 +30,8 @@ def render(migration: Migration) -> str:
         why = f"it is {kinds}" if kinds else "no training loop was found"
         return f"{names}: nothing to migrate ({why}); `fsdp2 lint` checks it\n"
     docs = ", ".join(dict.fromkeys(item.reference for item in migration.items))
-    count = number(len(migration.items), "construct")
-    lines = wrapped(f"{names} ({kinds}): {count} to change, in the order of work; read {docs}")
+    constructs = count(len(migration.items), "construct")
+    lines = wrapped(f"{names} ({kinds}): {constructs} to change, in the order of work; read {docs}")
     steps = [(step, [item for item in migration.items if item.step == step]) for step in STEPS]
     for position, (step, items) in enumerate([pair for pair in steps if pair[1]], start=1):
         lines += ["", f"{position}. {step}", *(line for item in items for line in _lines(item))]

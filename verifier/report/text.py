@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..analysis.wording import count
 from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 from .sanitize import sanitize, shown
-from .tiers import MOST, counted, not_followed, number, verdict_line
+from .tiers import MOST, counted, not_followed, verdict_line
 from .wrapping import width, wrapped
 
 LIMIT = 9_000  # characters; what agents read of one command's output
@@ -37,7 +38,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
 def render_lint(verdict: Verdict, verbose: bool = False) -> str:
     """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
     lines = cut([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
-    found = number(len(verdict.findings), "finding") if verdict.findings else "no findings"
+    found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
     lines += compared(verdict)
@@ -87,11 +88,10 @@ def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]
     """(heading, lines) of what no run reached, and of what only the survey run did, after the compared steps."""
     if horizon is None:
         return []
-    stopped = f" (the script was stopped after {number(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
+    stopped = f" (the script was stopped after {count(horizon['steps'], 'step')}, {horizon['seconds']:.0f} s)"
     never = [_lines(one) for one in horizon["lines"] if one["after_step"] is None]
-    later = [
-        f"{_lines(one)} after step {one['after_step']}" for one in horizon["lines"] if one["after_step"] is not None
-    ]
+    known = [one for one in horizon["lines"] if one["after_step"] is not None]
+    later = [f"{_lines(one)} after step {one['after_step']}" for one in known]
     parts = [("NOT RUN" + ("" if horizon["ended"] else stopped), never), ("RUN ONCE, NOT COMPARED", later)]
     return [(word, lines) for word, lines in parts if lines]
 
@@ -141,14 +141,9 @@ def compared(verdict: Verdict) -> list[str]:
 
 def comparison(held: Comparison, answer: str) -> str:
     """How many failures are new, known from the baseline, and gone."""
-    groups = (
-        ("new", held.new),
-        ("known (in baseline)", held.standing),
-        ("gone", held.gone),
-        ("not judged", held.unjudged),
-    )
+    groups = {"new": held.new, "known (in baseline)": held.standing, "gone": held.gone, "not judged": held.unjudged}
     parts = []
-    for what, findings in groups:
+    for what, findings in groups.items():
         rules = f" ({', '.join(dict.fromkeys(f.rule for f in findings))})" if findings else ""
         parts += [f"{len(findings)} {what}{rules}"] if findings or what in ("new", "gone") else []
     return f"against {held.path}: {answer}; failures: {', '.join(parts)}"
@@ -159,10 +154,8 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     reasons = inconclusive(verdict.findings)
     rules = sum(map(len, reasons.values()))
     if stopped_early(verdict) and not verbose:
-        yield from (
-            *_text(f"NOT CHECKED {number(rules, 'rule')}: the script stopped before its first step (-v lists them)"),
-            "",
-        )
+        stopped = "the script stopped before its first step (-v lists them)"
+        yield from (*_text(f"NOT CHECKED {count(rules, 'rule')}: {stopped}"), "")
         return
     shown_reasons = list(reasons.items())[: None if verbose else REASONS]
     for reason, own in shown_reasons:
@@ -171,7 +164,7 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from _text(", ".join([*kept, *more]), "NOT CHECKED ", INDENT)
         yield from _text(reason, INDENT)
     if left := rules - sum(len(own) for _, own in shown_reasons):
-        yield from _text(f"NOT CHECKED {number(left, 'more rule')} for other reasons (-v lists them)")
+        yield from _text(f"NOT CHECKED {count(left, 'more rule')} for other reasons (-v lists them)")
     if reasons:
         yield ""
     if verdict.suggestion:
@@ -223,7 +216,7 @@ def _losses(verdict: Verdict) -> Iterator[str]:
     rows: dict[str, list[list[str]]] = {}
     for run in runs:
         cells = [""] * (after if run["role"] in RESUMED else 0) + [_loss(value) for value in run["losses"]]
-        rows.setdefault(f"  {run['role']}, {number(run['world_size'], 'rank')}", []).append(cells)
+        rows.setdefault(f"  {run['role']}, {count(run['world_size'], 'rank')}", []).append(cells)
     size = max(map(len, rows)) + 1
     steps = max(len(cells) for group in rows.values() for cells in group)
     beside = max(1, (width() - size) // _CELL)
@@ -244,7 +237,7 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     yield ""
     yield from _text(
         f"{facts['sharded']} of {facts['parameters']} parameters sharded over a mesh of {' x '.join(sizes) or 'no ranks'} "
-        f"in {number(facts['groups'], 'group')}; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one "
+        f"in {count(facts['groups'], 'group')}; at most {facts['largest_share']:.1%} of {facts['elements']:,} elements on one "
         f"rank; updates {'reduce' if facts['reduces_loss'] else 'do not reduce'} the loss to first order"
     )
     if not (traffic := facts["traffic"]):
@@ -252,9 +245,9 @@ def _facts(verdict: Verdict) -> Iterator[str]:
     parts = []
     for where, name in (("model", "forward and backward"), ("script", "the rest of the step")):
         kinds = [key.removesuffix(f"_{where}") for key in traffic if key.endswith(f"_{where}")]
-        counts = [f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)" for k in kinds]
-        parts.append(f"{name}: {', '.join(counts) or 'none'}")
-    forwards = number(int(traffic["fsdp_forwards"]), "FSDP forward")
+        calls = [f"{traffic[f'{k}_{where}']:.0f} {k} ({traffic[f'{k}_{where}_bytes']:,.0f} bytes)" for k in kinds]
+        parts.append(f"{name}: {', '.join(calls) or 'none'}")
+    forwards = count(int(traffic["fsdp_forwards"]), "FSDP forward")
     yield from _text(f"collectives of one step, {forwards}: {'; '.join(parts)}")
 
 
@@ -276,17 +269,13 @@ def counts(verdict: Verdict) -> str:
     """`36 passed, 59 not applicable, 12 runs in 23 s`."""
     words: dict[Status, str] = {"fail": "failed", "error": "", "inconclusive": "not checked", "pass": "passed"}
     words["not_applicable"] = "not applicable"
-    found = {status: count for status in words if (count := verdict.counts.get(status, 0))}
-    if warnings := sum(finding.warns for finding in verdict.findings):
-        found["fail"] -= warnings
-    parts = [
-        f"{count} {words[status]}" if words[status] else number(count, "error")
-        for status, count in found.items()
-        if count
-    ]
-    parts += [number(warnings, "warning")] if warnings else []
+    warnings = sum(finding.warns for finding in verdict.findings)
+    found = {status: verdict.counts.get(status, 0) - (warnings if status == "fail" else 0) for status in words}
+    there = {status: number for status, number in found.items() if number}
+    parts = [f"{n} {words[status]}" if words[status] else count(n, "error") for status, n in there.items()]
+    parts += [count(warnings, "warning")] if warnings else []
     parts += [f"{len(verdict.skipped)} skipped"] if verdict.skipped else []
-    runs = f"{number(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s" if verdict.runs else "nothing was run"
+    runs = f"{count(len(verdict.runs), 'run')} in {verdict.seconds:.0f} s" if verdict.runs else "nothing was run"
     return ", ".join([*(parts or ["no findings"]), runs])
 
 

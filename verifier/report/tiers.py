@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..analysis.wording import count
 from ..config.policy import QUICK
 from ..verdict import Verdict
 from .wrapping import wrapped
@@ -25,17 +26,17 @@ def verdict_line(verdict: Verdict) -> str:
     if verdict.verdict == "no_findings":
         return f"{line} in {limits(verdict)}"
     if verdict.verdict == "pass" and (left := sum(item["reason"] == QUICK for item in verdict.skipped)):
-        return f"{line} with --quick: {number(left, 'rule')} that other runs decide not judged"
+        return f"{line} with --quick: {count(left, 'rule')} that other runs decide not judged"
     simulated = verdict.verdict == "pass" and verdict.tier == "simulate"
     return f"{line} in the simulated tier: {SIMULATED}" if simulated else line
 
 
 def counted(sources: Mapping[str, Any]) -> str:
     """How much of the sources was followed."""
-    calls = number(sources["calls_not_followed"], "call")
-    text = f"{number(sources['functions'], 'followed function')}; {calls} could not be followed"
+    calls = count(sources["calls_not_followed"], "call")
+    text = f"{count(sources['functions'], 'followed function')}; {calls} could not be followed"
     if sources["without_training"] and sources["files"] > 1:
-        text += f"; {sources['without_training']} of {number(sources['files'], 'file')} without training"
+        text += f"; {sources['without_training']} of {count(sources['files'], 'file')} without training"
     return text
 
 
@@ -46,17 +47,12 @@ def not_followed(verdict: Verdict, verbose: bool = False) -> Iterator[str]:
     for one in suppressed:
         yield from wrapped(f"suppressed {one['rule']} at {_place(one)}: {one['reason']}", further="  ")
     if more := len(sources["suppressed"]) - len(suppressed):
-        yield f"... and {number(more, 'more suppressed finding')}; -v lists them"
+        yield f"... and {count(more, 'more suppressed finding')}; -v lists them"
     for one in calls:
         times = f" ({one['calls']} calls)" if one["calls"] > 1 else ""
         yield from wrapped(f"not followed: {one['callee']} at {_place(one)}{times}: {one['reason']}", further="  ")
     if (left := sources["calls_not_followed"] - sum(one["calls"] for one in calls)) > 0:
-        yield f"... and {number(left, 'more call')}; -v lists {number(len(sources['not_followed']), 'callee')}"
-
-
-def number(count: int, thing: str) -> str:
-    """`1 call`, `2 calls`."""
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+        yield f"... and {count(left, 'more call')}; -v lists {count(len(sources['not_followed']), 'callee')}"
 
 
 def _place(one: Mapping[str, Any]) -> str:

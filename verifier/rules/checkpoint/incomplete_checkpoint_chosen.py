@@ -47,10 +47,8 @@ class IncompleteCheckpointChosen(Rule):
             outcome = outcome_of(crash, resumed)
             refused = outcome.steps == 0 and not resumed.completed
             if apart and (refused or (outcome.fresh and not not_exact(evidence))):
-                what, line = (
-                    f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume",
-                    load_line(evidence),
-                )
+                line = load_line(evidence)
+                what = f"{crash.note}: the save after step {apart[-1].after} is complete, but the resume"
                 if not refused:
                     return self.failed(f"{what} starts from the beginning", line)
                 cause = root_cause(resumed)

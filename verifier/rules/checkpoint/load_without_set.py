@@ -34,11 +34,9 @@ class LoadWithoutSet(ResumeRule):
         which = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
-        return self.failed(
-            f"{which} differ from their values at the save, and no save contains this model{still}{saved_at(evidence)}",
-            load_line(evidence),
-            fix="Save and restore this model too, or build it so that a resumed run initialises it to the same values.",
-        )
+        fix = "Save and restore this model too, or build it so that a resumed run initialises it to the same values."
+        what = f"{which} differ from their values at the save, and no save contains this model"
+        return self.failed(f"{what}{still}{saved_at(evidence)}", load_line(evidence), fix=fix)
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops("dcp.load") if flow.certain else ():

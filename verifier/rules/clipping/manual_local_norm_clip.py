@@ -52,9 +52,8 @@ class ManualLocalNormClip(Rule):
             return self.failed(text, empty[0].at_line, fix=fix)
         scales, whole = _scales(evidence)
         if not _clipped(scales) and not whole and not may_clip(evidence.sources):
-            return self.not_applicable(
-                "the script was not seen to clip, and its sources have no clip and no norm of gradients"
-            )
+            none = "the script was not seen to clip, and its sources have no clip and no norm of gradients"
+            return self.not_applicable(none)
         if not whole and clip_is_open(evidence) and not _clipped(scales):
             lacks = "no run with gradients 1e6 times as large reached its optimizer step"
             return self.unknown(evidence.missing.get("provoked", lacks))

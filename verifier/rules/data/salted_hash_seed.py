@@ -34,9 +34,8 @@ class SaltedHashSeed(SourceRule):
 
 def _of_text(node: ast.AST | None) -> bool:
     """Whether a call of `hash` is given text, alone or in a tuple; numbers have no salt."""
-    parts = list(ast.walk(node)) if node is not None else []
-    made = any(isinstance(n, ast.Call) and getattr(n.func, "id", "") in ("str", "repr") for n in parts)
-    return made or any(
-        isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str | bytes))
-        for n in parts
-    )
+    for part in ast.walk(node) if node is not None else ():
+        made = isinstance(part, ast.Call) and getattr(part.func, "id", "") in ("str", "repr")
+        if made or isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", None), str | bytes):
+            return True
+    return False

@@ -65,10 +65,8 @@ class SameDataOnEveryRank(Rule):
         loaded = [part for e in flow.ops(ITERATE) if e.node in loops for part in reach(e.args[0])]
         for event in flow.ops("data.DataLoader"):
             dataset = event.arg(0, "dataset")
-            given = [
-                v for name in ("sampler", "batch_sampler", "collate_fn") if (v := event.kwargs.get(name)) is not None
-            ]
-            own_order = event.open or len(event.args) > 3 or not all(is_const(value, None) for value in given)
+            given = [event.kwargs.get(name) for name in ("sampler", "batch_sampler", "collate_fn")]
+            own_order = event.open or len(event.args) > 3 or any(v is not None and not is_const(v, None) for v in given)
             if dataset is None or own_order or not _same_order(flow, event) or flow.escapes(event.result):
                 continue
             if event.result in loaded and all(_is_map(flow, one) for one in choices(dataset)):
@@ -87,15 +85,10 @@ def _trained_on(run: Run, step: int) -> list[Counter[int]]:
 
 def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
     """Whether two ranks compute other losses from equal samples and equal states of the generators, as parts of a graph do."""
-    pairs = [
-        pair
-        for step in steps
-        if step <= run.steps()
-        for pair in zip(run.micros(step)[a], run.micros(step)[b], strict=False)
-    ]
-    apart = [
-        abs(x.loss - y.loss) for x, y in pairs if x.loss is not None and y.loss is not None and x.random == y.random
-    ]
+    made = [run.micros(step) for step in steps if step <= run.steps()]
+    pairs = [pair for micros in made for pair in zip(micros[a], micros[b], strict=False)]
+    losses = [(x.loss, y.loss) for x, y in pairs if x.random == y.random]
+    apart = [abs(x - y) for x, y in losses if x is not None and y is not None]
     return bool(pairs) and len(apart) == len(pairs) and all(value > 0.0 for value in apart)
 
 

@@ -61,10 +61,8 @@ class SetEpochMissing(Rule):
             again = [turn for turn in flow.ops(ITERATE) if turn.loops and turn.node not in turn.loops]
             inside = any(part is event.result for turn in again for part in reach(turn.args[0]))
             if inside and not flow.escapes(event.result):
-                what = (
-                    f"{text(event.node)} is iterated over each epoch without set_epoch: every epoch has the same order"
-                )
-                yield what, event
+                what = "is iterated over each epoch without set_epoch: every epoch has the same order"
+                yield f"{text(event.node)} {what}", event
 
 
 def _begun(trace: Trace) -> list[Sampler]:

@@ -26,11 +26,9 @@ class CpuOffloadNcclOnly(SourceRule):
 
     def detect(self, flow: Flow) -> Hits:
         groups = process_groups(flow)
-        made = (
-            (made_by(event.kwargs.get("offload_policy"), "fsdp.CPUOffloadPolicy"), event) for event, _ in flow.shards
-        )
-        always = any(
-            policy is not None and covers(policy, event) for policy, event in made
-        )  # not under an option of its own
+        given = ((event.kwargs.get("offload_policy"), event) for event, _ in flow.shards)
+        made = ((made_by(policy, "fsdp.CPUOffloadPolicy"), event) for policy, event in given)
+        # not under an option of its own
+        always = any(policy is not None and covers(policy, event) for policy, event in made)
         if groups and all(is_nccl(e) for e in groups) and always:
             yield "CPUOffloadPolicy keeps gradients on the CPU, and the process group has NCCL only", groups[0]

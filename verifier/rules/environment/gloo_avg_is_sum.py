@@ -41,9 +41,8 @@ class GlooAvgIsSum(Rule):
         if abs(average - MEAN) <= 1e-6:
             return self.passed(text, measured=average, limit=MEAN)
         text += f" (expected: {MEAN:g}): without fsdp2, gradients on CPU are {run.world_size} times too large with this torch"
-        return self.failed(
-            f"{text}; here they were averaged in its place", measured=average, limit=MEAN, required=False
-        )
+        text += "; here they were averaged in its place"
+        return self.failed(text, measured=average, limit=MEAN, required=False)
 
 
 def _version(run: Run) -> str:

@@ -36,10 +36,9 @@ class NoSyncIdiom(RaisedRule):
 
     def detect(self, flow: Flow) -> Hits:
         found = [(e, "a module sharded by fully_shard has no `no_sync`") for e in flow.methods("no_sync")]
-        stored = [e for e in flow.ops(STORE) if e.method == "require_backward_grad_sync"]
-        found += [
-            (e, f"{text(e.node)} has no effect on a sharded module: every micro-batch is reduced") for e in stored
-        ]
+        stored = (e for e in flow.ops(STORE) if e.method == "require_backward_grad_sync")
+        in_vain = "has no effect on a sharded module: every micro-batch is reduced"
+        found += [(e, f"{text(e.node)} {in_vain}") for e in stored]
         for event, what in found:
             if event.on is not None and flow.sharded_by(event.on, event) is not None:
                 yield what, event

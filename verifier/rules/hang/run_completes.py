@@ -29,9 +29,8 @@ class RunCompletes(Rule):
         if not run.completed:
             cause = root_cause(run)
             if run.role == "simulate":
-                return self.unknown(
-                    f"the simulated run stopped early, which its made-up numbers may cause: {cause.text}"
-                )
+                early = "the simulated run stopped early, which its made-up numbers may cause"
+                return self.unknown(f"{early}: {cause.text}")
             return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:
             return self.unknown("the script ended without a step of a torch optimizer: there is no training to judge")

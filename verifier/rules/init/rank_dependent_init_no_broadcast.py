@@ -60,12 +60,10 @@ class RankDependentInitNoBroadcast(Rule):
             if not _as_one_process(run, evidence.single):
                 return self.unknown(f"{late}, and a single process initialises others: they depend on the world size")
             return self.passed(f"{late}, and a single process initialises the same")
-        differing = [
-            f"{own.name} of {own.cls.rpartition('.')[2]}"
-            for records in zip(*per_rank, strict=True)
-            for own, *others in zip(*(r.parameters for r in records), strict=False)
-            if any(e.sketch != own.sketch for e in others)
-        ]
+        calls = zip(*per_rank, strict=True)
+        entries = (same for records in calls for same in zip(*(r.parameters for r in records), strict=False))
+        differ = (own for own, *others in entries if any(e.sketch != own.sketch for e in others))
+        differing = [f"{own.name} of {own.cls.rpartition('.')[2]}" for own in differ]
         if not differing:
             return self.passed(f"equal before sharding on the {count(len(alike), 'rank')} of one replica")
         last_shard, first_model = per_rank[0][-1].seq, run.models[0].seq

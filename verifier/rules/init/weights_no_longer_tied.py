@@ -26,14 +26,12 @@ class WeightsNoLongerTied(Rule):
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:
-        tied = any(trace.first(Untied) or any(r.ties for r in trace.of(Ties)) for trace in evidence.trained.traces)
-        return "" if tied else "no two modules share a parameter"
+        run = evidence.trained
+        return "" if run.all(Untied) or any(r.ties for r in run.all(Ties)) else "no two modules share a parameter"
 
     def judge(self, evidence: Evidence) -> Finding:
         if untied := evidence.trained.places(Untied):
             lost = untied[0]
-            return self.failed(
-                f"{' and '.join(lost.names)} were one parameter before `{lost.by}` and are {len(lost.names)} in training",
-                lost.at_line,
-            )
+            names = f"{' and '.join(lost.names)} were one parameter"
+            return self.failed(f"{names} before `{lost.by}` and are {len(lost.names)} in training", lost.at_line)
         return self.passed("weights that were tied before sharding are tied in training")

@@ -33,20 +33,17 @@ class HsdpAllReduceLeftOff(Rule):
         line = run.line_of(AllReduce, last=True) or run.line_of(Step)
         held = next((r for r in run.all(Partial) if r.step <= run.steps()), None)
         if held is not None:
-            return self.failed(
-                f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are reduced within their replica, "
-                f"but not over the replicas ({count(flags, 'call')} of set_requires_all_reduce(False))",
-                line,
-            )
+            what = f"at step {held.step} the gradients of {count(len(held.groups), 'group')} are reduced within their replica"
+            calls = f"{count(flags, 'call')} of set_requires_all_reduce(False)"
+            return self.failed(f"{what}, but not over the replicas ({calls})", line)
         before = replicas_at_start(run)
         same = set(before) - set(replicas_apart(before))
         if not same:
             return self.unknown("no parameter starts equal in all replicas: see hsdp-replicas-diverge-at-init")
         for step in range(1, run.steps() + 1):
             records = run.at_step(Stepped, step)
-            weights = {
-                name: [records[e.rank].weights.get(name, e.sketch) for e in run.parameters[name]] for name in same
-            }
+            entries = {n: run.parameters[n] for n in same}
+            weights = {n: [records[e.rank].weights.get(n, e.sketch) for e in es] for n, es in entries.items()}
             if apart := replicas_apart(replicas_of(run, weights)):
                 what = f"the replicas of {count(len(apart), 'parameter')} ({some(apart)})"
                 return self.failed(f"after step {step} {what} differ: their gradients were not all-reduced", line)

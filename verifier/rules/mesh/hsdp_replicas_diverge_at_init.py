@@ -29,9 +29,8 @@ class HsdpReplicasDivergeAtInit(Rule):
         run = evidence.trained
         replicas = replicas_at_start(run)
         if apart := replicas_apart(replicas):
-            return self.failed(
-                f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)}) differ between the "
-                f"{max(len(r) for r in replicas.values())} replicas at the first forward",
-                run.line_of(Shard),
-            )
+            which = f"{count(len(apart), 'parameter')} of {len(replicas)} ({some(apart)})"
+            number = max(len(r) for r in replicas.values())
+            what = f"{which} differ between the {number} replicas at the first forward"
+            return self.failed(what, run.line_of(Shard))
         return self.passed(f"{count(len(replicas), 'parameter')} equal in all replicas at the first forward")

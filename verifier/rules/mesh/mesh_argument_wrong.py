@@ -42,11 +42,8 @@ class MeshArgumentWrong(Rule):
             if strange is not None or (reversed_names and self.replicates.search(second)):
                 sizes = f"{first}={mesh.shape[0]} x {second}={mesh.shape[1]}"
                 why = f"; '{strange}' is not a data-parallel dim" if strange is not None else ""
-                return self.failed(
-                    f"fully_shard gets the mesh {sizes}: it replicates over dim 0, '{first}', and shards over dim 1, "
-                    f"'{second}'{why}",
-                    record.at_line,
-                )
+                how = f"it replicates over dim 0, '{first}', and shards over dim 1, '{second}'"
+                return self.failed(f"fully_shard gets the mesh {sizes}: {how}{why}", record.at_line)
         if not run.models:
             return self.unknown("no forward of a model was seen")
         if not large:

@@ -20,12 +20,8 @@ class SamplerRankIgnoresMesh(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        groups = _tensor_parallel_groups(evidence.trained)
-        return (
-            ""
-            if groups
-            else "no parameter is sharded over a tensor-parallel dim in addition to the mesh of fully_shard"
-        )
+        none = "no parameter is sharded over a tensor-parallel dim in addition to the mesh of fully_shard"
+        return "" if _tensor_parallel_groups(evidence.trained) else none
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -38,11 +34,9 @@ class SamplerRankIgnoresMesh(Rule):
                 other = next((rank for rank in group[1:] if rows[rank] != rows[group[0]]), None)
                 if other is not None:
                     shared = (rows[other] & rows[group[0]]).total()
-                    return self.failed(
-                        f"ranks {group[0]} and {other} hold parts of the same layers, but get different samples at step "
-                        f"{step} ({shared} of {rows[group[0]].total()} are the same)",
-                        run.line_of(Micro),
-                    )
+                    what = f"ranks {group[0]} and {other} hold parts of the same layers, but get different samples"
+                    same = f"{shared} of {rows[group[0]].total()} are the same"
+                    return self.failed(f"{what} at step {step} ({same})", run.line_of(Micro))
         if not any(rows.total() for rows in run.rows(1)):
             return self.unknown("the model got no tensor whose rows can be compared")
         return self.passed(f"the same samples on the ranks of each of {count(len(groups), 'tensor-parallel group')}")

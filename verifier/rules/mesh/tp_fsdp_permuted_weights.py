@@ -38,11 +38,9 @@ class TpFsdpPermutedWeights(Rule):
             mine = run.whole_state("weights", 1)
             wrong = [name for name, a in saved.items() if (b := mine.get(name)) is not None and _permuted(a, b)]
             if wrong:
-                return self.failed(
-                    f"after the resume on {count(run.world_size, 'rank')} {count(len(wrong), 'parameter')} of {len(saved)} "
-                    f"({some(wrong)}) hold the saved values in another order",
-                    train.line_of(Checkpoint) or run.line_of(Checkpoint),
-                )
+                which = f"{count(len(wrong), 'parameter')} of {len(saved)} ({some(wrong)})"
+                what = f"after the resume on {count(run.world_size, 'rank')} {which} hold the saved values in another order"
+                return self.failed(what, train.line_of(Checkpoint) or run.line_of(Checkpoint))
         if not runs or not saved:
             return self.unknown("no resumed run reached an optimizer step")
         order = f"all {count(len(saved), 'parameter')} keep the order of their saved values"

@@ -27,9 +27,8 @@ class OptimBeforeShard(HeldRule):
     def detect(self, flow: Flow) -> Hits:
         for event, models in flow.optimizers:
             for model in models:
-                later = [
-                    e for e, m in flow.shards if model in holders(m) and covers(event, e) and not exclusive(event, e)
-                ]
+                shards = (e for e, module in flow.shards if model in holders(module))
+                later = [e for e in shards if covers(event, e) and not exclusive(event, e)]
                 again = [o for o, ms in flow.optimizers if o.index > (later[-1].index if later else 0) and model in ms]
                 if later and not again and not _regrouped(flow, event):
                     what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"

@@ -44,9 +44,8 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     if not oracle.reduces_loss() and losses and losses[-1] >= losses[0]:
         return rule.unknown("the loss did not fall and the updates do not reduce it to first order: nothing is learned")
     if limit.noise > UNREPRODUCIBLE:
-        return rule.unknown(
-            f"not reproducible: weights that differ in the last place move the losses by {limit.noise:.0%}"
-        )
+        moved = f"weights that differ in the last place move the losses by {limit.noise:.0%}"
+        return rule.unknown(f"not reproducible: {moved}")
     measures, allowed = found.measures, limit.allowed
     over = {name: measures[name] for name in limit.over(measures)}
     if limit.agree(measures):

@@ -50,9 +50,8 @@ class ReshardKeepsTrajectory(Rule):
                 return self.failed(f"{where}: {wrong}{saved}", line)
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
-                return self.unknown(
-                    f"{where}: the state is as saved, but the global batch depends on the number of ranks"
-                )
+                depends = "the state is as saved, but the global batch depends on the number of ranks"
+                return self.unknown(f"{where}: {depends}")
             if mine != theirs and not between(run, base, 1, offset) <= allowed:
                 others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
                 return self.failed(f"{where}: {others}{saved}", line)
@@ -92,9 +91,8 @@ def _state_differs(base: Run, run: Run, step: int) -> str | None:
         theirs, mine = base.whole_state(field, step), run.whole_state(field, 1)
         if field == "weights":  # a model that the resumed run has not called yet is not known
             held = {name for record in base.traces[0].steps for name in record.held}
-            before = base.whole_state(
-                field, 1
-            )  # what no optimizer holds and the script changes is made again by the script
+            before = base.whole_state(field, 1)
+            # what no optimizer holds and the script changes is made again by the script
             theirs = {n: a for n, a in theirs.items() if n in mine and (n in held or before.get(n) == a)}
         near = {n for n, a in theirs.items() if n in mine and difference(a, mine[n]) <= 1e-6 * math.sqrt(a[0]) + 1e-12}
         wrong = [name for name in theirs if name not in near]

@@ -50,9 +50,7 @@ class Bf16MasterWeights(Rule):
     def detect(self, flow: Flow) -> Hits:
         if flow.methods("requires_grad_") or any(e.method == "requires_grad" for e in flow.ops(STORE)):
             return  # low precision may be intended for frozen parameters
-        by_torch = [
-            model for event, models in flow.optimizers if event.op.startswith("torch.optim.") for model in models
-        ]
+        by_torch = [m for event, models in flow.optimizers if event.op.startswith("torch.optim.") for m in models]
         for root in flow.roots.values():
             shard = flow.first_shard.get(id(root))
             casts = [e for e in flow.events if e.on is root and cast_of(e) is not None]

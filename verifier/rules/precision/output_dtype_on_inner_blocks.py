@@ -47,10 +47,13 @@ class OutputDtypeOnInnerBlocks(RaisedRule):
             outer = flow.first_shard.get(id(root))
             whole = made_by(outer.kwargs.get("mp_policy"), POLICY) if outer is not None else None
             low = whole is not None and is_dtype(whole.arg(0, "param_dtype"), LOW_DTYPES)
-            widens = is_dtype(policy.arg(2, "output_dtype"), FULL) and is_dtype(
-                policy.arg(0, "param_dtype"), LOW_DTYPES
-            )
-            if low and widens and is_known(flow, root) and not _casts_inside(root):
+            low = low and is_dtype(policy.arg(0, "param_dtype"), LOW_DTYPES)
+            if (
+                low
+                and is_dtype(policy.arg(2, "output_dtype"), FULL)
+                and is_known(flow, root)
+                and not _casts_inside(root)
+            ):
                 yield "the blocks return float32 to modules of the root, whose parameters are cast to 16 bits", policy
                 return
 

@@ -28,9 +28,8 @@ class InplaceOpOnOutputView(ShardedModelRule):
         run = evidence.trained
         changed = next(iter(run.all(InplaceView)), None)
         if changed is None:
-            return self.passed_with_steps(
-                run, "no output view of a wrapped module was changed in place before backward"
-            )
+            none = "no output view of a wrapped module was changed in place before backward"
+            return self.passed_with_steps(run, none)
         what = f"the output of a wrapped {changed.module} is a view that is changed in place before backward"
         stopped = "" if run.completed else root_cause(run).error
         if self.stops.search(stopped):

@@ -30,15 +30,10 @@ class RankDivergentParamUse(ShardedModelRule):
             sets = {rank: missing.get(rank, frozenset()) for rank in reached}
             if record.filled or len(set(sets.values())) < 2:
                 continue
-            differ = "; ".join(
-                f"rank {rank} has none of {some(sorted(names), 1)}" if names else f"rank {rank} has all"
-                for rank, names in sorted(sets.items())[:3]
-            )
-            group = record.group or "root"
-            return self.failed(
-                f"at step {record.step} the ranks reduce gradients of different parameters of group '{group}': {differ}",
-                record.at_line,
-            )
+            lacks = {rank: f"none of {some(sorted(names), 1)}" if names else "all" for rank, names in sets.items()}
+            differ = "; ".join(f"rank {rank} has {what}" for rank, what in sorted(lacks.items())[:3])
+            what = f"the ranks reduce gradients of different parameters of group '{record.group or 'root'}'"
+            return self.failed(f"at step {record.step} {what}: {differ}", record.at_line)
         if not found:
             return self.passed_with_steps(run, "every parameter has a gradient in every reduction")
         what = f"all ranks lack the gradients of the same parameters ({count(len(found), 'reduction')})"

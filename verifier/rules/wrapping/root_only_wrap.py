@@ -36,12 +36,10 @@ class RootOnlyWrap(Rule):
         blocks = max((b for m in run.models for b in m.blocks), key=lambda b: b.numel)
         if len(groups) > 1 or 2 * blocks.numel < total:
             return self.passed(f"{count(len(groups), 'group')} for {total:,} parameter elements")
-        kind = blocks.cls.rpartition(".")[2]
-        return self.failed(
-            f"one group holds all {total:,} parameter elements; the {blocks.count} modules of class {kind} under "
-            f"'{blocks.parent}' hold {blocks.numel / total:.0%} of them and are not sharded as separate groups",
-            run.line_of(Shard),
-        )
+        modules = f"{blocks.count} modules of class {blocks.cls.rpartition('.')[2]} under '{blocks.parent}'"
+        share = f"{blocks.numel / total:.0%} of them and are not sharded as separate groups"
+        what = f"one group holds all {total:,} parameter elements; the {modules} hold {share}"
+        return self.failed(what, run.line_of(Shard))
 
     def detect(self, flow: Flow) -> Hits:
         if not flow.certain or not trains(flow) or len({id(module) for _, module in flow.shards}) != 1:

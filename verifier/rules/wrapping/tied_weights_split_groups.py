@@ -44,10 +44,8 @@ class TiedWeightsSplitGroups(Rule):
         raised = stopped is not None and self.stops.search(stopped.error) is not None
         if (split := next((tie for tie in ties if tie.parameters > 1), None)) is not None:
             names, what = " and ".join(split.names), "torch raised an error" if raised else "each trains separately"
-            return self.failed(
-                f"{names} were tied when sharded, and are now {split.parameters} parameters of different groups: {what}",
-                split.line or run.line_of(Ties),
-            )
+            now = f"are now {split.parameters} parameters of different groups: {what}"
+            return self.failed(f"{names} were tied when sharded, and {now}", split.line or run.line_of(Ties))
         if raised and stopped is not None:
             return self.failed(stopped.text, stopped.location)
         if not ties:
