@@ -72,17 +72,13 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
         found = rule.judge(evidence)
     if found.status == "fail" and any(run.probe_failed and run.role in rule.needs for run in evidence.runs):
         return Finding(rule.name, "error", "fsdp2 itself failed in a run that this rule needs: see `verifier`")
-    if (
-        found.status == "fail"
-        and (rule.family == "hang" or not rule.names_a_cause)
-        and (reason := _slow(rule, evidence))
-    ):
-        return rule.unknown(reason)
-    if found.status == "fail" and evidence.cuda_on_cpu and (reason := _lacks(rule, evidence)):
-        return rule.unknown(reason)
-    if found.status in ("pass", "not_applicable") and rule.family in LISTENED and (reason := _probe_error(evidence)):
-        return rule.unknown(reason)
-    return found
+    doubt = ""
+    if found.status == "fail":
+        compares = rule.family == "hang" or not rule.names_a_cause
+        doubt = (_slow(rule, evidence) if compares else "") or (_lacks(rule, evidence) if evidence.cuda_on_cpu else "")
+    elif found.status in ("pass", "not_applicable") and rule.family in LISTENED:
+        doubt = _probe_error(evidence)
+    return rule.unknown(doubt) if doubt else found
 
 
 def _slow(rule: Rule, evidence: Evidence) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from records import micro, model, parameter, run, step, stepped, trace
-from verified_fsdp2.verifier.analysis.comparison import FLOOR, Comparison, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import FLOOR, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import DIVIDED_TWICE, NOT_DIVIDED, readings
 from verified_fsdp2.verifier.analysis.localise import meaning, part
 from verified_fsdp2.verifier.config.policy import Widening
@@ -17,7 +17,7 @@ from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
-ALLOWED = dict.fromkeys(Comparison(0, 0, 0, 0, 0, 0, "").measures, FLOOR)
+ALLOWED = dict.fromkeys(MEASURES, FLOOR)
 DIRECTION = (1.0, -2.0, 0.5, 3.0)
 
 
@@ -151,5 +151,7 @@ def test_a_team_may_widen_the_limits_of_one_rule() -> None:
     assert set(limits(evidence, "matches-ddp").allowed.values()) == {2.5 * FLOOR}
     assert limits(evidence, "matches-single-process") == limits(Evidence(single=trained(1)), "matches-ddp")
     measured = compare(trained(2, at_step=gradients(all=1.1)), trained(2))  # what the optimizer finds is compared too
-    assert measured.gradient == 0.0
-    assert measured.at_step == pytest.approx(0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0)
+    assert measured.measures["first gradient"] == 0.0
+    assert measured.measures["gradient at the step"] == pytest.approx(
+        0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from corpus import TESTS
 from records import LINE, cases, entropy, judged_as, micro, model, parameter, row, run, step, stepped
-from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -87,12 +87,12 @@ class TestScale:
 
     def test_a_loss_that_is_or_fell_to_zero_but_for_rounding(self) -> None:
         mine, oracle = trained(losses=(1e-9, -2e-9, 1e-9)), trained(1, losses=(0.0, 0.0, 0.0))
-        assert compare(mine, oracle).loss < FLOOR
+        assert compare(mine, oracle).measures["loss"] < FLOOR
         oracle = trained(1, losses=(3.0, 1.0, 0.0))
         assert (
-            compare(trained(losses=(3.0, 1.0, 1e-7)), oracle).loss
+            compare(trained(losses=(3.0, 1.0, 1e-7)), oracle).measures["loss"]
             < FLOOR
-            < compare(trained(losses=(3.0, 1.0, 0.1)), oracle).loss
+            < compare(trained(losses=(3.0, 1.0, 0.1)), oracle).measures["loss"]
         )
 
     def test_terms_that_cancel_between_ranks(self) -> None:
@@ -101,14 +101,16 @@ class TestScale:
         for trace, sign in zip(oracle.traces, (1.0, -1.0), strict=True):
             for record in trace.of(Micro):
                 object.__setattr__(record, "loss", sign)
-        assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).loss < FLOOR
+        assert compare(trained(losses=(1e-8, 1e-8, 1e-8)), oracle).measures["loss"] < FLOOR
 
     @cases("other, agrees", (None, True), (0.0, True), (1e-9, True), (0.1, False))
     def test_a_gradient_of_rounding_beside_none_or_zero(self, other: float | None, agrees: bool) -> None:
         mine, oracle = trained(grads={"b.weight": 1e-9}), trained(1, grads={"b.weight": other})
         found = compare(mine, oracle)
-        assert (max(found.gradient, found.at_step) <= FLOOR) is agrees
-        assert compare(trained(), trained(1, grads={"b.weight": None})).gradient == 1.0, "a gradient against none"
+        assert (max(found.measures[name] for name in MEASURES[2:4]) <= FLOOR) is agrees
+        assert compare(trained(), trained(1, grads={"b.weight": None})).measures["first gradient"] == 1.0, (
+            "a gradient against none"
+        )
 
     def test_a_first_gradient_that_is_zero(self) -> None:
         """An output layer that starts at zero: the whole gradient of step 1 is zero, that of later steps is not."""
@@ -119,7 +121,7 @@ class TestScale:
                 object.__setattr__(found.traces[0].of(Step)[0], name, {key: vector(length) for key in NAMES})
             runs.append(found)
         measured = compare(*runs)
-        assert max(measured.grad_norm, measured.gradient, measured.at_step) <= FLOOR
+        assert max(measured.measures[name] for name in MEASURES[1:4]) <= FLOOR
 
 
 ODD: dict[str, float | None] = {"a.weight": 1.5}

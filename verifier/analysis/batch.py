@@ -21,9 +21,7 @@ def whole_batch(train: Run, single: Run, options: Iterable[Option], args: Sequen
     if len(sizes) != 1 or ranks < 2 or single.global_batch(1).total() * ranks != train.global_batch(1).total():
         return ()
     size = sizes.pop()
-    found = {
-        option.name: option for option in options if _is_batch(option.name) and value_of(option, args) == str(size)
-    }
+    found = {one.name: one for one in options if _is_batch(one.name) and value_of(one, args) == str(size)}
     return tuple(shlex.split(next(iter(found.values())).given(str(size * ranks)))) if len(found) == 1 else ()
 
 

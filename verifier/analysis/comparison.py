@@ -8,7 +8,7 @@ Differences are relative to what a quantity can resolve: a loss to the largest l
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..evidence import Evidence
@@ -27,25 +27,14 @@ SMALL = 1e-3  # gradients far below the whole gradient are compared on this shar
 
 @dataclass(frozen=True)
 class Comparison:
-    """Largest relative differences.
+    """Largest relative differences by measure, and the size of the oracle's whole update.
 
-    `loss` and `grad_norm` over steps, `gradient` (after backward) and `at_step` (what the optimizer finds) over parameters at
-    step 1, `update` over all steps.
+    The loss and the gradient norm are compared over steps, the gradient after backward and where the optimizer finds it over
+    parameters at step 1, the update over all steps.
     """
 
-    loss: float
-    grad_norm: float
-    gradient: float
-    at_step: float
-    update: float
+    measures: dict[str, float]
     update_size: float
-    worst: str
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """The measures by the names that reports use."""
-        values = (self.loss, self.grad_norm, self.gradient, self.at_step, self.update)
-        return dict(zip(MEASURES, values, strict=True))
 
     @property
     def finite(self) -> bool:
@@ -81,13 +70,15 @@ class Limits:
 def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
     """Compare the steps that both runs made, up to step `until`, on the same weights and samples."""
     steps = range(1, min(run.steps(), oracle.steps(), until or run.steps()) + 1)
-    loss, _ = _worst({str(s): loss_apart(run, oracle, s) for s in steps})
-    norm, _ = _worst({str(s): norm_apart(run, oracle, s) for s in steps})
-    gradient, worst = _worst(gradients_apart(run, oracle))
-    at_step, worst_at_step = _worst(gradients_apart(run, oracle, at_step=True))
     update, size = update_apart(run, oracle, steps[-1])
-    worst = worst if gradient >= at_step else worst_at_step
-    return Comparison(loss, norm, gradient, at_step, update, size, worst)
+    values = (
+        _largest(loss_apart(run, oracle, step) for step in steps),
+        _largest(norm_apart(run, oracle, step) for step in steps),
+        _largest(gradients_apart(run, oracle).values()),
+        _largest(gradients_apart(run, oracle, at_step=True).values()),
+        update,
+    )
+    return Comparison(dict(zip(MEASURES, values, strict=True)), size)
 
 
 def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
@@ -172,15 +163,14 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
 
 def limits(evidence: Evidence, rule: str) -> Limits:
     """How far two runs may differ for a rule, from the noise that the perturbed run has measured."""
-    perturbed, base = evidence.perturbed, nudged(evidence)
-    noise, why = Comparison(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ""), _unmeasured(evidence)
+    perturbed, base, why = evidence.perturbed, nudged(evidence), _unmeasured(evidence)
+    noise = dict.fromkeys(MEASURES, 0.0)
     if base is not None and perturbed is not None and min(base.steps(), perturbed.steps()) > 0:
-        noise = compare(perturbed, base)
-    known = {name: value for name, value in noise.measures.items() if math.isfinite(value)}
-    if not why and len(known) < len(noise.measures):
-        lost = ", ".join(name for name in noise.measures if name not in known)
-        why = f"the perturbed run has no finite difference of {lost}"
-    allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in noise.measures}
+        noise = compare(perturbed, base).measures
+    known = {name: value for name, value in noise.items() if math.isfinite(value)}
+    if not why and len(known) < len(noise):
+        why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
+    allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
 
@@ -235,10 +225,9 @@ def _norm(gradients: Gradients) -> float | None:
     return math.sqrt(math.fsum(parts)) if parts else None
 
 
-def _worst(apart: dict[str, float]) -> tuple[float, str]:
-    """(largest value, its key); NaN counts as the largest."""
-    worst = max(sorted(apart), key=lambda name: (math.isnan(apart[name]), apart[name]), default="none")
-    return (apart[worst], worst) if apart.get(worst) else (0.0, "none")
+def _largest(apart: Iterable[float]) -> float:
+    """The largest difference; NaN counts as the largest."""
+    return max(apart, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def _relative(apart: float, size: float) -> float:

@@ -58,9 +58,8 @@ def _calls(event: ProgressEvent) -> str:
     """`train.py:8 <- :21`: the user's lines, innermost first; a file is named where it changes."""
     lines = list(dict.fromkeys((Path(file).name, line) for file, line, _ in event.frames))[:3]
     before = ["", *(name for name, _ in lines)]
-    return " <- ".join(
-        f"{name if name != last else ''}:{line}" for (name, line), last in zip(lines, before, strict=False)
-    )
+    pairs = zip(lines, before, strict=False)
+    return " <- ".join(f"{name if name != last else ''}:{line}" for (name, line), last in pairs)
 
 
 def place(event: ProgressEvent) -> str:

@@ -146,13 +146,10 @@ def _hang(run: Run) -> RootCause:
 def _frames(text: str) -> list[Place]:
     """The frames of the thread in a faulthandler dump that runs the user's code, innermost first."""
     blocks = re.split(r"(?:Current thread|Thread) [^\n]*\n|Fatal Python error[^\n]*\n", text)
-    stacks = [[_frame(*match) for match in _FRAME.findall(block)] for block in blocks]
+    found = [_FRAME.findall(block) for block in blocks]
+    stacks = [[Place(file=file, line=int(n), function=name, code="") for file, n, name in rows] for rows in found]
     own = [frames for frames in stacks if any(is_user(f.file) for f in frames)]
     return (own or [frames for frames in stacks if frames] or [[]])[-1]
-
-
-def _frame(file: str, line: str, function: str) -> Place:
-    return Place(file=file, line=int(line), function=function, code="")
 
 
 def _first(frames: list[Place]) -> Place | None:

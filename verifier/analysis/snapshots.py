@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from ..evidence import Sources
 from .state import assigned_in
+from .syntax import called, functions, loops, names_read
 
 _TRAINS = frozenset({"backward", "step"})
 
@@ -18,28 +19,20 @@ def snapshots(sources: Sources) -> set[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _training_functions(tree: ast.Module) -> frozenset[str]:
-    return frozenset(f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _calls(f) & _TRAINS)
+    return frozenset(function.name for function in functions(tree) if called(function) & _TRAINS)
 
 
 @lru_cache(maxsize=256)
 def _over_training(tree: ast.Module, training: frozenset[str]) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for scope in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
-        for loop in (n for n in ast.walk(scope) if isinstance(n, ast.For | ast.While)):
-            trains = [bool(_calls(statement) & training) for statement in loop.body]
-            for i, first in enumerate(loop.body):
-                names = {t.id for t in getattr(first, "targets", ()) if isinstance(t, ast.Name)}
-                if not names or not any(trains[i + 1 :]):
-                    continue
+    for scope, loop in ((function, loop) for function in functions(tree) for loop in loops(function)):
+        trains = [bool(called(statement) & training) for statement in loop.body]
+        for i, first in enumerate(loop.body):
+            names = {t.id for t in getattr(first, "targets", ()) if isinstance(t, ast.Name)}
+            if names and any(trains[i + 1 :]):
                 for later in loop.body[trains.index(True, i + 1) + 1 :]:
-                    read = {n.id for n in ast.walk(later) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-                    found |= {(scope.name, name) for name in names & read}
+                    found |= {(scope.name, name) for name in names & names_read(later)}
     return found
-
-
-def _calls(node: ast.AST) -> set[str]:
-    calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
-    return {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls}
 
 
 def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
@@ -66,6 +59,5 @@ def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
 
 
 def _by_size(test: ast.expr) -> bool:
-    return any(
-        isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in ast.walk(test)
-    )
+    compares = (n for n in ast.walk(test) if isinstance(n, ast.Compare))
+    return any(isinstance(n.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE) for n in compares)

@@ -11,6 +11,7 @@ from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
 from .comparison import nudged
+from .syntax import called, functions, functions_of, last_name, loops
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -41,8 +42,8 @@ def whole(run: Run, step: int) -> dict[str, Held]:
         if held.sharded:
             parts = [one for values in ranks if (one := (values or {}).get(path)) is not None and one.copy == 0]
             total: list[float] | None = None
-            for part in parts:
-                total = add(total, part.sketch) if part.sketch is not None else total
+            for sketch in (part.sketch for part in parts if part.sketch is not None):
+                total = add(total, sketch)
             found[path] = Held(holder=held.holder, sketch=total, numel=held.numel, dtype=held.dtype)
     return found
 
@@ -81,12 +82,10 @@ LEAST = 16  # elements of a tensor of the loop, from which on it is more than a 
 def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     """(function, name) of what each iteration of a loop assigns, from other values than itself: a batch, a loss."""
     found: set[tuple[str, str]] = set()
-    for file in sources.project:
-        for function in (n for n in ast.walk(sources.tree(file)) if isinstance(n, ast.FunctionDef)):
-            for loop in (n for n in ast.walk(function) if isinstance(n, ast.For | ast.While)):
-                for stmt in (n for n in loop.body if isinstance(n, ast.Assign)):
-                    names = {n.id for target in stmt.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-                    found |= {(function.name, name) for name in names - _read(stmt.value)}
+    for function in functions_of(sources):
+        for stmt in (n for loop in loops(function) for n in loop.body if isinstance(n, ast.Assign)):
+            names = {n.id for target in stmt.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+            found |= {(function.name, name) for name in names - _read(stmt.value)}
     return found
 
 
@@ -121,7 +120,7 @@ def _carried(tree: ast.Module) -> set[tuple[str, str]]:
     """
     outside = ast.Module([n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
     found = {("", expression) for expression in _carried_in(outside)}
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+    for function in functions(tree):
         own = _carried_in(function)
         found |= {(function.name, expression) for expression in own}
         found |= {("", expression) for expression in own if expression.startswith("self.")}
@@ -138,11 +137,10 @@ def _carried_in(scope: ast.AST) -> set[str]:
             targets = {ast.unparse(target) for target in node.targets}
             read = _read(node.value)
             from_itself |= targets & read
+            # best = min(best, value); `first = value if first is None else first` decides nothing
             value = node.value
-            choices = (
-                [value.body, value.orelse] if isinstance(value, ast.IfExp) and _asks_for_none(value.test) else [value]
-            )
-            for one in choices:  # best = min(best, value); `first = value if first is None else first` decides nothing
+            first_time = isinstance(value, ast.IfExp) and _asks_for_none(value.test)
+            for one in (value.body, value.orelse) if isinstance(value, ast.IfExp) and first_time else (value,):
                 if isinstance(one, ast.Call | ast.IfExp):
                     deciding |= targets & _read(one)
         elif isinstance(node, ast.If | ast.While):
@@ -173,14 +171,9 @@ def assigned_in(node: ast.If | ast.While) -> set[str]:
 
 def _acts(node: ast.If | ast.While) -> bool:
     """Whether a branch does more than write to a log."""
-    for inner in (n for part in (*node.body, *node.orelse) for n in ast.walk(part)):
-        if isinstance(inner, ast.Break | ast.Return | ast.Raise):
-            return True
-        if isinstance(inner, ast.Call):
-            called = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
-            if not _QUIET.match(called):
-                return True
-    return False
+    inside = [n for part in (*node.body, *node.orelse) for n in ast.walk(part)]
+    leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in inside)
+    return leaves or any(isinstance(n, ast.Call) and not _QUIET.match(last_name(n.func)) for n in inside)
 
 
 def evaluated(run: Run, sources: Sources) -> set[str]:
@@ -207,71 +200,49 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
 
 def _evaluations(sources: Sources) -> set[str]:
     """The names of functions that switch gradients off and run no backward."""
-    found = set()
-    for function in (n for f in sources.project for n in ast.walk(sources.tree(f)) if isinstance(n, ast.FunctionDef)):
-        if _switches(function) and not any(
-            isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(function)
-        ):
-            found.add(function.name)
-    return found
+    quiet = (function for function in functions_of(sources) if _switches(function))
+    return {f.name for f in quiet if all(getattr(n, "attr", "") != "backward" for n in ast.walk(f))}
 
 
 def _switches(node: ast.AST) -> bool:
     """Whether gradients are switched off in the decorators of a function, or in a statement."""
-    return any(getattr(n, "attr", getattr(n, "id", "")) in _WITHOUT_GRADIENTS for n in ast.walk(node))
+    return any(last_name(n) in _WITHOUT_GRADIENTS for n in ast.walk(node))
 
 
-def _from_evaluations(tree: ast.Module, functions: set[str]) -> Iterator[tuple[str, str]]:
+def _from_evaluations(tree: ast.Module, evaluations: set[str]) -> Iterator[tuple[str, str]]:
     """(function, expression) of what is assigned without gradients, from a call of one of these functions, or from such values."""
     top = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    scopes = [("", top), *((n.name, n.body) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
-    for scope, body in scopes:
+    for scope, body in [("", top), *((function.name, function.body) for function in functions(tree))]:
         inside = [n for stmt in body for n in ast.walk(stmt)]
         blocks = [n for n in inside if isinstance(n, ast.With) and any(_switches(item) for item in n.items)]
         without = {id(n) for block in blocks for n in ast.walk(block)}
-        whole = scope in functions
         known: set[str] = set()
         for _ in range(2):  # the second time finds what is assigned from what a later line of the loop assigns
             for node in (n for n in inside if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value):
-                calls = {
-                    getattr(n.func, "attr", getattr(n.func, "id", ""))
-                    for n in ast.walk(node)
-                    if isinstance(n, ast.Call)
-                }
-                if whole or id(node) in without or calls & functions or _made_of(node.value, known):
-                    known |= {text for target in _targets(node) for text in _read(target)}
+                evaluated = scope in evaluations or id(node) in without or called(node) & evaluations
+                if evaluated or _made_of(node.value, known):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    known |= {text for target in targets for text in _read(target)}
         for expression in known:
             yield ("" if expression.startswith("self.") else scope), expression
 
 
 def _made_of(node: ast.expr | None, known: set[str]) -> bool:
     """Whether an expression reads nothing but such values, beside modules and functions."""
-    called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)} if node is not None else set()
-    names = (
-        {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in called} if node is not None else set()
-    )
+    nodes = list(ast.walk(node)) if node is not None else []
+    functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in functions}
     return bool(names & known) and names <= known | {"self", "torch", "math", "dist", "float"}
-
-
-def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over ranks."""
     scope, _, name = path.rpartition(".")
     found = []
-    for file in sources.project:
-        for function in (n for n in ast.walk(sources.tree(file)) if isinstance(n, ast.FunctionDef) and n.name == scope):
-            inside = {
-                id(n) for stmt in ast.walk(function) if isinstance(stmt, ast.Assign) for n in ast.walk(stmt.value)
-            }
-            reads = [
-                n
-                for n in ast.walk(function)
-                if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-            ]
-            found += [id(n) in inside for n in reads]
+    for nodes in (list(ast.walk(function)) for function in functions_of(sources) if function.name == scope):
+        inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in ast.walk(stmt.value)}
+        named = (n for n in nodes if isinstance(n, ast.Name) and n.id == name)
+        found += [id(n) in inside for n in named if isinstance(n.ctx, ast.Load)]
     return bool(found) and all(found)
 
 

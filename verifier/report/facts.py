@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 def summary(run: Run) -> Facts:
     """A run in a report."""
     return {
-        **{name: getattr(run, name) for name in ("role", "world_size", "completed", "command", "note")},
+        **_fields(run, "role", "world_size", "completed", "command", "note"),
         "seconds": round(run.seconds, 3),
         "exit": {str(e.rank): e.code for e in sorted(run.ended, key=lambda e: e.rank)},
         "losses": run.losses,
@@ -33,19 +33,19 @@ def facts(evidence: Evidence, work: Path) -> Facts:
     run = evidence.train
     if run is None or not run.parameters:
         return {}
-    total = sum(e[0].numel for e in run.parameters.values())
-    held = [
-        sum(e.local_numel for es in run.parameters.values() for e in es if e.rank == r) for r in range(run.world_size)
-    ]
-    first = next((e[0] for e in run.parameters.values() if e[0].sharded), None)
+    first = [entries[0] for entries in run.parameters.values()]
+    entries = [entry for own in run.parameters.values() for entry in own]
+    total = sum(entry.numel for entry in first)
+    held = [sum(entry.local_numel for entry in entries if entry.rank == rank) for rank in range(run.world_size)]
+    mesh = next((dict(zip(e.mesh_names or range(len(e.mesh)), e.mesh, strict=False)) for e in first if e.sharded), {})
     return {
-        "parameters": len(run.parameters),
+        "parameters": len(first),
         "elements": total,
-        "sharded": sum(e[0].sharded for e in run.parameters.values()),
+        "sharded": sum(entry.sharded for entry in first),
         "groups": sum(len(m.groups) for m in run.models),
         "largest_share": max(held) / total if total else 0.0,
         "reduces_loss": run.reduces_loss(),
-        "mesh": dict(zip(first.mesh_names or range(len(first.mesh)), first.mesh, strict=False)) if first else {},
+        "mesh": mesh,
         "saved_after_step": evidence.saved_after(),
         "traffic": traffic(run),
         "expected_traffic": expected(run),
@@ -68,35 +68,29 @@ def _horizon(evidence: Evidence) -> Facts:
         {"file": one.file, "first": one.block.first, "last": one.block.last, "code": one.code, "after_step": one.step}
         for one in unreached(evidence)
     ]
-    return {
-        "horizon": {"steps": steps_of(survey), "ended": survey.completed, "seconds": survey.timeout, "lines": found}
-    }
+    of_survey = {"steps": steps_of(survey), "ended": survey.completed, "seconds": survey.timeout}
+    return {"horizon": {**of_survey, "lines": found}}
 
 
 def _shards(run: Run) -> list[Facts]:
     """Each parameter: its placements, and how many elements each rank holds."""
-    return [
-        {
-            "name": name,
-            **{key: getattr(entries[0], key) for key in ("shape", "dtype", "trainable", "placements", "group")},
-            "elements": [held.get(trace.rank) for trace in run.traces],
-        }
-        for name, entries in run.parameters.items()
-        for held in [{entry.rank: entry.local_numel for entry in entries}]
-    ]
+    found = []
+    for name, entries in run.parameters.items():
+        held = {entry.rank: entry.local_numel for entry in entries}
+        known = _fields(entries[0], "shape", "dtype", "trainable", "placements", "group")
+        found.append({"name": name, **known, "elements": [held.get(trace.rank) for trace in run.traces]})
+    return found
 
 
 def _memory(run: Run) -> list[Facts]:
     """Bytes on each rank after its last optimizer step."""
     last = [(trace.rank, found[-1]) for trace in run.traces if (found := trace.of(Memory))]
-    return [
-        {
-            "rank": rank,
-            **{kind: getattr(record, kind) for kind in ("parameters", "gradients", "optimizer")},
-            "process": {"before": record.before, "peak": record.peak, "cuda": record.cuda},
-        }
-        for rank, record in last
-    ]
+    own, process = ("parameters", "gradients", "optimizer"), ("before", "peak", "cuda")
+    return [{"rank": rank, **_fields(r, *own), "process": _fields(r, *process)} for rank, r in last]
+
+
+def _fields(record: object, *names: str) -> Facts:
+    return {name: getattr(record, name) for name in names}
 
 
 def _comparisons(evidence: Evidence) -> list[Facts]:
@@ -149,32 +143,22 @@ def _checkpoints(evidence: Evidence, work: Path) -> list[Facts]:
     rows = []
     for path, saves in kept(evidence.train).items():
         record, values = found.get(path), given(saves)
+        error = record.error if record is not None else None
         state = "not opened" if record is None else "gone" if record.format == "missing" else "opened"
-        rows.append(
-            {
-                "path": stable(path, work),
-                "after_step": saves[0].after,
-                "op": saves[0].op,
-                "ranks": len({save.rank for save in saves}),
-                "tensors": len(values),
-                "state": "closed" if record is not None and record.error else state,
-                "wrong": len(differing(record, values)) if record is not None and state == "opened" else 0,
-                "error": stable(record.error, work) if record is not None and record.error else None,
-            }
-        )
+        wrong = len(differing(record, values)) if record is not None and state == "opened" else 0
+        row = {"path": stable(path, work), "after_step": saves[0].after, "op": saves[0].op}
+        row |= {"ranks": len({save.rank for save in saves}), "tensors": len(values)}
+        row |= {"state": "closed" if error else state, "wrong": wrong}
+        rows.append({**row, "error": stable(error, work) if error else None})
     return rows
 
 
 def _returns(evidence: Evidence, work: Path) -> list[Facts]:
     """Each resumed run, and what it loaded."""
     recovered = [recovery for _, recovery in evidence.crashes]
-    resumed = [evidence.resume, *evidence.reshards, *recovered, *evidence.damaged]
-    return [
-        {
-            "run": evidence.runs.index(run),
-            "loads": list(dict.fromkeys(stable(r.to, work) for r in run.places(Checkpoint) if r.op in LOADS and r.to)),
-            "steps": run.steps(),
-        }
-        for run in resumed
-        if run is not None
-    ]
+    rows = []
+    for run in (evidence.resume, *evidence.reshards, *recovered, *evidence.damaged):
+        if run is not None:
+            loads = dict.fromkeys(stable(r.to, work) for r in run.places(Checkpoint) if r.op in LOADS and r.to)
+            rows.append({"run": evidence.runs.index(run), "loads": list(loads), "steps": run.steps()})
+    return rows

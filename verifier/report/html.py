@@ -43,14 +43,16 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    failed = [f for f in report["findings"] if f["status"] in ("fail", "error")]
+    unsure = [f for f in report["findings"] if f["status"] == "inconclusive"]
     drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures]
     return environment.get_template("report.html.j2").render(
         report=report,
         symbol=_SYMBOLS[report["verdict"]],
         sentence=partial or sentence(report),
-        failed=[f for f in report["findings"] if f["status"] in ("fail", "error") and not f["consequence"]],
-        followers=[f for f in report["findings"] if f["status"] in ("fail", "error") and f["consequence"]],
-        reasons=_reasons(report),
+        failed=[f for f in failed if not f["consequence"]],
+        followers=[f for f in failed if f["consequence"]],
+        reasons=by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure),
         horizon=not_judged(report["facts"].get("horizon")),
         tables=html_tables.tables(report),
         figures=drawn,
@@ -94,12 +96,6 @@ def sentence(report: Report) -> str:
 
 def _brief(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
-
-
-def _reasons(report: Report) -> dict[str, list[str]]:
-    """{reason: the rules that are inconclusive for it}."""
-    found = [f for f in report["findings"] if f["status"] == "inconclusive"]
-    return by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in found)
 
 
 def _visible(most: int, markup: type[str]) -> Callable[[Any], Any]:

@@ -9,24 +9,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ..errors import PROBE_FAILED
-from .events import (
-    Cleared,
-    Divide,
-    EditedGradients,
-    End,
-    Event,
-    Located,
-    Micro,
-    Model,
-    Parameter,
-    Place,
-    ProbeError,
-    ProgressEvent,
-    Renamed,
-    Step,
-    Stepped,
-    Wrap,
-)
+from . import events
+from .events import Event, Step, Stepped
 from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
@@ -80,13 +64,13 @@ class Trace:
 
     def cleared(self, step: int) -> int:
         """The number of the last record by which gradients of a step were cleared before it; -1 if there is none."""
-        edits = [r.seq for r in self.of(EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
-        return max([*edits, *(r.seq for r in self.of(Cleared) if r.step == step)], default=-1)
+        edits = [r.seq for r in self.of(events.EditedGradients) if r.step == step and set(r.factors.values()) == {0.0}]
+        return max([*edits, *(r.seq for r in self.of(events.Cleared) if r.step == step)], default=-1)
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> events.End | None:
         """How the script ended on this rank; None if the rank exited without recording it."""
-        return self.first(End)
+        return self.first(events.End)
 
 
 def _beside(record: Step, others: list[Step]) -> Step:
@@ -146,7 +130,7 @@ class Run:
     seconds: float = 0.0
     stacks: dict[int, str] = field(default_factory=dict)
     stderr: dict[int, str] = field(default_factory=dict)
-    progress: dict[int, list[ProgressEvent]] = field(default_factory=dict)  # by rank, in order
+    progress: dict[int, list[events.ProgressEvent]] = field(default_factory=dict)  # by rank, in order
     command: str = ""
     foreign: str = ""  # what in the verifier's own files the probe has not written: then no record is used
     note: str = ""  # what the verifier changed in it, or in the checkpoint that it loads
@@ -171,7 +155,7 @@ class Run:
         for item in self.ended:
             trace = next((t for t in self.traces if t.rank == item.rank), None)
             if item.code == PROBE_FAILED and (trace is None or trace.end is None):
-                record = trace.first(ProbeError) if trace is not None else None
+                record = trace.first(events.ProbeError) if trace is not None else None
                 last = self.stderr.get(item.rank, "").strip().rpartition("\n")[2]
                 return f"rank {item.rank}: {_probe_error(record) if record else last}"
         return ""
@@ -180,13 +164,13 @@ class Run:
     def probe_errors(self) -> list[str]:
         """The errors of the verifier itself in this run, each once."""
         found = [self.probe_failed] if self.probe_failed else []
-        found += [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(ProbeError)]
+        found += [f"rank {t.rank}: {_probe_error(record)}" for t in self.traces for record in t.of(events.ProbeError)]
         return list({text.partition(": ")[2]: text for text in reversed(found)}.values())[::-1]
 
     @cached_property
-    def parameters(self) -> dict[str, list[Parameter]]:
+    def parameters(self) -> dict[str, list[events.Parameter]]:
         """{parameter name: its record on each rank} at the first forward; its replicas are numbered from 0."""
-        found: dict[str, list[tuple[int, Parameter]]] = {}
+        found: dict[str, list[tuple[int, events.Parameter]]] = {}
         for trace in self.traces:
             for model in _latest_models(trace):
                 for entry in model.parameters:
@@ -203,11 +187,11 @@ class Run:
 
         Other ranks (tensor parallelism) get the samples of one of these.
         """
-        meshes = [wrap.mesh for wrap in self.places(Wrap) if wrap.mesh is not None]
+        meshes = [wrap.mesh for wrap in self.places(events.Wrap) if wrap.mesh is not None]
         return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
 
     @cached_property
-    def models(self) -> list[Model]:
+    def models(self) -> list[events.Model]:
         """The model records of rank 0 (of the first rank that has any)."""
         return next((m for t in self.traces if (m := _latest_models(t))), [])
 
@@ -222,11 +206,11 @@ class Run:
         there = [record for record in found if record is not None]
         return there if len(there) == len(found) else []
 
-    def micros(self, step: int) -> list[list[Micro]]:
+    def micros(self, step: int) -> list[list[events.Micro]]:
         """For each rank the micro-batches of a step."""
-        return [[r for r in t.of(Micro) if r.step == step] for t in self.traces]
+        return [[r for r in t.of(events.Micro) if r.step == step] for t in self.traces]
 
-    def consumed(self, step: int) -> list[list[Micro]]:
+    def consumed(self, step: int) -> list[list[events.Micro]]:
         """For each rank the micro-batches of a step whose gradients were not cleared before it (as those of SAM's first pass are)."""
         found = []
         for trace, micros in zip(self.traces, self.micros(step), strict=True):
@@ -266,7 +250,7 @@ class Run:
     @property
     def divisor(self) -> float:
         """The divisor of the sum of gradients over ranks: the number of data ranks, or a factor that the script has set."""
-        factors = [r.factor for r in self.places(Divide)]
+        factors = [r.factor for r in self.places(events.Divide)]
         return factors[-1] if factors else float(len(self.data_ranks))
 
     @property
@@ -331,7 +315,7 @@ class Run:
 
     def path_at_end(self, path: str, at: float) -> str:
         """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""
-        for record in sorted((r for trace in self.traces for r in trace.of(Renamed)), key=lambda r: r.at):
+        for record in sorted((r for trace in self.traces for r in trace.of(events.Renamed)), key=lambda r: r.at):
             if record.at >= at and (path == record.old or path.startswith(record.old + os.sep)):
                 path = record.new + path[len(record.old) :]
         return path
@@ -344,17 +328,17 @@ class Run:
         """The records of a kind on all ranks, rank by rank."""
         return [record for trace in self.traces for record in trace.of(kind)]
 
-    def line_of(self, kind: type[Located], last: bool = False, **match: object) -> Place | None:
+    def line_of(self, kind: type[events.Located], last: bool = False, **match: object) -> events.Place | None:
         """The user's line of the first (or last) event of a kind on rank 0, e.g. `line_of(Shard)`."""
         same = (r for r in self.places(kind) if all(getattr(r, name) == value for name, value in match.items()))
         found = [r.at_line for r in same if r.at_line is not None]
         return (found[-1] if last else found[0]) if found else None
 
 
-def _latest_models(trace: Trace) -> list[Model]:
+def _latest_models(trace: Trace) -> list[events.Model]:
     """One record for each root name; a root that contains an earlier one replaces it."""
-    return list({r.root: r for r in trace.of(Model)}.values())
+    return list({r.root: r for r in trace.of(events.Model)}.values())
 
 
-def _probe_error(record: ProbeError) -> str:
+def _probe_error(record: events.ProbeError) -> str:
     return f"{record.symbol}: {record.text}{f' in {record.where}' if record.where else ''}"

@@ -39,13 +39,14 @@ class PerRankStateDeduplicated(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         train, resume, step = evidence.trained, evidence.resume, saved[0].step
         assert resume is not None
+        drawn = [_random(train, step) for step in range(1, train.steps() + 1)]
         kinds: dict[str, tuple[list[Any], list[Any]]] = {
             "random state": (_random(train, step), _random(resume, 1)),
             "samples": (train.rows(step), resume.rows(1)),
         }
         for what, (theirs, mine) in kinds.items():
-            if what == "random state" and not _draws(train):
-                continue
+            if what == "random state" and all(state == drawn[0] for state in drawn):
+                continue  # training draws nothing from the ranks' own generators
             for rank, value in enumerate(mine):
                 owner = next((r for r, other in enumerate(theirs) if r != rank and other == value and other), None)
                 if value != theirs[rank] and owner is not None:
@@ -75,12 +76,6 @@ def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
             if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
                 return key, saves[0].line
     return None
-
-
-def _draws(train: Run) -> bool:
-    """Whether training draws from the ranks' own generators: their state is another in a later step."""
-    states = [_random(train, step) for step in range(1, train.steps() + 1)]
-    return any(state != states[0] for state in states)
 
 
 def _random(run: Run, step: int) -> list[str | None]:

@@ -50,10 +50,11 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     over = {name: measures[name] for name in limit.over(measures)}
     if limit.agree(measures):
         name = max(measures.keys() - over, key=lambda n: measures[n] / allowed[n])
-        loss = "loss of another scale" if over else f"loss within {found.loss:.1e}"
+        loss = "loss of another scale" if over else f"loss within {measures['loss']:.1e}"
+        others = f" (from step {step} on the two were given other samples)" if step == until + 1 else ""
         text = (
-            f"agrees with {label} for {count(until, 'step')}{_others(until, step)}: {loss}, "
-            f"gradient norm {found.grad_norm:.1e}, update {found.update:.1e}; {substance(evidence, run)}"
+            f"agrees with {label} for {count(until, 'step')}{others}: {loss}, "
+            f"gradient norm {measures['gradient norm']:.1e}, update {measures['update']:.1e}; {substance(evidence, run)}"
         )
         return rule.passed(text, measured=measures[name], limit=allowed[name])
     name = max(over, key=lambda n: measures[n] / allowed[n])
@@ -66,11 +67,6 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     return rule.failed(f"differs from {label}: {text}", line, measured=over[name], limit=allowed[name])
-
-
-def _others(until: int, step: int | None) -> str:
-    """Why fewer steps than were made are compared."""
-    return f" (from step {step} on the two were given other samples)" if step == until + 1 else ""
 
 
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:

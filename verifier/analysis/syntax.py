@@ -1,0 +1,39 @@
+"""Questions about syntax trees that several analyses of the sources ask."""
+
+import ast
+from collections.abc import Iterator
+
+from ..evidence import Sources
+
+Loop = ast.For | ast.While
+
+
+def functions_of(sources: Sources) -> Iterator[ast.FunctionDef]:
+    """Every function of the project's own files."""
+    return (function for file in sources.project for function in functions(sources.tree(file)))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    """Every function of a tree."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def loops(tree: ast.AST) -> Iterator[Loop]:
+    """Every loop of a tree."""
+    return (node for node in ast.walk(tree) if isinstance(node, Loop))
+
+
+def called(node: ast.AST) -> set[str]:
+    """The last names of what a tree calls: `step` of `optimizer.step()`."""
+    return {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+
+
+def last_name(node: ast.AST) -> str:
+    """`step` of `optimizer.step`, `print` of `print`; "" of what has no name."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def names_read(node: ast.AST | None) -> set[str]:
+    """The variables that a tree reads."""
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name)) if node is not None else ()
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
