@@ -51,9 +51,7 @@ class Course:
     asked: bool = False  # whether the runs that the train run alone decides were made
     ways: tuple[str, ...] = ()  # modes in which a reference was tried: ddp, manual (all-reduce), alone
     single_ways: tuple[str, ...] = ()  # and a single process: ddp, fsdp
-    batch: str = (
-        ""  # the arguments with which a single process was given the batch of all ranks; "-" if that was in vain
-    )
+    batch: str = ""  # with these arguments a single process was given the batch of all ranks; "-" if that was in vain
     refused: Run | None = None  # the first reference, if it did not complete
     repeat: Run | None = None  # the train run again, ended after the save that is resumed from
     crashed: Run | None = None  # a run with a rank killed in a save, from which nothing has resumed yet

@@ -237,9 +237,8 @@ def _with_run(evidence: Evidence, made: Made, files: Workspace) -> Evidence:
         return replace(evidence, reference=found, course=course)
     if planned.derived and evidence.train is not None:
         same = takes_the_same(evidence.train, run)
-        return replace(
-            evidence, single=run if same else evidence.single, course=replace(course, batch=run.note if same else "-")
-        )
+        course = replace(course, batch=run.note if same else "-")
+        return replace(evidence, single=run if same else evidence.single, course=course)
     if run.role == "single":
         evidence = replace(evidence, course=replace(course, single_ways=(*course.single_ways, planned.mode)))
     if run.role == "rounded_weights" and evidence.plain is None:

@@ -196,9 +196,8 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
 
 def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
     """The verdict where not all could be run: what the sources show, and the rules that need no run but the first."""
-    train = next(
-        (run for run in reversed(ended) if run.role == "train"), None
-    )  # the one with CUDA on the CPU, if there are two
+    # the one with CUDA on the CPU, if there are two
+    train = next((run for run in reversed(ended) if run.role == "train"), None)
     evidence = replace(read(target), train=train)
     enough = {"train"} if train is not None else set()
     beyond = {rule: reason for rule in chosen if not RULES[rule].needs <= enough}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..evidence import Sources
+from .syntax import last_name
 
 _RANK = re.compile(r"(?i)rank|main_process|is_main|master|process_zero|coordinator|chief|primary")
 _COMMON = re.compile(r"(?i)step|epoch|args|cfg|config|max_|every|world|iter")
@@ -148,14 +149,10 @@ def _on_rank(tree: ast.Module, test: ast.AST) -> bool:
     """Whether a condition depends on the rank, directly or through a name that was set from it."""
     if _RANK.search(ast.unparse(test)):
         return True
-    names = {_name(n) for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)}
+    names = {last_name(n) for n in ast.walk(test) if isinstance(n, ast.Name | ast.Attribute)}
     conditions = ast.Compare | ast.BoolOp | ast.UnaryOp
-    sets = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names & set(map(_name, n.targets)))
+    sets = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and names & set(map(last_name, n.targets)))
     return any(isinstance(n.value, conditions) and _RANK.search(ast.unparse(n.value)) is not None for n in sets)
-
-
-def _name(node: ast.AST) -> str:
-    return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def _is_local(test: ast.AST) -> bool:

@@ -190,10 +190,8 @@ def _unmeasured(evidence: Evidence) -> str:
 
 def undecided(name: str, value: float, found: Limits) -> str:
     """Why a difference between the two limits is inconclusive."""
-    return (
-        f"{name} differs by {value:.2g}; without a measured noise of the script a difference below {GROSS:.0%} is not judged: "
-        f"{found.underived}"
-    )
+    below = f"without a measured noise of the script a difference below {GROSS:.0%} is not judged"
+    return f"{name} differs by {value:.2g}; {below}: {found.underived}"
 
 
 def nudged(evidence: Evidence) -> Run | None:
@@ -243,8 +241,5 @@ def _length(change: Sketch) -> float:
 def changes(run: Run, step: int) -> dict[str, Sketch]:
     """{parameter: sketch of its change}; the first number of a sketch is not linear and is left at zero."""
     before, after = run.whole(Step, "weights", 1), run.whole(Stepped, "weights", step)
-    return {
-        name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))]
-        for name, a in before.items()
-        if a is not None and (b := after.get(name)) is not None
-    }
+    pairs = {name: (a, b) for name, a in before.items() if a is not None and (b := after.get(name)) is not None}
+    return {name: [0.0, *(y - x for x, y in zip(a[1:], b[1:], strict=True))] for name, (a, b) in pairs.items()}

@@ -32,9 +32,8 @@ def render(verdict: Verdict) -> str:
 
 def commands(verdict: Verdict) -> list[str]:
     """A workflow command for each failure and for each reason of inconclusive rules; a notice for what does not fail the gate."""
-    found = [
-        (_level(f, verdict), f, f.rule, _message(f, verdict)) for f in verdict.findings if f.status in ("fail", "error")
-    ]
+    failed = (f for f in verdict.findings if f.status in ("fail", "error"))
+    found = [(_level(f, verdict), f, f.rule, _message(f, verdict)) for f in failed]
     unchecked: dict[tuple[str, bool], list[Finding]] = {}
     for finding in verdict.findings:
         if finding.status == "inconclusive":
@@ -105,9 +104,8 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
 
 def _parts(verdict: Verdict) -> Iterator[str]:
     for finding in sorted((f for f in verdict.findings if f.status in ("fail", "error")), key=verdict.stands):
-        kind = (
-            "known (in baseline)" if verdict.stands(finding) else "a consequence" if finding.consequence else "failed"
-        )
+        failed = "a consequence" if finding.consequence else "failed"
+        kind = "known (in baseline)" if verdict.stands(finding) else failed
         yield f"### `{finding.rule}` {kind}\n\n" + _block("\n".join(lines_of(finding)))
     for reason, rules in text.inconclusive(verdict.findings).items():
         yield f"### Not checked: {', '.join(f'`{rule}`' for rule in rules)}\n\n" + _block(reason)

@@ -81,9 +81,8 @@ def sentence(report: Report) -> str:
         return f"Nothing failed, but {count(len(unsure), 'rule')} could not be checked: {some(dict.fromkeys(unsure))}."
     if report["verdict"] == "no_findings":
         return f"No findings in {report['limits']}."
-    left = (
-        f"; {count(len(unsure), 'rule')} not checked and not required: {some(dict.fromkeys(unsure))}" if unsure else ""
-    )
+    open_rules = f"{count(len(unsure), 'rule')} not checked and not required: {some(dict.fromkeys(unsure))}"
+    left = f"; {open_rules}" if unsure else ""
     warnings = [f["rule"] for f in findings if f["status"] == "fail" and not f["required"]]
     left += f"; {count(len(warnings), 'warning')}: {some(dict.fromkeys(warnings))}" if warnings else ""
     left += f"; {count(len(report['skipped']), 'rule')} skipped" if report["skipped"] else ""

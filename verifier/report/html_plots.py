@@ -35,15 +35,12 @@ def figures(report: Report) -> list[Report]:
         if lines := _drawable((name, c[field], c["after_step"]) for name, c in zip(names, found, strict=True)):
             scaled, ticks, allowed = _logarithmic(lines, limits)
             drawn.append((f"Difference of the {title}", about, "relative difference", scaled, ticks, allowed))
-    return [
-        {
-            "title": title,
-            "description": about,
-            "svg": _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed),
-            "note": f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else "",
-        }
-        for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1)
-    ]
+    made = []
+    for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1):
+        svg = _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed)
+        note = f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else ""
+        made.append({"title": title, "description": about, "svg": svg, "note": note})
+    return made
 
 
 def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Line]:
@@ -78,10 +75,12 @@ def _logarithmic(lines: list[Line], limits: list[float]) -> tuple[list[Line], Ti
     stride = max(1, math.ceil((high - low) / 6))
     powers = range(low + stride, high + stride, stride)
     ticks = [(float(low), "0"), *((float(power), f"1e{power}") for power in powers)]
-    scaled = [
-        (name, steps, [max(math.log10(v), low) if v > 0 else low for v in values]) for name, steps, values in lines
-    ]
-    return scaled, ticks, math.log10(limits[0]) if limits else None
+
+    def scaled(value: float) -> float:
+        return max(math.log10(value), low) if value > 0 else low
+
+    drawn = [(name, steps, list(map(scaled, values))) for name, steps, values in lines]
+    return drawn, ticks, math.log10(limits[0]) if limits else None
 
 
 def _round_step(least: float) -> float:

@@ -128,11 +128,8 @@ def _not_applicable(report: Report) -> Table:
 def _baseline(report: Report) -> Table:
     held, cwd = report.get("baseline", {}), report["target"].get("cwd", "")
     states = {"new": "new", "standing": "known (in baseline)", "gone": "gone", "unjudged": "not judged"}
-    rows = [
-        [one["rule"], state, place(one["location"], cwd) if one["location"] else None]
-        for kind, state in states.items()
-        for one in held.get(kind, [])
-    ]
+    found = [(state, one["rule"], one["location"]) for kind, state in states.items() for one in held.get(kind, [])]
+    rows = [[rule, state, place(location, cwd) if location else None] for state, rule, location in found]
     return Table("Failures compared with the earlier report", "Rule|Now|At", rows)
 
 
@@ -220,9 +217,8 @@ def _traffic(report: Report) -> Table:
             times, moved = (counted.get(f"{kind}_{where}{what}", 0) for what in ("", "_bytes"))
             row += [number(times), size(moved or None)]
         rows.append(row)
-    columns = (
-        "Collective|>Expected|>Counted in forward and backward|>Bytes|>Called by the script itself|>Bytes of these"
-    )
+    columns = "Collective|>Expected|>Counted in forward and backward|>Bytes"
+    columns += "|>Called by the script itself|>Bytes of these"
     return Table("Collectives of one step on rank 0", columns, rows)
 
 
@@ -273,9 +269,6 @@ def _not_followed(report: Report) -> Table:
 
 def _environment(report: Report) -> Table:
     values = {**report["environment"], **report["target"]}
-    rows = [
-        [key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value)]
-        for key, value in values.items()
-        if value not in ("", [], None)
-    ]
+    known = {key.replace("_", " "): value for key, value in values.items() if value not in ("", [], None)}
+    rows = [[key, ", ".join(map(str, v)) if isinstance(v, list) else str(v)] for key, v in known.items()]
     return Table("Environment and arguments", "Name|Value", rows)

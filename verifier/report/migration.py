@@ -55,14 +55,8 @@ def as_json(migration: Migration) -> str:
 
     keys = ("step", "construct", "action", "fsdp2", "mind", "rules", "reference", "places")
     items = [{key: getattr(item, key) for key in keys} for item in migration.items]
-    parts = {
-        "schema": SCHEMA,
-        "paths": migration.paths,
-        "files": migration.files,
-        "kinds": migration.kinds,
-        "items": items,
-    }
-    return in_json(json.dumps(parts, indent=2)) + "\n"
+    parts = {key: getattr(migration, key) for key in ("paths", "files", "kinds")}
+    return in_json(json.dumps({"schema": SCHEMA, **parts, "items": items}, indent=2)) + "\n"
 
 
 RENDERERS = {"text": render, "json": as_json}

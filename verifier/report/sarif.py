@@ -35,14 +35,13 @@ def render(verdict: Verdict) -> str:
     """The whole report."""
     held = verdict.baseline
     reported = [f for f in verdict.findings if f.status not in ("pass", "not_applicable")]
-    unaffected = [f for f in verdict.findings if f.status == "not_applicable"]
+    not_applicable = (f for f in verdict.findings if f.status == "not_applicable")
+    unaffected = [{"rule": f.rule, "reason": f.evidence} for f in not_applicable]
+    judged_by = {"tier": verdict.tier, "limits": limits(verdict)}
     rules = list(dict.fromkeys(f.rule for f in (*reported, *(held.gone if held else ()))))
     results = [_result(f, verdict, rules) for f in reported]
-    if held is not None:
-        results += [
-            {**_result(f, verdict, rules), "baselineState": "absent", "kind": "pass", "level": "none"}
-            for f in held.gone
-        ]
+    absent = {"baselineState": "absent", "kind": "pass", "level": "none"}
+    results += [{**_result(f, verdict, rules), **absent} for f in (held.gone if held is not None else ())]
     invocation: dict[str, Any] = {
         "commandLine": str(verdict.target.get("command", "")),
         "executionSuccessful": verdict.verdict != "error" and not verdict.partial,
@@ -57,12 +56,7 @@ def render(verdict: Verdict) -> str:
         "invocations": [invocation],
         "originalUriBaseIds": {BASE: {"description": {"text": "The root of the checkout."}}},
         "results": results,
-        "properties": {
-            "skipped": list(verdict.skipped),
-            "notApplicable": [{"rule": f.rule, "reason": f.evidence} for f in unaffected],
-            "tier": verdict.tier,
-            "limits": limits(verdict),
-        },
+        "properties": {"skipped": list(verdict.skipped), "notApplicable": unaffected, **judged_by},
     }
     return in_json(json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)) + "\n"
 
@@ -91,7 +85,10 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
     if finding.fix:
         message += f"\n\nFix: {finding.fix}"
     key = "\n".join(identity(finding, base_of(verdict.target)))
-    state = {"baselineState": _state(finding, verdict)} if verdict.baseline is not None else {}
+    held = verdict.baseline
+    still_open = held is not None and finding.status == "inconclusive" and finding.rule in held.still_open
+    known = "unchanged" if verdict.stands(finding) or still_open else "new"
+    state = {"baselineState": known} if held is not None else {}
     numbers = (("measured", finding.measured), ("limit", finding.limit))
     bag = {name: value for name, value in numbers if value is not None and math.isfinite(value)}
     return {
@@ -105,14 +102,6 @@ def _result(finding: Finding, verdict: Verdict, rules: list[str]) -> dict[str, A
         **state,
         "properties": {"tier": finding.tier, "consequence": finding.consequence, **bag},
     }
-
-
-def _state(finding: Finding, verdict: Verdict) -> str:
-    held = verdict.baseline
-    known = verdict.stands(finding) or (
-        held is not None and finding.status == "inconclusive" and finding.rule in held.still_open
-    )
-    return "unchanged" if known else "new"
 
 
 def _location(place: Place) -> dict[str, Any]:

@@ -53,9 +53,7 @@ class Rule(ABC):
     one_rank: ClassVar[str] = ""  # why it does not apply with one rank; "" if it does
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
-    only_on_cpu: ClassVar[bool] = (
-        False  # whether gloo or the CPU causes it, so that a script for GPUs has nothing of it
-    )
+    only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
 
     @property

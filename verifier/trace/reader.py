@@ -67,9 +67,8 @@ def _read(path: Path, secret: str, place: tuple[str, str]) -> list[Event]:
         try:
             found.append(event_from_json(json.loads(text.replace(old, new) if old else text)))
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise Foreign(
-                f"line {number} of {path.name} is not a record: the script changes the `json` module"
-            ) from None
+            what = "is not a record: the script changes the `json` module"
+            raise Foreign(f"line {number} of {path.name} {what}") from None
     return found
 
 

@@ -57,10 +57,8 @@ class Trace:
         records = self.of(kind)
         main: list[S] = [r for r in records if r.optimizer == self.first_optimizer]
         marks = [*(float(r.seq) for r in main[1:]), math.inf]
-        return [
-            (record, [r for r in records if r is not record and record.seq < r.seq < end])
-            for record, end in zip(main, marks, strict=False)
-        ]
+        spans = zip(main, marks, strict=False)
+        return [(one, [r for r in records if r is not one and one.seq < r.seq < end]) for one, end in spans]
 
     def cleared(self, step: int) -> int:
         """The number of the last record by which gradients of a step were cleared before it; -1 if there is none."""
@@ -79,10 +77,8 @@ def _beside(record: Step, others: list[Step]) -> Step:
     for other in others:
         first.setdefault(other.optimizer, other)
     for other in first.values():
-        own, before = (
-            {name: value for name, value in values.items() if name in other.held}
-            for values in (other.grads_at_step, other.grads)
-        )
+        gradients = (other.grads_at_step, other.grads)
+        own, before = ({n: value for n, value in found.items() if n in other.held} for found in gradients)
         record = replace(
             record,
             held=[*record.held, *(name for name in other.held if name not in record.held)],
@@ -175,11 +171,11 @@ class Run:
             for model in _latest_models(trace):
                 for entry in model.parameters:
                     found.setdefault(entry.name, []).append((trace.rank, entry))
-        copies = {name: sorted({entry.copy for _, entry in entries}) for name, entries in found.items()}
-        return {
-            name: [replace(e, rank=rank, copy=copies[name].index(e.copy)) for rank, e in entries]
-            for name, entries in found.items()
-        }
+        numbered: dict[str, list[events.Parameter]] = {}
+        for name, entries in found.items():
+            copies = sorted({entry.copy for _, entry in entries})
+            numbered[name] = [replace(e, rank=rank, copy=copies.index(e.copy)) for rank, e in entries]
+        return numbered
 
     @cached_property
     def data_ranks(self) -> list[int]:

@@ -8,10 +8,10 @@ class UnreducedRule(Rule):
     """A rule on gradients that FSDP keeps unreduced."""
 
     def applies(self, evidence: Evidence) -> str:
-        for trace in evidence.trained.traces:
-            if trace.first(Sync) or trace.first(Zeroed) or any(record.unsynced for record in trace.of(Step)):
-                return ""
-        return "the script never calls `set_requires_gradient_sync`: every backward reduces"
+        run = evidence.trained
+        calls = [*run.all(Sync), *run.all(Zeroed)]
+        kept = calls or any(record.unsynced for record in run.all(Step))
+        return "" if kept else "the script never calls `set_requires_gradient_sync`: every backward reduces"
 
 
 class ScaleRule(Rule):

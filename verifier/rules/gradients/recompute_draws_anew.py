@@ -23,8 +23,7 @@ class RecomputeDrawsAnew(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        seen = evidence.trained.all(Recompute)
-        return "" if seen else "no dropout or other draw was recomputed in a backward"
+        return "" if evidence.trained.all(Recompute) else "no dropout or other draw was recomputed in a backward"
 
     def judge(self, evidence: Evidence) -> Finding:
         seen = evidence.trained.all(Recompute)

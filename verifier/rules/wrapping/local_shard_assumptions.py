@@ -24,8 +24,11 @@ class LocalShardAssumptions(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        made = run.all(FromLocal)
-        return "" if made or not run.completed or not run.models else "the script does not call DTensor.from_local"
+        return (
+            ""
+            if run.all(FromLocal) or not run.completed or not run.models
+            else "the script does not call DTensor.from_local"
+        )
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
