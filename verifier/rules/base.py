@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, unseen_save
-from ..analysis.presence import trainings, unnamed, went_through
+from ..analysis.presence import never_sharded, trainings, unnamed, went_through
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
 from ..evidence import Evidence
@@ -16,7 +16,7 @@ from ..finding import Finding, Hit
 from ..source.events import Event, Flow
 from ..source.registry import DETECTORS
 from ..trace import Run
-from ..trace.events import Place
+from ..trace.events import Place, Shard
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
 SECTIONS = ("Why", "Wrong", "Right", "Fix", "Source", "Torch")
@@ -166,6 +166,8 @@ class RaisedRule(Rule):
     simulated = True
     reads = frozenset({"resume"})
     pattern: ClassVar[str]
+    needs_sharding: ClassVar[bool] = False  # whether it is inconclusive where `fully_shard` was never called
+    after_sharding: ClassVar[bool] = False  # whether the error is this rule's only after a call of `fully_shard`
 
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence) or self._raised(evidence) is not None:
@@ -173,7 +175,8 @@ class RaisedRule(Rule):
         return super().applies(evidence) or self.absent(evidence.trained) or unnamed(evidence.sources, *self.named_by)
 
     def unseen(self, evidence: Evidence) -> str:
-        return super().unseen(evidence) if went_through(evidence) else ""
+        reason = super().unseen(evidence) if went_through(evidence) else ""
+        return reason or (never_sharded(evidence) if self.needs_sharding else "")
 
     def absent(self, train: Run) -> str:
         """Why a train run that completed has nothing of the kind; "" if it has."""
@@ -195,7 +198,7 @@ class RaisedRule(Rule):
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         """Whether the error is this rule's, beyond its text."""
-        return True
+        return not self.after_sharding or run.line_of(Shard) is not None
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The user's line to change."""

@@ -24,8 +24,7 @@ class GradNormItemPartial(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         sharded = any(e.sharded for entries in evidence.trained.parameters.values() for e in entries)
-        read = evidence.trained.all(PartialRead)
-        return "" if sharded or read else "no parameter is a DTensor"
+        return "" if sharded or evidence.trained.all(PartialRead) else "no parameter is a DTensor"
 
     def judge(self, evidence: Evidence) -> Finding:
         reads = _rank_local(evidence.trained)

@@ -1,4 +1,4 @@
-from ...analysis.presence import never_sharded, went_through
+from ...analysis.presence import went_through
 from ...trace.events import Place, Shard, ToEmpty
 from ..base import Evidence, RaisedRule, RootCause, Run
 
@@ -26,20 +26,15 @@ class MetaNotMaterialized(RaisedRule):
     """
 
     pattern = r"FSDP parameters should be materialized from meta device|Cannot copy out of meta tensor; no data!"
+    after_sharding = True
+    needs_sharding = True
 
     def applies(self, evidence: Evidence) -> str:
         if not went_through(evidence):
             return ""
-        traces = evidence.trained.traces
-        real = any(record.parameters for trace in traces for record in trace.of(Shard))
-        emptied = any(trace.first(ToEmpty) is not None for trace in traces)
-        return "the model is not on the meta device when it is sharded" if real and not emptied else ""
-
-    def unseen(self, evidence: Evidence) -> str:
-        return never_sharded(evidence)
-
-    def fits(self, run: Run, cause: RootCause) -> bool:
-        return run.line_of(Shard, last=True) is not None
+        real = any(record.parameters for record in evidence.trained.all(Shard))
+        known = real and not evidence.trained.all(ToEmpty)
+        return "the model is not on the meta device when it is sharded" if known else ""
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         """The last sharding: `to_empty` belongs below it."""

@@ -24,8 +24,7 @@ class HsdpAllReduceLeftOff(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        held = evidence.trained.all(Partial)
-        return "" if held or replicas_at_start(evidence.trained) else NO_REPLICAS
+        return "" if evidence.trained.all(Partial) or replicas_at_start(evidence.trained) else NO_REPLICAS
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained

@@ -1,9 +1,8 @@
 import re
 
-from ...analysis.presence import never_sharded
 from ...source.looks import text
 from ...trace.events import Optimizer, Place
-from ..base import Evidence, Flow, Hits, RaisedRule, RootCause, Run
+from ..base import Flow, Hits, RaisedRule, RootCause, Run
 from ..raised import MESHES, MIXED, NO_STRATEGY, culprit, stack
 
 
@@ -24,9 +23,7 @@ class UnsupportedOptimizer(RaisedRule):
     """
 
     pattern = rf"{NO_STRATEGY}|{MIXED}"
-
-    def unseen(self, evidence: Evidence) -> str:
-        return never_sharded(evidence)
+    needs_sharding = True
 
     def fits(self, run: Run, cause: RootCause) -> bool:
         if re.search(MIXED, cause.error):

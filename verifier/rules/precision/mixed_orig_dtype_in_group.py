@@ -1,10 +1,9 @@
-from ...analysis.presence import never_sharded
 from ...source.events import Flow, covers
 from ...source.looks import is_known, text
 from ...source.looks_precision import cast_of
 from ...source.values import holders, root_of
 from ...trace.events import Place, Shard
-from ..base import Evidence, Hits, RaisedRule, RootCause, Run
+from ..base import Hits, RaisedRule, RootCause, Run
 
 
 class MixedOrigDtypeInGroup(RaisedRule):
@@ -25,9 +24,7 @@ class MixedOrigDtypeInGroup(RaisedRule):
     """
 
     pattern = r"FSDP expects uniform (original parameter|reduce) dtype"
-
-    def unseen(self, evidence: Evidence) -> str:
-        return never_sharded(evidence)
+    needs_sharding = True
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         mixed = (r.at_line for r in run.places(Shard) if len({p.dtype for p in r.parameters}) > 1)

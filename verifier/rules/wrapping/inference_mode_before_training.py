@@ -1,4 +1,4 @@
-from ...trace.events import Model, Place, Shard
+from ...trace.events import Model, Place
 from ..base import RaisedRule, RootCause, Run
 
 
@@ -23,9 +23,7 @@ class InferenceModeBeforeTraining(RaisedRule):
 
     named_by = ("inference_mode",)
     pattern = r"Inplace update to inference tensor outside InferenceMode|Inference tensors do not track version counter"
-
-    def fits(self, run: Run, cause: RootCause) -> bool:
-        return run.line_of(Shard, last=True) is not None
+    after_sharding = True
 
     def place(self, run: Run, cause: RootCause) -> Place | None:
         return run.line_of(Model) or cause.location  # the one under inference mode

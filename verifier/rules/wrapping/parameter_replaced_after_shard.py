@@ -1,7 +1,6 @@
 from ...source.events import STORE, Flow
 from ...source.looks import is_const, made_by, text
-from ...trace.events import Shard
-from ..base import Hits, RootCause, Run
+from ..base import Hits
 from ..raised import ShardedRule
 from ._base import called_on_sharded
 
@@ -27,9 +26,7 @@ class ParameterReplacedAfterShard(ShardedRule):
     """
 
     pattern = r"'(Parameter|Tensor)' object has no attribute '_local_tensor'"
-
-    def fits(self, run: Run, cause: RootCause) -> bool:
-        return run.line_of(Shard, last=True) is not None
+    after_sharding = True
 
     def detect(self, flow: Flow) -> Hits:
         for event in flow.ops(STORE):
