@@ -17,7 +17,6 @@ from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
 from .launch import sharing
-from .launch.average import average_is_right
 from .launch.checkpoints import damage
 from .launch.client import Launcher
 from .launch.devices import free
@@ -25,6 +24,7 @@ from .launch.request import Request
 from .launch.trial import shares_a_gpu
 from .launch.workspace import COMMON, Workspace
 from .plan import PlannedRun, needs_full_precision
+from .probe.compat.names import averages
 from .trace import Run, read_run
 from .trace.events import Killed
 
@@ -78,6 +78,12 @@ class Executor:
         self._number = 0
         self._going: list[_Going] = []
         self._secret = os.urandom(16).hex()
+
+    @cached_property
+    def averages(self) -> bool:
+        """Whether the probe averages in gloo's place, which this torch is not known to do."""
+        versions = self.launcher.versions
+        return not (versions["devices"] or averages(versions.get("torch", "")))
 
     def make(self, planned: Sequence[PlannedRun]) -> list[Made]:
         """All of these runs, in any order, to their ends. Raises UserError if the script refuses arguments that the user gave."""
@@ -152,7 +158,7 @@ class Executor:
             devices=free(planned.world_size, int(self.launcher.versions["devices"]), taken),
             backend=self.backend,
             cuda_on_cpu=self.cuda_on_cpu,
-            averages=not (self.launcher.versions["devices"] or average_is_right(self.launcher)),
+            averages=self.averages,
             timeout=self.timeout(planned),
             secret=self._secret,
             starting_point=str(self.work / "starting_point") if planned.starting_point else "",

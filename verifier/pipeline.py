@@ -118,7 +118,7 @@ def verify_with(
         executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
         evidence = gather(planned(target, chosen, tier), executor, known or read(target))
     evidence = with_texts(evidence)
-    if tier == "ranks" and "gloo-avg-is-sum" in chosen:
+    if tier == "ranks" and "gloo-avg-is-sum" in chosen and executor.averages:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
     unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ...verifier.errors import INCONCLUSIVE, PASS, MachineRefuses, UserError
+from ...verifier.probe.compat.names import VERSIONS
 from ...verifier.report.wrapping import table, wrapped
 from ..output import add_command, emit_json, say
 
@@ -53,7 +54,8 @@ def _package(name: str) -> Check:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return _check(name, False, "is not installed for this Python")
-    note = "" if name != "torch" or version.startswith("2.13.0") else " (developed and tested on 2.13.0)"
+    tested = name != "torch" or version.partition("+")[0] in VERSIONS
+    note = "" if tested else f" (fsdp2 was run on {', '.join(VERSIONS)})"
     return _check(name, True, version + note)
 
 

@@ -10,10 +10,13 @@ import torch.distributed as dist
 
 from records import cases, micro, model, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.launch.average import MEAN, RIGHT, average_of_one_and_two
+from verified_fsdp2.verifier.launch.average import average_of_one_and_two
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.workspace import Workspace
+from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.substitutes import averages
 from verified_fsdp2.verifier.rules import RULES
@@ -34,9 +37,11 @@ def test_it_is_the_first_rule_and_a_warning() -> None:
     assert verdict(3.0).warns and not verdict(1.5).warns
 
 
-@cases("right, op, given", ((), dist.ReduceOp.SUM, 1.5), (("2.13.0",), dist.ReduceOp.AVG, 3.0))
+@cases(
+    "right, op, given", ((), dist.ReduceOp.SUM, 1.5), ((torch.__version__.partition("+")[0],), dist.ReduceOp.AVG, 3.0)
+)
 def test_where_gloo_sums_a_rank_sums_parts(monkeypatch: pytest.MonkeyPatch, right: Any, op: Any, given: float) -> None:
-    monkeypatch.setattr(averages, "RIGHT", right)
+    monkeypatch.setattr(names, "VERSIONS", dict.fromkeys(right, names.MEAN))
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     call = Call((torch.zeros(1), torch.tensor([3.0, 3.0])), {"op": dist.ReduceOp.AVG})
     averages._reduced((1, 2))(call, lambda: None)
@@ -45,6 +50,5 @@ def test_where_gloo_sums_a_rank_sums_parts(monkeypatch: pytest.MonkeyPatch, righ
 
 @pytest.mark.launch
 def test_this_torch_averages(launcher: Launcher, tmp_path: Path) -> None:
-    assert average_of_one_and_two(launcher, tmp_path / "known") is None
-    assert launcher.versions["torch"].partition("+")[0] in RIGHT
-    assert average_of_one_and_two(launcher, tmp_path / "asked", versions=()) == MEAN
+    assert not Executor(launcher, tmp_path, Workspace(tmp_path)).averages
+    assert average_of_one_and_two(launcher, tmp_path) == names.MEAN

@@ -11,7 +11,6 @@ NOTE = (
     "Not shown: CUDA and Triton kernels, NCCL, CUDA's memory, overlap of work"
 )
 NOT_HERE = "platform: not on CUDA/NCCL"
-RUN_ON = ("2.8.0", "2.13.0", "2.14.1")  # versions of torch on which scripts were verified
 
 _CUDA = re.compile(r"cuda|nccl|nvidia|\bgpus?\b|accelerator|\bbackends?\b|device type", re.IGNORECASE)
 _LACKING = re.compile(

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..analysis.platform import NOTE, RUN_ON
+from ..analysis.platform import NOTE
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
+from ..probe.compat.names import VERSIONS
 from ..source import environment as settings
 from ..trace import Run
 from ..trace.events import Adapted, Start
@@ -55,6 +56,7 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     platform = NOTE if evidence.cuda_on_cpu else ""
     words = evidence.course.batch.strip("-")
     batch = f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
-    torch = next((r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)), RUN_ON[-1])
-    unknown = "" if torch.partition("+")[0] in RUN_ON else f"torch {torch}: fsdp2 was run on {', '.join(RUN_ON)}"
+    torch = next((r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)), "")
+    tested = torch.partition("+")[0] in ("", *VERSIONS)
+    unknown = "" if tested else f"torch {torch}: fsdp2 was run on {', '.join(VERSIONS)}"
     return [note for note in (unknown, platform, batch, early, *libraries, evidence.course.stale, *files) if note]

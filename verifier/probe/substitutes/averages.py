@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...launch.average import RIGHT
+from ..compat import names
 from ..compat.cuda import premul_factor
 from ..dispatcher import Call
 from ..session import Session
@@ -34,7 +34,7 @@ def _reduced(where: tuple[int, int]) -> Callable[[Call, Proceed], Any]:
         position, at = where
         op = call.given(at, "op")
         average, weighted = op == dist.ReduceOp.AVG, op == dist.ReduceOp.PREMUL_SUM  # only `op ==` compares their kinds
-        if not (average or weighted) or (average and torch.__version__.partition("+")[0] in RIGHT):
+        if not (average or weighted) or (average and names.averages(torch.__version__)):
             return proceed()
         factor = 1 / dist.get_world_size(call.given(at + 1, "group")) if average else premul_factor(op)
         if position == 0:

@@ -1,6 +1,6 @@
 import math
 
-from ...launch.average import MEAN, RIGHT
+from ...probe.compat.names import MEAN, averages
 from ...trace.events import Start
 from ..base import Evidence, Finding, Rule, Run
 
@@ -28,7 +28,7 @@ class GlooAvgIsSum(Rule):
     only_on_cpu = True
 
     def applies(self, evidence: Evidence) -> str:
-        unmeasured = evidence.average is None and _version(evidence.trained) not in RIGHT
+        unmeasured = evidence.average is None and not averages(_version(evidence.trained))
         return "gloo is not used for reductions" if unmeasured else ""
 
     def judge(self, evidence: Evidence) -> Finding:
