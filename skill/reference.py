@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..verifier.rules import RULES
+from ..verifier.rules.base import SourceRule
 from .output import say
 
 HEAD = """\
@@ -21,7 +22,9 @@ def contract() -> str:
             family = rule.family
             lines += [f"\n## {family}\n"]
         page = {key: " ".join(text.split()) for key, text in rule.page().items()}
-        lines.append(f"- **{rule.name}**: {page['Statement']} *Fix:* {page['Fix']}")
+        found = " (sources only)" if isinstance(rule, SourceRule) else ""
+        seen = f" *Seen:* {page['Seen']}" if "Seen" in page else ""
+        lines.append(f"- **{rule.name}**{found}: {page['Statement']}{seen} *Fix:* {page['Fix']}")
     return HEAD + "\n".join(lines) + "\n"
 
 

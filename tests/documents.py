@@ -103,6 +103,7 @@ class Row:
 
 
 def diagnosis() -> list[Row]:
+    """The rows of the diagnosis, and what the docs of rules themselves say is seen."""
     text = (ROOT / "references" / "diagnosis.md").read_text(encoding="utf-8")
     rows = []
     for line in text.splitlines():
@@ -118,4 +119,5 @@ def diagnosis() -> list[Row]:
                 named += cells[1].split(", ")
             rules = tuple(named)
             rows.append(Row(texts, cells[0], rules))
-    return rows
+    seen = {rule.name: rule.page().get("Seen", "") for rule in RULES.values()}
+    return rows + [Row(tuple(re.findall(r"`([^`]+)`", text)), text, (name,)) for name, text in seen.items() if text]

@@ -19,7 +19,7 @@ from ..trace import Run
 from ..trace.events import Place, Shard
 
 RESUMED = frozenset({"resume", "reshard", "crash", "damaged"})
-SECTIONS = ("Why", "Wrong", "Right", "Fix", "Source", "Torch")
+SECTIONS = ("Seen", "Why", "Wrong", "Right", "Fix", "Source", "Torch")  # Seen: an error or a symptom, for the contract
 DEVELOPED_ON = "run on 2.13.0."  # the section Torch of an explanation that has none of its own
 Hits = Iterator[tuple[str, Event | Place]]  # what a static detector yields: what is wrong, and the call or line that is
 

@@ -8,6 +8,7 @@ from ..raised import ShardedRule
 class ShardedTwice(ShardedRule):
     """`fully_shard` is called once on a module.
 
+    Seen: `can only be applied to a module once. fully_shard has already been applied`
     Why: the first call already manages the parameters; torch raises an error that prints the whole module. Typical
     causes are a loop over `model.modules()`, which includes the root, and a helper that shards too.
     Wrong:
