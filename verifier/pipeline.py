@@ -19,8 +19,8 @@ from .errors import INTERRUPTED, Interrupted, MachineRefuses
 from .evidence import Course, Evidence
 from .execute import Executor, Made, Progress, added, backend_for
 from .judge import apply_policy, judge
-from .launch.average import average_of_one_and_two
 from .launch.client import Launcher
+from .launch.trial import average_of_one_and_two
 from .launch.workspace import Workspace
 from .plan import Settings
 from .report.assemble import assemble, environment_of, notes
@@ -119,7 +119,7 @@ def verify_with(
         evidence = gather(planned(target, chosen, tier), executor, known or read(target))
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen and executor.averages:
-        evidence = replace(evidence, average=average_of_one_and_two(launcher, work))
+        evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))
     unseen = [name for name in chosen if tier == "simulate" and not RULES[name].simulated]
     findings = judge(evidence, chosen, dict.fromkeys(unseen, f"environment error: {refused}"))
     findings = [replace(f, tier=tier) if f.tier == "ranks" and f.rule not in unseen else f for f in findings]

@@ -9,7 +9,7 @@ from corpus import TESTS
 from records import LINE, cases, entropy, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
@@ -325,6 +325,23 @@ class TestFactors:
         found = judge_one(RULES["double-or-missing-world-scale"], Evidence(train=two, full_precision=two, single=one))
         assert found.status == "fail"
         assert (found.location or LINE).line == line
+
+    @cases(
+        "text, line",
+        ("def main():\n    loss = model(x) / world\n    loss.backward()", 2),
+        ("def main():\n    loss = model(x)\n    loss /= world\n    log(loss)\n    loss.backward()", 3),
+        ("def main():\n    loss = model(x) * 2\n    total = loss / 2\n    accelerator.backward(loss)", 2),
+        ("def other():\n    loss = f(x) / 2\n\ndef main():\n    loss.backward()", 5),
+    )
+    def test_the_line_is_that_where_the_loss_is_scaled(self, text: str, line: int) -> None:
+        two, one = scaled(2, 1.0, 2.0, 1), scaled(1, 1.0, 1.0, 1)
+        for trace in two.traces:
+            for record in trace.of(Micro):
+                object.__setattr__(record, "at_line", replace(LINE, line=len(text.splitlines())))
+        sources = Sources({LINE.file: text}, (LINE.file,))
+        evidence = Evidence(train=two, full_precision=two, single=one, sources=sources)
+        found = judge_one(RULES["double-or-missing-world-scale"], evidence)
+        assert (found.status, (found.location or LINE).line) == ("fail", line)
 
     def test_between_backward_and_step(self) -> None:
         two, one = scaled(2, 1.0, 1.0, 1), scaled(1, 1.0, 1.0, 1)

@@ -1,5 +1,6 @@
 """Events come back from a trace as they were written, with the records in them; what is no event is foreign."""
 
+import ast
 import json
 import typing
 from dataclasses import fields
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from records import cases
+from verified_fsdp2.verifier import trace
 from verified_fsdp2.verifier.trace import Foreign, events
 from verified_fsdp2.verifier.trace.reader import _read
 from verified_fsdp2.verifier.trace.seal import mark
@@ -46,6 +48,23 @@ def test_kinds_are_the_names_of_the_classes() -> None:
     assert events.SaveInFlight.kind == "save_in_flight"
     assert events.KINDS["to_empty"] is events.ToEmpty
     assert all(cls.__doc__ for cls in events.KINDS.values())
+
+
+def test_every_event_and_every_field_is_read() -> None:
+    """By more than the probe, which writes it."""
+    root = Path(trace.__file__).parents[1]
+    files = [p for p in root.rglob("*.py") if not {"probe", "events"} & {*p.relative_to(root).parts}]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    read = {node.id for node in nodes if isinstance(node, ast.Name)}
+    read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    own = {f.name for f in fields(events.Event)}
+    names = [
+        (cls.__name__, name)
+        for cls in events.KINDS.values()
+        for name in (cls.__name__, *{f.name for f in fields(cls)} - own)
+    ]
+    assert [pair for pair in names if pair[1] not in read] == []
 
 
 @cases(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
@@ -58,14 +57,3 @@ class Request:
     def as_dict(self) -> dict[str, Any]:
         """The request as JSON data."""
         return asdict(self)
-
-
-def trial(
-    run: Callable[[Request], dict[str, Any]], folder: Path, text: str, backend: str = ""
-) -> tuple[bool, dict[str, Any]]:
-    """Run the text of a script on two ranks: (whether both completed, the launcher's answer)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "trial.py"
-    script.write_text(text, encoding="utf-8")
-    answer = run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend))
-    return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"]), answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..evidence import Sources
 from ..trace.events import Place
@@ -55,6 +56,24 @@ def find_shard_use(sources: Sources, cls: str) -> Place | None:
                     place = Place(file=path, line=node.lineno, function=function.name, code=code)
                     found.setdefault(id(node) in own, place)
     return found.get(True, found.get(False))
+
+
+def find_scale(sources: Sources, backward: Place) -> Place | None:
+    """The last statement above a backward, in its function, that divides or multiplies what the backward is called on."""
+    nodes = list(ast.walk(sources.tree(backward.file)))
+    called = [n for n in nodes if isinstance(n, ast.Call) and n.lineno == backward.line]
+    losses = {n.id for call in called for n in ast.walk(call) if isinstance(n, ast.Name)}
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    start = max((f.lineno for f in functions if f.lineno <= backward.line <= (f.end_lineno or 0)), default=0)
+    found = None
+    for node in sorted((n for n in nodes if isinstance(n, ast.stmt)), key=lambda n: n.lineno):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp(op=ast.Div() | ast.Mult()))
+                | ast.AugAssign(target=ast.Name(id=name), op=ast.Div() | ast.Mult())
+            ) if name in losses and start <= node.lineno < backward.line:
+                found = replace(backward, line=node.lineno, code=sources.line(backward.file, node.lineno))
+    return found
 
 
 def _functions(sources: Sources, path: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:

@@ -287,7 +287,6 @@ class Watch:
                 gone=gone,
                 evaluations=self.evaluations,
                 in_eval=[one for name, root in trained for one in _in_eval(name, root)][:_NAMES],
-                frozen=[s.name for s in session.all_slots() if not s.param.requires_grad][:_NAMES],
                 function=walk.function,
                 at_line=session.here(),
             )

@@ -2,6 +2,7 @@ import math
 from collections.abc import Iterator
 
 from ...analysis.factors import NEAR, Reading, near, readings, total_weight, words
+from ...source.lines import find_scale
 from ...trace import Run, difference
 from ...trace.events import Divide, Micro, Step
 from ..base import Evidence, Finding
@@ -52,6 +53,8 @@ class DoubleOrMissingWorldScale(ScaleRule):
         line, where = run.line_of(Micro), "the factor is applied in this backward or before it"
         if field == "grads_at_step":
             line, where = run.line_of(Step), "the gradients are scaled between backward and this line"
+        elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:
+            line, where = scale, "the loss is scaled here"
         for record in run.places(Divide) if all(r.cause == "ranks" for r in found) else ():
             factor = len(run.data_ranks) / float(record.factor)
             if near(ratio, factor):

@@ -26,7 +26,7 @@ class State(Located):
     """What has changed since the last one, when the first forward of a step begins (events/state.py).
 
     `values`: {path from a variable of the training loop: value}; `gone`: paths that are no more. `evaluations`: forwards without
-    gradients so far. `in_eval` and `frozen`: modules in eval mode and parameters without gradient, of the models that are trained.
+    gradients so far. `in_eval`: modules in eval mode, of the models that are trained.
     """
 
     step: int  # that is being prepared, from 1
@@ -34,7 +34,6 @@ class State(Located):
     gone: list[str]
     evaluations: int
     in_eval: list[str]
-    frozen: list[str]
     function: str = ""  # in which the innermost frame of the training loop runs
 
 
