@@ -19,6 +19,7 @@ from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.probe.compat import names
 from verified_fsdp2.verifier.probe.dispatcher import Call
 from verified_fsdp2.verifier.probe.substitutes import averages
+from verified_fsdp2.verifier.report.assemble import notes
 from verified_fsdp2.verifier.rules import RULES
 
 
@@ -46,6 +47,13 @@ def test_where_gloo_sums_a_rank_sums_parts(monkeypatch: pytest.MonkeyPatch, righ
     call = Call((torch.zeros(1), torch.tensor([3.0, 3.0])), {"op": dist.ReduceOp.AVG})
     averages._reduced((1, 2))(call, lambda: None)
     assert (call.kwargs["op"], call.args[1].tolist()) == (op, [given, given])
+
+
+@cases("version, noted", ("2.13.0+cpu", False), ("2.99.0", True))
+def test_a_version_that_is_not_in_the_table_is_noted(version: str, noted: bool) -> None:
+    evidence = Evidence(train=run([{"kind": "start", "torch": version}, model()]))
+    assert any(version in note for note in notes(None, evidence, ())) is noted
+    assert names.averages(version) is not noted
 
 
 @pytest.mark.launch
