@@ -8,7 +8,7 @@ import pytest
 from records import micro, model, parameter, run, step, stepped, trace
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import DIVIDED_TWICE, NOT_DIVIDED, readings
-from verified_fsdp2.verifier.analysis.localise import meaning, part
+from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -56,7 +56,8 @@ def trained(
 
 
 def said(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -> str:
-    return meaning(part(mine, oracle, ALLOWED), mine, label, other)
+    parting = part(mine, oracle, ALLOWED)
+    return f"{where(parting)}; {meaning(parting, mine, label, other)}"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,9 @@ def test_a_factor_on_one_module_and_factors_that_differ() -> None:
     parting = part(mine, trained(2), ALLOWED)
     assert (parting.stage, parting.module, parting.factor) == ("gradient", "blocks.1", 2.0)
     assert parting.parameters == ("blocks.1.up.weight", "blocks.1.down.weight")
-    assert "2 of 5 parameters" in said(mine, trained(2)) and "blocks.1.up.weight" in said(mine, trained(2))
+    assert all(
+        text in where(parting) for text in ("2 of 5 parameters", "all under blocks.1", "first blocks.1.up.weight")
+    )
     parting = part(trained(2, gradients(**{"embed.weight": 2.0, "head.weight": 3.0})), trained(2), ALLOWED)
     assert (parting.factor, parting.parameters, parting.module) == (None, ("embed.weight", "head.weight"), "")
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 from ..trace import Run, difference
 from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
 from .factors import readings, words
+from .wording import count
 
 EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number
 
@@ -78,16 +79,15 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
 
 
 _MEANINGS = {
-    "clip": "gradients agree after backward and differ at the optimizer step{factor}: clipping or other code in between{where}",
-    "optimizer": "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or state{where}",
-    "later": "the runs agree until step {step}: state carried between steps (gradients not cleared, optimizer state, "
-    "learning rate){where}",
+    "clip": "gradients agree after backward and differ at the optimizer step{factor}: clipping or other code in between",
+    "optimizer": "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or state",
+    "later": "the steps before agree: state carried between steps (gradients not cleared, optimizer state, learning rate)",
     "loss": "the losses differ and no gradient does: the reported loss is not the one that is minimised",
-    "gradient": "the gradients differ in direction from step 1 on{where}",
+    "gradient": "the gradients differ in direction",
 }
 _OTHERS = {  # by the compared oracle and the result of the other one
     "DDP differs": "; one process differs too: the fault is in the script's own code on shards",
-    "single agrees": "; DDP agrees and one process does not: the loss is normalised or the data are split wrongly over ranks",
+    "single agrees": "; DDP agrees: the loss is normalised or the data are split wrongly over ranks",
     "single differs": "; DDP differs too, so the data split alone is not the cause",
 }
 
@@ -95,26 +95,23 @@ _OTHERS = {  # by the compared oracle and the result of the other one
 def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None = None) -> str:
     """What the pattern means. `other`: whether the second oracle "agrees" or "differs"; None if that is not known."""
     if parting.stage == "gradient" and parting.factor is not None:
-        text = _of_factor(parting, parting.factor, run, label, oracle)
+        text = _of_factor(parting.factor, run, label, oracle)
     else:
         factor = f" (a factor of {parting.factor:.4g})" if parting.factor is not None else ""
-        text = _MEANINGS[parting.stage].format(where=_where(parting), step=parting.step, factor=factor)
+        text = _MEANINGS[parting.stage].format(factor=factor)
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
 
 
-def _where(parting: Parting) -> str:
-    if not parting.parameters:
-        return ""
-    number, first = len(parting.parameters), parting.parameters[0]
-    if number == parting.whole:
-        return f"; every parameter, first {first}"
-    inside = f"only parameters under {parting.module} differ" if parting.module else "not every parameter differs"
-    return f"; {inside} ({number} of {parting.whole}), first {first}"
+def where(parting: Parting) -> str:
+    """`from step 1 on in 2 of 27 parameters, all under blocks, first blocks.0.norm.weight`."""
+    text, number = f"from step {parting.step} on", len(parting.parameters)
+    if not number:
+        return text
+    inside = f", all under {parting.module}" if number > 1 and parting.module else ""
+    first = f"{', first' if number > 1 else ':'} {parting.parameters[0]}"
+    return f"{text} in {number} of {count(parting.whole, 'parameter')}{inside}{first}"
 
 
-def _of_factor(parting: Parting, factor: float, run: Run, label: str, oracle: Run | None) -> str:
-    number, known = len(parting.parameters), words(readings(factor, run, oracle))
-    what = f": {known}" if known else ": one common factor"
-    if number == parting.whole:
-        return f"every gradient is {factor:.4g} x that of {label}{what}"
-    return f"the gradient of {number} of {parting.whole} parameters is {factor:.4g} x that of {label}{what}{_where(parting)}"
+def _of_factor(factor: float, run: Run, label: str, oracle: Run | None) -> str:
+    known = words(readings(factor, run, oracle))
+    return f"these gradients are {factor:.4g} x those of {label}{f': {known}' if known else ''}"

@@ -1,12 +1,13 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
 from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided
-from ...analysis.localise import meaning, part
+from ...analysis.localise import meaning, part, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 UNREPRODUCIBLE = 0.05
+_ON_SHARDS = "Compute what changes gradients or weights at the step on the whole DTensor, never on `to_local()`."
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
 
 
@@ -60,13 +61,13 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     name = max(over, key=lambda n: measures[n] / allowed[n])
     if not limit.differ(measures):
         return rule.unknown(f"against {label}: {undecided(name, over[name], limit)}")
-    worst = sorted(over, key=lambda n: -over[n] / allowed[n])
-    apart = some([f"{n} by {over[n]:.2g} (allowed {allowed[n]:.1g})" for n in worst], 1)
     parting = part(run, oracle, allowed)
+    apart = f"{where(parting)}; {name} off by {over[name]:.2g} relative (allowed {allowed[name]:.1g})"
     same_script = None if label == "the original" else oracle
     text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
-    return rule.failed(f"differs from {label}: {text}", line, measured=over[name], limit=allowed[name])
+    fix = {"fix": _ON_SHARDS} if parting.stage in ("clip", "optimizer") and same_script else {}
+    return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
 
 
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:
