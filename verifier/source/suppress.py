@@ -84,11 +84,11 @@ def problems(
     """What is wrong with suppressions: no rule, an unknown rule, no reason, or (of the judged rules) no use."""
     for one in suppressions:
         if not one.rules:
-            yield Hit(RULE, "names no rule: `# fsdp2: ignore[rule-name] reason`", one.location)
+            yield Hit(RULE, "the comment names no rule: `# fsdp2: ignore[rule-name] reason`", one.location)
         for rule in one.rules:
             if rule not in known:
-                yield Hit(RULE, f"names '{rule}', which is not a rule", one.location)
+                yield Hit(RULE, f"the comment names '{rule}', which is not a rule", one.location)
             elif not one.reason:
-                yield Hit(RULE, f"gives no reason for ignoring {rule}, so it has no effect", one.location)
+                yield Hit(RULE, f"the comment gives no reason for ignoring {rule}, so it has no effect", one.location)
             elif rule in judged and (one, rule) not in used:
-                yield Hit(RULE, f"ignores {rule}, which is not found there", one.location)
+                yield Hit(RULE, f"the comment ignores {rule}, which is not found on its line", one.location)

@@ -11,7 +11,7 @@ class UnusedSuppression(SourceRule):
         fully_shard(model)  # fsdp2: ignore[root-only-wrap]
     Right:
         fully_shard(model)  # fsdp2: ignore[root-only-wrap] it has one layer
-    Fix: Add the reason after the bracket, or remove the comment or the skip.
+    Fix: Remove the comment or the skip; to keep a comment, give it the name of a rule that fails there, and a reason.
     Source: similar rules of other linters (RUF100 of ruff, `warn_unused_ignores` of mypy).
     Torch: not relevant.
     """
