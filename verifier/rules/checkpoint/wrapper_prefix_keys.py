@@ -17,7 +17,7 @@ class WrapperPrefixKeys(SaveRule):
     Right:
         model.compile(backend="eager")
         torch.save({name: p.full_tensor() for name, p in model.named_parameters()}, path)
-    Fix: Compile in place (`model.compile()`), save `get_model_state_dict(model)`, and strip prefixes at an export.
+    Fix: Save `get_model_state_dict(model)`, whose keys have no prefixes; compile in place (`model.compile()`).
     Source: pytorch/torchtitan#2622; pytorch-image-models PR#2003; mosaicml/composer PR#2745; pytorch#124546.
     """
 
@@ -34,8 +34,8 @@ class WrapperPrefixKeys(SaveRule):
                 prefixed["module"] = wrapped
             for prefix, keys in prefixed.items():
                 if keys:
-                    where = f"{len(keys)} of {count(len(tensors), 'key')} ({some(keys)})"
-                    return self.failed(f"`{prefix}` is in {where}", save.line)
+                    of_all = f"{len(keys)} of {count(len(tensors), 'key')} of the checkpoint"
+                    return self.failed(f"`{prefix}` is in {of_all}: {some(keys, 1)}", save.line)
         return self.passed("no key contains a wrapper prefix")
 
     def detect(self, flow: Flow) -> Hits:
