@@ -63,9 +63,12 @@ class ManualLocalNormClip(Rule):
         if apart:
             ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
             name = max(ratios, key=lambda name: ratios[name])
-            factors = ", ".join(f"{v:.4g}" for v in scales[name])
-            of_all = f"expected: equal to {SAME:g}; {len(apart)} of {len(scales)} parameters differ"
-            text = f"the ranks scale the shards of {name} by {factors} ({of_all})"
+            factors = some(f"{v:.4g}" for v in scales[name])
+            huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
+            text = (
+                f"the ranks scale their shards of {name} by different factors: {factors} (allowed: {SAME:.1%} apart), "
+            )
+            text += f"as in {len(apart)} of {count(len(scales), 'parameter')}{huge}"
             line = find_local_norm(evidence.sources) or run.line_of(Step)
             return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)
         if not (clipped := _clipped(scales)):
