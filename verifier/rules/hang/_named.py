@@ -39,11 +39,11 @@ def named(sources: Sources, part: Parting) -> Named | None:
 
 def _by_rank(sources: Sources, part: Parting) -> Named | None:
     """A rank is in a collective under a condition on the rank."""
-    for rank, event in part.events.items():
+    for event in part.events.values():
         for frame in event.frames if event is not None and event.op != "step" else ():
             guard = rank_guard(sources, frame[0], frame[1])
             if event is not None and guard is not None:
-                what = f"rank {rank} is in {event.op} under `{guard.text}` (line {guard.line}): {part.text()}"
+                what = f"only some ranks call {event.op}, under `{guard.text}` (line {guard.line}): {part.text()}"
                 return "rank-conditional-collective", what, location(frame)
     return None
 
