@@ -94,7 +94,8 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     if any(model.starting_point != "loaded" for model in oracle.models):
         return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
     if parted(run, oracle) == 1:
-        return f"the {role} run trained on other samples at step 1: the order of the data is not reproducible"
+        why = "is not reproducible" if run.world_size == oracle.world_size else "depends on the number of ranks"
+        return f"the {role} run trained on other samples at step 1: the order of the data {why}"
     return None
 
 
