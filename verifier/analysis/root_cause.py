@@ -101,7 +101,8 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
     frames = end.frames
     if end.how == "exception":
         text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
-        fix = "Fix the error at that line; the other ranks failed because they lost this one."
+        lost = any(is_victim(trace) for trace in run.traces)
+        fix = f"Fix the error at that line{'; the other ranks failed because they lost this one' if lost else ''}."
         return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
     if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
         why = str(end.message or "") or _last_line(errors)
