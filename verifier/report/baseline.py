@@ -33,7 +33,9 @@ def load(path: Path) -> Report:
     except OSError as error:
         raise UserError(f"--baseline {path}: cannot be read: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}; {_AGAIN}") from None
+        raise UserError(
+            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg.removesuffix(' at')}); {_AGAIN}"
+        ) from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UserError(f"{path}:1:1: not JSON: {error}; {_AGAIN}") from None
     _must_be_ours(path, report)
