@@ -71,7 +71,7 @@ def test_text_has_a_bound_and_a_consequence_one_line() -> None:
     text = RENDERERS["text"](verdict(*many))
     assert len(text) < 10_000 and text.rstrip().endswith("verdict: fail")
     text = RENDERERS["text"](verdict(Finding("cause", "fail", "x"), Finding("effect", "fail", "y", consequence=True)))
-    assert "as a consequence: effect" in text and "effect: y" in text
+    assert "as a consequence:\n" in text and "effect: y" in text
 
 
 @cases(

@@ -112,7 +112,7 @@ def failures(verdict: Verdict) -> Iterator[str]:
         yield from failure(finding, "KNOWN" if verdict.stands(finding) else word)
         yield ""
     if followers := [f for f in failed if f.consequence]:
-        yield from _text(f"as a consequence: {', '.join(f.rule for f in followers)}", INDENT)
+        yield f"{INDENT}as a consequence:"
         for follower in followers:
             yield _shortened(f"{follower.rule}: {follower.evidence}", INDENT + "  ")
     if failed and verdict.target.get("command"):
@@ -294,6 +294,9 @@ def _text(text: str, first: str = "", further: str | None = None) -> list[str]:
 
 
 def _shortened(text: str, first: str) -> str:
-    """One line no wider than the terminal."""
+    """One line no wider than the terminal, cut between words if the last one is not long."""
     text, room = shown(text, ""), width() - len(first)
-    return first + (text if len(text) <= room else f"{text[: room - 4]} ...")
+    if len(text) <= room:
+        return first + text
+    cut = text[: room - 4]
+    return f"{first}{cut[: max(cut.rfind(' '), room - 24)]} ..."
