@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TextIO
 
+from ..verifier.report.wrapping import wrapped
 from .output import log
 
 TICK = 0.5  # seconds
@@ -47,7 +48,7 @@ class Live:
             self._running = {name: self._running.get(name, now) for name in running}
             if line:
                 self._show("")
-                log(f"  {line}")
+                log("\n".join(wrapped(line, "  ", "    ")))
             self._show(self._running_line())
 
     def _tick(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.usage import usage_error
+from .analysis.wording import count
 from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
@@ -54,7 +55,7 @@ class _Going:
 
     @property
     def name(self) -> str:
-        return f"{self.planned.role} {_ranks(self.planned.world_size)}"
+        return f"{self.planned.role} {count(self.planned.world_size, 'rank')}"
 
 
 class Executor:
@@ -173,18 +174,18 @@ class Executor:
         answer = self.launcher.finish(going.number)
         self._going.remove(going)
         planned, request = going.planned, going.request
-        folder, world, ranks = Path(request.folder), planned.world_size, _ranks(planned.world_size)
-        place = (request.checkpoint, str(self.files.checkpoint))  # every run's {checkpoint} reads as the common one
-        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, place)
+        folder, world, ranks = Path(request.folder), planned.world_size, count(planned.world_size, "rank")
+        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret)
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)
         # The time of a run that hung, or trained nothing, says nothing about other runs.
         if run.completed and run.steps():
             self.longest = max(self.longest, run.seconds)
-        why = f", expected: {planned.expected}" if planned.expected else ""
+        expected = planned.expected if run.timed_out or planned.role != "survey" else ""
+        why = f", expected: {expected}" if expected else ""
         ending = "" if run.completed else f"  did not complete{why}"
-        self._report(f"{planned.role:<10} {ranks:<8} {run.steps():>3} steps {run.seconds:6.1f} s{ending}")
+        self._report(f"{planned.role:<15} {ranks:<8} {count(run.steps(), 'step'):>8} {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(map(str, wrote)))
 
     def _report(self, line: str = "") -> None:
@@ -200,10 +201,6 @@ def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path)
     if found == "none":
         raise MachineRefuses(f"{ranks} ranks cannot share {devices} CUDA devices here: neither by NCCL nor by gloo")
     return found
-
-
-def _ranks(world: int) -> str:
-    return "1 rank" if world == 1 else f"{world} ranks"
 
 
 def _command(planned: PlannedRun) -> str:

@@ -24,6 +24,7 @@ from .launch.trial import average_of_one_and_two
 from .launch.workspace import Workspace
 from .plan import Settings
 from .report.assemble import assemble, environment_of, notes
+from .report.text import place
 from .rules import RULES
 from .rules.lint import choose, verdict_on
 from .rules.naming import left
@@ -190,8 +191,8 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
     early = [name for name in settings.chosen if RULES[name].needs <= {"train"}]
     for finding in judge(with_texts(evidence), early):
         if finding.status in ("fail", "error") and not finding.consequence:
-            place = f" at {finding.location.file}:{finding.location.line}" if finding.location else ""
-            progress(f"{finding.status.upper()} {finding.rule}{place}: {finding.evidence}", ())
+            where = f" at {place(finding.location)}" if finding.location else ""
+            progress(f"{finding.status.upper()} {finding.rule}{where}: {finding.evidence}", ())
 
 
 def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
