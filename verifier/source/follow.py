@@ -216,7 +216,7 @@ class Follower(Imports):
         if body_leaves and other_leaves:
             return True
         if body_leaves:
-            self.guards = not_held
+            self.guards = saved if _raises(node.body[-1]) else not_held
         elif other_leaves:
             self._put_names(after_body)
             self.guards = held
@@ -308,6 +308,11 @@ class Follower(Imports):
     def _do_classdef(self, node: ast.ClassDef) -> None:
         info = ClassInfo(node, self.frame.module)
         self.frame.names[node.name] = Value("class", node.name, node=node, cls=info)
+
+
+def _raises(last: ast.stmt) -> bool:
+    """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
+    return isinstance(last, ast.Raise) and "SystemExit" not in ast.dump(last)
 
 
 def trace_script(path: Path) -> list[Flow]:

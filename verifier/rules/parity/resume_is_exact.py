@@ -45,6 +45,7 @@ class ResumeIsExact(Rule):
             weights = [(a.weights[n], b.weights[n]) for a, b in pairs for n in a.weights.keys() & b.weights.keys()]
             if theirs != mine or any(a != b for a, b in weights):
                 a, b = train.objective(after + k), resume.objective(k)
-                what = f"the loss is {b!r} and not {a!r}" if a != b else "the weights after the step differ"
-                return self.failed(f"step {after + k}, resumed: {what}{saved_at(evidence)}", load_line(evidence))
+                what = f"the loss of step {after + k} is {b!r} after the resume, {a!r} without"
+                what = what if a != b else f"the weights after step {after + k} differ from those without the resume"
+                return self.failed(f"{what} (allowed: no difference){saved_at(evidence)}", load_line(evidence))
         return self.passed(f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal")
