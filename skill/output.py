@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..verifier.report.sanitize import sanitize
-from ..verifier.report.wrapping import paragraphs, width
+from ..verifier.report.wrapping import paragraphs, width, wrapped
 
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
@@ -21,6 +22,9 @@ class Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return paragraphs(text)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def add_command(
@@ -44,7 +48,10 @@ def say(text: str) -> None:
 
 
 def log(text: str) -> None:
-    """Write progress or a warning to stderr; nothing that it quotes is a command to a CI system."""
+    """Write progress or a warning to stderr, wrapped for a terminal; nothing that it quotes is a command to a CI system."""
+    if sys.stderr.isatty():
+        lines = text.split("\n")
+        text = "\n".join(part for line in lines for part in ([line] if line[:1].isspace() else wrapped(line, "", "  ")))
     _print(sanitize(text), sys.stderr)
 
 

@@ -85,7 +85,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     named = [word for word in words[:1] if word in COMMANDS]
-    options = _parser(named or COMMANDS).parse_args(words[:cut])
+    if words and not named and not words[0].startswith("-"):
+        from ...verifier.config.reading.words import similar
+
+        near = similar(words[0], list(COMMANDS))
+        raise UserError(f"unknown command {words[0]!r}; {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}")
+    options, unknown = _parser(named or COMMANDS).parse_known_args(words[:cut])
+    if unknown:
+        own = "; arguments of the script go after `--`" if named == ["verify"] else ""
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)}{own}; see fsdp2 {words[0]} --help")
     if cut < len(words) and not hasattr(options, "script_args"):
         raise UserError("only `fsdp2 verify` takes arguments after `--`")
     if cut < len(words):

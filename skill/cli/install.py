@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     description = "Write a lean copy of the skill where coding agents look for skills: all of it, or nothing."
     parser = add_command(commands, "install", run, "put the skill where coding agents look", description, EPILOG)
-    clients = "for which clients (repeatable; default: all)"
-    parser.add_argument("--client", choices=CLIENTS, action="append", default=[], help=clients)
+    clients = f"{', '.join(CLIENTS)} (repeatable; default: all)"
+    parser.add_argument("--client", choices=CLIENTS, metavar="NAME", action="append", default=[], help=clients)
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--project", action="store_true", help="in the current folder (the default)")
     scope.add_argument("--user", action="store_true", help="in your home, for all projects")

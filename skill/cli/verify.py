@@ -53,13 +53,13 @@ OPTIONS = (
     (
         "--root",
         "DIR",
-        "the folder of the project, if it is not the script's own: faults in its packages are located there",
+        "the project's folder, if it is not the script's own: findings name the lines of its packages, too",
     ),
     ("--nproc", "N", "ranks (default 2)"),
     ("--steps", "K", "optimizer steps to compare (default auto: 5 to 20, as a first run of the whole script suggests)"),
     ("--reshard-to", "N,M", "other world sizes to resume on (default 1 and twice --nproc)"),
-    ("--save-args", "ARGS", "arguments that make the script save, after step 1 to K-1"),
-    ("--resume-args", "ARGS", "arguments that make the script resume"),
+    ("--save-args", "ARGS", "arguments that make the script save a checkpoint, after one of the steps 1 to K-1"),
+    ("--resume-args", "ARGS", "arguments that make the script resume from that checkpoint"),
     ("--single-args", "ARGS", "arguments that make one process take the whole global batch at once"),
     ("--reshard-args", "ARGS", "further arguments of the runs on other world sizes"),
     (
@@ -93,7 +93,7 @@ def add_parser(commands: Any) -> None:
     add("--budget", metavar="S", help="seconds after which no further run begins; what that leaves out is inconclusive")
     for name, text in (
         ("--quick", "only the train run, the DDP reference and the resume: the rules that need others are skipped"),
-        ("--thorough", "kill at every moment of a save, not at one (slower)"),
+        ("--thorough", "kill a rank at every stage of a save, not at one (slower)"),
         ("--oversubscribe", "with --device cuda: let several ranks share a GPU where there are too few"),
     ):
         add(name, action="store_const", const=True, help=text)

@@ -1,6 +1,7 @@
 """Text for a terminal: wrapped between words, in tables no wider than the terminal."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,10 @@ def wrapped(text: str, first: str = "", further: str | None = None) -> list[str]
 
 
 def paragraphs(text: str) -> str:
-    """The text wrapped: lines without indentation run on until a blank or indented line; an indented line stays a line."""
+    """The text wrapped: lines without indentation run on until a blank or indented line; an indented line stays a line.
+
+    What stands beside a command, two blanks or more after it, is wrapped there, or below it where there is no room.
+    """
     lines: list[str] = []
     pending: list[str] = []
     for line in [*text.splitlines(), ""]:
@@ -41,8 +45,14 @@ def paragraphs(text: str) -> str:
             continue
         lines += wrapped(" ".join(pending)) if pending else []
         pending = []
-        blanks = line[: len(line) - len(line.lstrip())]
-        lines += [line] if len(line) <= width() else wrapped(line.strip(), blanks, blanks + "    ")
+        blanks, text = re.findall(r"^( *)(.*)", line)[0]
+        command, beside = re.findall(r"^(.*?  +(?![# ]))?(.*)", text)[0]
+        if len(line) <= width():
+            lines.append(line)
+        elif command and width() - len(blanks + command) < ROOM:
+            lines += [blanks + command.rstrip(), *wrapped(beside, blanks + "    ")]
+        else:
+            lines += wrapped(beside, blanks + command, None if command else blanks + "    ")
     return "\n".join(lines).rstrip()
 
 
