@@ -12,6 +12,7 @@ from typing import Any
 
 from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
+from .analysis.horizon import steps_of
 from .analysis.usage import usage_error
 from .analysis.wording import count
 from .config.settings import applied
@@ -184,8 +185,9 @@ class Executor:
             self.longest = max(self.longest, run.seconds)
         expected = planned.expected if run.timed_out or planned.role != "survey" else ""
         why = f", expected: {expected}" if expected else ""
+        made = count(steps_of(run) if planned.role == "survey" else run.steps(), "step")
         ending = "" if run.completed else f"  did not complete{why}"
-        self._report(f"{planned.role:<15} {ranks:<8} {count(run.steps(), 'step'):>8} {run.seconds:6.1f} s{ending}")
+        self._report(f"{planned.role:<15} {ranks:<8} {made:>8} {run.seconds:6.1f} s{ending}")
         return Made(planned, run, wrote=tuple(map(str, wrote)))
 
     def _report(self, line: str = "") -> None:

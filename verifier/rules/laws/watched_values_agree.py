@@ -19,7 +19,8 @@ class WatchedValuesAgree(Rule):
     Right:
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         best_loss = min(best_loss, loss.item())
-    Fix: Make the value from what all ranks share, and save and restore it; `rank-local` says that ranks may differ.
+    Fix: Compute the value from what all ranks share (all-reduce it), save and restore it; if ranks may differ, write
+    `rank-local` after the expression.
     Source: laws L5 and L6: at each step the expression is evaluated in the frames of the training loop.
     """
 
@@ -46,8 +47,8 @@ class WatchedValuesAgree(Rule):
                     value = apart(mine[path], theirs[path])
                     limit = least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0)
                     if value > limit and mine[path].numel == theirs[path].numel:
-                        text = f"`{path}` {_shown(mine[path])} and {_shown(theirs[path])} {where}, before step {step}"
-                        line = next((r.at_line for r in evidence.trained.places(State) if r.step == step), None)
+                        text = f"`{path}` differs {where}, before step {step}: {_shown(mine[path])} and {_shown(theirs[path])}"
+                        line = next((r.at_line for r in evidence.trained.traces[0].of(State) if r.step == step), None)
                         return self.failed(f"{text} (allowed: {limit:.1g} apart)", line, measured=value, limit=limit)
                 if gone := sorted(mine.keys() ^ theirs.keys()):
                     return self.failed(f"`{gone[0]}` is there on one side only {where}, before step {step}")
@@ -94,6 +95,8 @@ def _along(one: Watched, run: Run, base: Run, after: int, where: str, least: flo
 
 
 def _shown(held: Held) -> str:
-    if held.value is not None:
-        return f"= {held.value:.6g}"
-    return f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"
+    return (
+        f"{held.value:.6g}"
+        if held.value is not None
+        else f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"
+    )

@@ -7,7 +7,9 @@ from ...trace.events import Micro, Step, Stepped, Stress
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 UNREPRODUCIBLE = 0.05
-_ON_SHARDS = "Compute what changes gradients or weights at the step on the whole DTensor, never on `to_local()`."
+_ON_SHARDS = (
+    "Compute what changes gradients or weights (a clip, an optimizer) on whole DTensors, never on `to_local()`."
+)
 _SECOND = {"DDP": ("single", "one process"), "one process": ("reference", "DDP")}  # of the original there is none
 
 
