@@ -15,16 +15,16 @@ Ticks = list[tuple[float, str]]  # position, label
 LINES, POINTS, MARKED = 16, 200, 30  # lines of one figure; points of one line; points of a line that has markers
 LEAST = 1e-17  # a smaller difference is drawn as this one
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 70, 630, 12, 260, 640  # the axes, and the width of the drawing
-ROW = 20  # height of a row of the legend
+COLOURS = 8
 
 
 def figures(report: Report) -> list[Report]:
-    """{"title", "description", "svg", "note"} of each plot that has something to show."""
+    """{"title", "description", "svg", "legend", "note"} of each plot that has something to show."""
     drawn: list[tuple[str, str, str, list[Line], Ticks, float | None]] = []
     for field, title in (("losses", "Loss"), ("grad_norms", "Gradient norm")):
         if lines := _drawable((label(run), run[field], offset(report, run)) for run in curves(report)):
             runs = "1 run" if len(lines) == 1 else f"{len(lines)} runs over each other"
-            about = f"{title} by optimizer step, {runs}; the table below has the numbers."
+            about = f"{runs}; the table below has the numbers."
             drawn.append((f"{title} of each step", about, title.lower(), lines, _linear(lines), None))
     runs, found = report["runs"], report["facts"].get("comparisons", [])
     for field, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
@@ -35,12 +35,16 @@ def figures(report: Report) -> list[Report]:
         if lines := _drawable((name, c[field], c["after_step"]) for name, c in zip(names, found, strict=True)):
             scaled, ticks, allowed = _logarithmic(lines, limits)
             drawn.append((f"Difference of the {title}", about, "relative difference", scaled, ticks, allowed))
-    made = []
-    for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1):
-        svg = _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed)
-        note = f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else ""
-        made.append({"title": title, "description": about, "svg": svg, "note": note})
-    return made
+    return [
+        {
+            "title": title,
+            "description": about,
+            "svg": _svg(f"plot{k}", title, about, axis, lines[:LINES], ticks, allowed),
+            "legend": [(text, *_stroke(k)) for k, (text, *_) in enumerate(lines[:LINES])],
+            "note": f"{len(lines) - LINES} more are not drawn; the table has them." if len(lines) > LINES else "",
+        }
+        for k, (title, about, axis, lines, ticks, allowed) in enumerate(drawn, 1)
+    ]
 
 
 def _drawable(series: Iterable[tuple[str, list[float | None], int]]) -> list[Line]:
@@ -103,31 +107,34 @@ def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks:
     def y(value: float) -> float:
         return round(BOTTOM - (value / unit - bottom) / (top - bottom) * (BOTTOM - TOP), 1)
 
-    height = BOTTOM + 50 + ROW * math.ceil(len(lines) / 2)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-title {name}-desc">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {BOTTOM + 50}" role="img" aria-labelledby="{name}-title {name}-desc">']
     parts += [f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>']
     for value, text in ticks:
         parts += [f'<path class="grid" d="M{LEFT} {y(value)}H{RIGHT}"/>']
         parts += [f'<text x="{LEFT - 6}" y="{y(value) + 4}" text-anchor="end">{text}</text>']
     stride = math.ceil(max(1.0, _round_step((last - first) / 8)))
     for step in range(-(-first // stride) * stride, last + 1, stride):
-        parts += [f'<text x="{x(step)}" y="{BOTTOM + 18}" text-anchor="middle">{step}</text>']
+        parts += [f'<text x="{x(step)}" y="{BOTTOM + 20}" text-anchor="middle">{step}</text>']
     middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
-    parts += [f'<text x="{middle[0]}" y="{BOTTOM + 36}" text-anchor="middle">optimizer step</text>']
+    parts += [f'<text x="{middle[0]}" y="{BOTTOM + 42}" text-anchor="middle">optimizer step</text>']
     parts += [f'<text transform="translate(14 {middle[1]}) rotate(-90)" text-anchor="middle">{axis}</text>']
     if allowed is not None:
         parts += [f'<path class="allowed" d="M{LEFT} {y(allowed)}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>']
         parts += [f'<path class="limit" d="M{LEFT} {y(allowed)}H{RIGHT}"/>']
         parts += [f'<text x="{RIGHT - 4}" y="{y(allowed) - 4}" text-anchor="end">allowed</text>']
-    for k, (text, line, values) in enumerate(lines):
-        size = max(1.5, 6.0 - 1.2 * k)  # the first is the widest, so that equal curves all show
+    for k, (_, line, values) in enumerate(lines):
+        colour, size = _stroke(k)
         points = list(zip(map(x, line), map(y, values), strict=True))
-        style = f'stroke="var(--line-{k % 8})" stroke-width="{size:g}"'
-        parts += [f'<polyline {style} points="{" ".join(f"{px},{py}" for px, py in points)}"/>']
+        parts += [
+            f'<polyline stroke="{colour}" stroke-width="{size:g}" points="{" ".join(f"{px},{py}" for px, py in points)}"/>'
+        ]
         if len(points) <= MARKED:
             dots = "".join(f"M{px} {py}h0" for px, py in points)
-            parts += [f'<path stroke="var(--line-{k % 8})" stroke-width="{size + 3:g}" d="{dots}"/>']
-        left, row = (LEFT, WIDTH // 2 + 20)[k % 2], BOTTOM + 58 + ROW * (k // 2)
-        parts += [f'<path {style} d="M{left} {row - 4}h24"/><text x="{left + 32}" y="{row}">{text}</text>']
+            parts += [f'<path stroke="{colour}" stroke-width="{size + 3:g}" d="{dots}"/>']
     return "\n".join([*parts, "</svg>"])
+
+
+def _stroke(number: int) -> tuple[str, float]:
+    """The colour and the width of a line; the first is the widest, so that equal curves all show."""
+    return f"var(--line-{number % COLOURS})", max(1.5, 6.0 - 1.2 * number)
