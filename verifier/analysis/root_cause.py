@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..trace import Run, Trace
 from ..trace.events import End, Place
 from ..trace.origin import is_user, within_torch
+from .wording import cut
 
 # What a rank raises when it loses a peer: it is a victim.
 _VICTIM = re.compile(
@@ -16,6 +17,7 @@ _VICTIM = re.compile(
 _WAITS = re.compile(r"(distributed|autograd|_functorch)/|_C|utils/_contextlib")  # paths below torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
+QUOTED = 160  # characters of an error that are quoted
 _NATIVE = "A signal is not a Python error: check that line and native code."
 _ELSEWHERE = (
     "Write the script's files to a folder of its own. The records of this run cannot be trusted and are not judged."
@@ -100,7 +102,7 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         return RootCause(rank, text, None, "Check its output.")
     frames = end.frames
     if end.how == "exception":
-        text = f"rank {rank} raised {end.error}: {_gist(str(end.message))[:300]}{_stack_text(frames)}"
+        text = f"rank {rank} raised {end.error}: {cut(_gist(str(end.message)), QUOTED)}{_stack_text(frames)}"
         lost = any(is_victim(trace) for trace in run.traces)
         fix = f"Fix the error at that line{'; the other ranks failed because they lost this one' if lost else ''}."
         return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
@@ -172,7 +174,11 @@ def _stack_text(frames: list[Place], limit: int = 3) -> str:
     shown = [f for f in frames if is_user(f.file)] or frames
     if not shown:
         return ""
-    return " in " + " <- ".join(f"{f.file.rpartition('/')[2]}:{f.line} {f.function}" for f in shown[:limit])
+    names = ["", *(f.file.rpartition("/")[2] for f in shown[:limit])]
+    return " in " + " <- ".join(
+        f"{name if name != before else ''}:{f.line} {f.function}"
+        for f, name, before in zip(shown, names[1:], names, strict=False)
+    )
 
 
 def _last_line(text: str) -> str:

@@ -2,12 +2,22 @@
 
 from collections.abc import Iterable
 
+ROOM = 80  # characters of names in a sentence
+
 
 def some(names: Iterable[str], limit: int = 3) -> str:
-    """`a, b, c and 5 more`."""
+    """`a, b, c and 5 more`; fewer names, but one, if they are long."""
     items = list(names)
-    shown = ", ".join(items[:limit])
-    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+    kept = items[:limit]
+    while len(", ".join(kept)) > ROOM and len(kept) > 1:
+        kept.pop()
+    more = f" and {len(items) - len(kept)} more" if len(items) > len(kept) else ""
+    return ", ".join(kept) + more
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its first words and ` ...`; a long last word is cut, too."""
+    return text if len(text) <= most else f"{text[: max(text.rfind(' ', 0, most - 3), most - 24)]} ..."
 
 
 def count(number: int, thing: str) -> str:

@@ -36,7 +36,7 @@ def render(migration: Migration) -> str:
     for position, (step, items) in enumerate([pair for pair in steps if pair[1]], start=1):
         lines += ["", f"{position}. {step}", *(line for item in items for line in _lines(item))]
     after = f"nothing was edited or run; after your edits, in a copy: fsdp2 lint COPY, fsdp2 verify COPY --reference {names}"
-    return sanitize("\n".join([*cut(lines), "", *wrapped(after)]) + "\n")
+    return sanitize("\n".join([*bounded(lines), "", *wrapped(after)]) + "\n")
 
 
 def _lines(item: Item) -> list[str]:

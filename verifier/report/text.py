@@ -32,20 +32,20 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
         lines += [*_passes(verdict), *_judged(verdict), *_skipped(verdict), *_losses(verdict), *_facts(verdict)]
     for note in verdict.environment.get("notes", ()):
         lines += _text(note, "note ")
-    return sanitize("\n".join([*cut(lines), *_last(verdict, verbose)]) + "\n")
+    return sanitize("\n".join([*bounded(lines), *_last(verdict, verbose)]) + "\n")
 
 
 def render_lint(verdict: Verdict, verbose: bool = False) -> str:
     """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
-    lines = cut([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
-    found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
+    lines = bounded([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
+    found = number(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
     lines += compared(verdict)
     return sanitize("\n".join(lines) + "\n")
 
 
-def cut(lines: Iterable[str]) -> list[str]:
+def bounded(lines: Iterable[str]) -> list[str]:
     """The first LIMIT characters, in whole lines."""
     text = "\n".join(lines)
     if len(text) <= LIMIT:
@@ -67,10 +67,9 @@ def inconclusive(findings: Iterable[Finding]) -> dict[str, list[str]]:
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
-    """Which of several targets this is, and whether it is only a part of what was asked for."""
-    for text in (verdict.partial, f"target {verdict.target['name']}" if verdict.target.get("name") else ""):
-        if text:
-            yield from (*_text(text), "")
+    """Which of several targets this is."""
+    if name := verdict.target.get("name"):
+        yield from (*_text(f"target {name}"), "")
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
@@ -295,8 +294,4 @@ def _text(text: str, first: str = "", further: str | None = None) -> list[str]:
 
 def _shortened(text: str, first: str) -> str:
     """One line no wider than the terminal, cut between words if the last one is not long."""
-    text, room = shown(text, ""), width() - len(first)
-    if len(text) <= room:
-        return first + text
-    cut = text[: room - 4]
-    return f"{first}{cut[: max(cut.rfind(' '), room - 24)]} ..."
+    return first + cut(shown(text, ""), width() - len(first))
