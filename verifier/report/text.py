@@ -67,9 +67,10 @@ def inconclusive(findings: Iterable[Finding]) -> dict[str, list[str]]:
 
 
 def _named(verdict: Verdict) -> Iterator[str]:
-    """Which of several targets this is."""
-    if name := verdict.target.get("name"):
-        yield from (*_text(f"target {name}"), "")
+    """Which of several targets this is, and whether it is only a part of what was asked for."""
+    for text in (verdict.partial, f"target {verdict.target['name']}" if verdict.target.get("name") else ""):
+        if text:
+            yield from (*_text(text), "")
 
 
 def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
