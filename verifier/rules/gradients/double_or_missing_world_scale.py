@@ -50,7 +50,7 @@ class DoubleOrMissingWorldScale(ScaleRule):
         self, evidence: Evidence, run: Run, field: str, ratio: float, found: list[Reading], text: str
     ) -> Finding:
         """The finding at the line that scales the gradients, as far as the records show it."""
-        line, where = run.line_of(Micro), "the factor is applied in this backward or before it"
+        line, where = run.line_of(Micro), "the factor is in the loss or is applied in its backward"
         if field == "grads_at_step":
             line, where = run.line_of(Step), "the gradients are scaled between backward and this line"
         elif line is not None and (scale := find_scale(evidence.sources, line)) is not None:

@@ -72,7 +72,7 @@ class RankDependentInitNoBroadcast(Rule):
             return self.passed(f"different on the ranks before sharding, but {op} sets all weights after it")
         if (giver := _rank_that_gave_all(run, per_rank)) is not None:
             return self.passed(f"different on the ranks before sharding, but rank {giver}'s are set on all after it")
-        return self.failed(f"{some(differing)}: the ranks have different values before fully_shard", line)
+        return self.failed(f"before fully_shard the ranks hold different values of {some(differing)}", line)
 
     def detect(self, flow: Flow) -> Hits:
         if not flow.certain or flow.ops(*_SETS_ALL) or flow.methods("to_empty"):
