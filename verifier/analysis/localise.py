@@ -86,18 +86,20 @@ _MEANINGS = {
     "gradient": "the gradients differ in direction",
 }
 _OTHERS = {  # by the compared oracle and the result of the other one
-    "DDP differs": "; one process differs too: the fault is in the script's own code on shards",
+    "DDP differs": "; one process differs too: the fault is in code on shards",
     "single agrees": "; DDP agrees: the loss is normalised or the data are split wrongly over ranks",
-    "single differs": "; DDP differs too, so the data split alone is not the cause",
+    "single differs": "; DDP differs too: the data split is not the only cause",
 }
 
 
 def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None = None) -> str:
     """What the pattern means. `other`: whether the second oracle "agrees" or "differs"; None if that is not known."""
     if parting.stage == "gradient" and parting.factor is not None:
-        text = _of_factor(parting.factor, run, label, oracle)
+        text = f"these gradients are {parting.factor:.4g} x those of {label}"
+        if known := words(readings(parting.factor, run, oracle)):
+            return f"{text}: {known}"
     else:
-        factor = f" (a factor of {parting.factor:.4g})" if parting.factor is not None else ""
+        factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
         text = _MEANINGS[parting.stage].format(factor=factor)
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
 
@@ -110,8 +112,3 @@ def where(parting: Parting) -> str:
     inside = f", all under {parting.module}" if number > 1 and parting.module else ""
     first = f"{', first' if number > 1 else ':'} {parting.parameters[0]}"
     return f"{text} in {number} of {count(parting.whole, 'parameter')}{inside}{first}"
-
-
-def _of_factor(factor: float, run: Run, label: str, oracle: Run | None) -> str:
-    known = words(readings(factor, run, oracle))
-    return f"these gradients are {factor:.4g} x those of {label}{f': {known}' if known else ''}"
