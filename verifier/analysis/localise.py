@@ -79,7 +79,7 @@ def _factor(mine: Gradients, theirs: Gradients, names: list[str]) -> float | Non
 
 
 _MEANINGS = {
-    "clip": "gradients agree after backward, not at the step{factor}: clipping or other code in between",
+    "clip": "gradients agree after backward, not at the step{factor}: a clip or code in between",
     "optimizer": "gradients agree and the update does not: the optimizer's arithmetic, parameter groups or state",
     "later": "the steps before agree: state carried between steps (gradients not cleared, optimizer state, learning rate)",
     "loss": "the losses differ and no gradient does: the reported loss is not the one that is minimised",
