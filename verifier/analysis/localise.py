@@ -88,7 +88,7 @@ _MEANINGS = {
 _OTHERS = {  # by the compared oracle and the result of the other one
     "DDP differs": "; one process differs too: the fault is in code on shards",
     "single agrees": "; DDP agrees: the loss is normalised or the data are split wrongly over ranks",
-    "single differs": "; DDP differs too: the data split is not the only cause",
+    "single differs": "; DDP differs too: it is not only the data split",
 }
 
 
