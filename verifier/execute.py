@@ -176,7 +176,8 @@ class Executor:
         self._going.remove(going)
         planned, request = going.planned, going.request
         folder, world, ranks = Path(request.folder), planned.world_size, count(planned.world_size, "rank")
-        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret)
+        place = (request.checkpoint, str(self.files.checkpoint))  # every run's {checkpoint} reads as the common one
+        run = read_run(folder, planned.role, answer, world, _command(planned), request.timeout, request.secret, place)
         run = replace(run, note=going.note)
         wrote = self.files.end(folder, saved_paths(run), keeps=planned.keeps, leaves=planned.leaves)
         self.ended.append(run)

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..analysis.wording import count
 from ..source.migration import STEPS, Item, Migration
 from .sanitize import in_json, sanitize
-from .text import cut
+from .text import bounded
 from .wrapping import wrapped
 
 SCHEMA = 1

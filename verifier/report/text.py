@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..analysis.wording import count
+from ..analysis.wording import count, cut
 from ..config.policy import open_but_allowed
 from ..finding import Finding, Status
 from ..trace.events import Place
@@ -38,7 +38,7 @@ def render(verdict: Verdict, verbose: bool = False) -> str:
 def render_lint(verdict: Verdict, verbose: bool = False) -> str:
     """The report of `fsdp2 lint`: the findings, the calls that were not followed, and one line that counts."""
     lines = bounded([*failures(verdict), *not_followed(verdict, verbose), *(_judged(verdict) if verbose else ())])
-    found = number(len(verdict.findings), "finding") if verdict.findings else "no findings"
+    found = count(len(verdict.findings), "finding") if verdict.findings else "no findings"
     said = verdict.partial or f"{found} in {counted(verdict.facts['sources'])}"
     lines += _text(f"{said} ({verdict.seconds * 1000:.0f} ms; nothing was run)")
     lines += compared(verdict)

@@ -7,7 +7,7 @@ from ...source.looks import shared, text
 from ...source.looks_clipping import LOCAL, gradient, names
 from ...source.values import reach
 from ...trace.events import ClipOfNothing, Step, Stress
-from ..base import Event, Evidence, Finding, Flow, Hits, Rule, some
+from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some
 
 
 class ManualLocalNormClip(Rule):

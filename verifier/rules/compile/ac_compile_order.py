@@ -26,19 +26,17 @@ class AcCompileOrder(SourceRule):
 
     named_by = ("checkpoint_wrapper", "apply_activation_checkpointing")
 
-
-@detector("ac-compile-order")
-def ac_compile_order(flow: Flow) -> Iterator[Hit]:
-    for event in flow.ops("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing"):
-        if not event.args:
-            continue
-        module = event.args[0]
-        compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
-        compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
-        if (shard := flow.managed_by(module, event)) is not None:
-            what = f"sharded in line {shard.line}, before it is wrapped for activation checkpointing here"
-        elif compiled:
-            what = f"compiled in line {compiled[0].line}, before it is wrapped for activation checkpointing here"
-        else:
-            continue
-        yield flow.hit("ac-compile-order", f"{first_text(event)} is {what}", event)
+    def detect(self, flow: Flow) -> Hits:
+        for event in flow.ops("ac.checkpoint_wrapper", "ac.apply_activation_checkpointing"):
+            if not event.args:
+                continue
+            module = event.args[0]
+            compiled = [e for e in flow.ops("torch.compile") if e.args and e.result is module]
+            compiled += [e for e in flow.methods("compile") if e.on is module and covers(e, event)]
+            if (shard := flow.managed_by(module, event)) is not None:
+                what = f"sharded in line {shard.line}, before it is wrapped for activation checkpointing here"
+            elif compiled:
+                what = f"compiled in line {compiled[0].line}, before it is wrapped for activation checkpointing here"
+            else:
+                continue
+            yield f"{first_text(event)} is {what}", event

@@ -48,7 +48,7 @@ class WatchedValuesAgree(Rule):
                     limit = least + (MULTIPLE * known.get(f"watch {path}", 0.0) if least else 0.0)
                     if value > limit and mine[path].numel == theirs[path].numel:
                         text = f"`{path}` differs {where}, before step {step}: {_shown(mine[path])} and {_shown(theirs[path])}"
-                        line = next((r.at_line for r in evidence.trained.traces[0].of(State) if r.step == step), None)
+                        line = next((r.at_line for r in evidence.trained.places(State) if r.step == step), None)
                         return self.failed(f"{text} (allowed: {limit:.1g} apart)", line, measured=value, limit=limit)
                 if gone := sorted(mine.keys() ^ theirs.keys()):
                     return self.failed(f"`{gone[0]}` is there on one side only {where}, before step {step}")
@@ -95,8 +95,6 @@ def _along(one: Watched, run: Run, base: Run, after: int, where: str, least: flo
 
 
 def _shown(held: Held) -> str:
-    return (
-        f"{held.value:.6g}"
-        if held.value is not None
-        else f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"
-    )
+    if held.value is not None:
+        return f"{held.value:.6g}"
+    return f"({held.numel} elements, norm {max((held.sketch or [0.0])[0], 0.0) ** 0.5:.6g})"
