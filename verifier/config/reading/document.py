@@ -1,13 +1,16 @@
 """A strict YAML reader: plain data, and the line and column of every key and value.
 
-It works on the parser's events, so that nothing is lost or guessed: no recursion, no tags, no aliases.
+It works on the parser's events, so that nothing is lost or guessed: no tags, no aliases, no values of another type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
+
+import yaml
 
 from . import scalars, syntax
 from .problems import KeyPath, Place, Problem, Source, dotted, quoted
@@ -50,139 +53,127 @@ class Document:
         self.problems.append(Problem(place, message, dotted(path)))
 
 
-@dataclass
-class _Frame:
-    """A mapping or a list that is being read. `key` is the key whose value comes next."""
-
-    path: KeyPath
-    container: dict[str, Any] | list[Any]
-    key: str | None = None
-    ignored: bool = False
-
-
 class _Refused(Exception):
-    """Reading stops here; the problem is already recorded."""
+    """Reading stops at this place."""
+
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(message)
+        self.place, self.message = place, message
 
 
 def read(text: str, source: Source, shift: int = 0) -> Document:
     """Read one YAML document. `shift` columns are added on its first line."""
-    document = Document(source)
+    reader = _Reader(Document(source), text, shift)
     try:
-        _Reader(document, shift).run(syntax.events(text))
-    except syntax.Invalid as invalid:
-        line, column = invalid.line + 1, invalid.column + 1 + (shift if invalid.line == 0 else 0)
-        document.refuse((), Place(source, line, column), f"not valid YAML: {invalid.message}")
-    except _Refused:
-        pass
-    return document
+        reader.run()
+    except _Refused as refused:
+        reader.document.refuse((), refused.place, refused.message)
+    except yaml.YAMLError as error:
+        line, column, message = syntax.described(error, text)
+        reader.document.refuse((), reader.place(line, column), f"not valid YAML: {message}")
+    return reader.document
 
 
 class _Reader:
-    def __init__(self, document: Document, shift: int) -> None:
-        self.document, self.shift = document, shift
-        self.stack: list[_Frame] = []
-        self.noun = document.source.noun
+    def __init__(self, document: Document, text: str, shift: int) -> None:
+        self.document, self.shift, self.noun = document, shift, document.source.noun
+        self.events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
 
-    def run(self, events: Iterator[syntax.Event]) -> None:
+    def run(self) -> None:
         documents = 0
-        for event in events:
-            if event.kind == "end":
-                self.stack.pop()
-            elif event.kind != "document":
-                self.node(event)
-            elif documents:
-                self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
-            elif event.value:
-                self.stop(event, f"the directive {quoted(event.value)} is not used in {self.noun}; remove it")
-            documents += event.kind == "document"
+        for event in self.events:
+            if isinstance(event, yaml.NodeEvent):
+                self.document.data, self.document.empty = self.node(event, ()), False
+            elif isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise self.stop(event, f"a second YAML document starts here; {self.noun} is one document")
+                if directive := _directive(event):
+                    raise self.stop(event, f"the directive {quoted(directive)} is not used in {self.noun}; remove it")
 
-    def node(self, event: syntax.Event) -> None:
-        place = self.place(event)
-        frame = self.stack[-1] if self.stack else None
-        if frame is not None and isinstance(frame.container, dict) and frame.key is None:
-            self.read_key(frame, event, place)
-            return
-        path = self.store(frame, place)
+    def node(self, event: Any, path: KeyPath, depth: int = 1, refused: bool = False) -> Any:
+        """The value that starts with this event. What is under a refused key goes to a path of its own."""
+        place = self.start(event)
+        if refused:
+            path = (*path, "", place.line, place.column)
+        else:
+            self.document.values[path] = place
         value, wrong = _value(event, self.noun)
-        if wrong and not (frame and frame.ignored):
+        if wrong and not refused:
             self.document.refuse(path, place, wrong)
-        if event.kind == "scalar" or event.kind == "alias":
-            self.put(frame, value)
-            return
-        container: dict[str, Any] | list[Any] = {} if event.kind == "mapping" else []
-        self.put(frame, container)
-        self.stack.append(_Frame(path, container))
-        if len(self.stack) > MAX_DEPTH:
-            self.stop(event, f"nested more than {MAX_DEPTH} levels deep")
+        if not isinstance(event, yaml.CollectionStartEvent):
+            return value
+        if depth > MAX_DEPTH:
+            raise self.stop(event, f"nested more than {MAX_DEPTH} levels deep")
+        inside = takewhile(lambda event: not isinstance(event, yaml.CollectionEndEvent), self.events)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [self.node(item, (*path, number), depth + 1) for number, item in enumerate(inside)]
+        found = {}
+        for key in inside:
+            good = self.is_good_key(key, path)
+            value = self.node(next(self.events), (*path, key.value), depth + 1, refused=not good)
+            if good:
+                found[key.value] = value
+        return found
 
-    def read_key(self, frame: _Frame, event: syntax.Event, place: Place) -> None:
-        if event.kind != "scalar":
-            self.stop(event, "a key must be a word; quote it if it starts with '*', '&', '[' or '{'")
+    def is_good_key(self, event: Any, above: KeyPath) -> bool:
+        """Whether a key can be used; what is wrong with it is noted."""
+        if not isinstance(event, yaml.ScalarEvent):
+            raise self.stop(event, "a key must be a word; quote it if it starts with '*', '&', '[' or '{'")
+        key, place = event.value, self.start(event)
+        path = (*above, key)
         value, wrong = _value(event, self.noun)
-        key = event.value
-        path = (*frame.path, key)
-        frame.key, frame.ignored = key, True
+        if not wrong and key == "<<" and _is_plain(event):
+            wrong = f"merge keys ('<<') are not used in {self.noun}; write the keys out"
+        elif not wrong and not isinstance(value, str):
+            wrong = f"a key must be text; put quotes around {key or 'the empty key'}"
         if wrong:
             self.document.refuse(path, place, wrong)
-        elif event.plain and key == "<<":
-            self.document.refuse(path, place, f"merge keys ('<<') are not used in {self.noun}; write the keys out")
-        elif not isinstance(value, str):
-            self.document.refuse(path, place, f"a key must be text; put quotes around {key or 'the empty key'}")
         elif path in self.document.keys:
-            where = f" in {dotted(frame.path)}" if frame.path else ""
+            where = f" in {dotted(above)}" if above else ""
             message = f"duplicate key {quoted(key)}{where}; it is already on line {self.document.keys[path].line}"
             self.document.problems.append(Problem(place, message, dotted(path)))
         else:
-            frame.ignored = False
             self.document.keys[path] = place
+            return True
+        return False
 
-    def store(self, frame: _Frame | None, place: Place) -> KeyPath:
-        """The path of the value that comes now; what is under a refused key goes to a path of its own."""
-        if frame is None:
-            path: KeyPath = ()
-        elif isinstance(frame.container, dict):
-            path = (*frame.path, frame.key or "")
-            if frame.ignored:
-                return (*path, "", place.line, place.column)
-        else:
-            path = (*frame.path, len(frame.container))
-        self.document.values[path] = place
-        return path
+    def start(self, event: Any) -> Place:
+        return self.place(event.start_mark.line, event.start_mark.column)
 
-    def put(self, frame: _Frame | None, value: Any) -> None:
-        if frame is None:
-            self.document.data, self.document.empty = value, False
-        elif isinstance(frame.container, list):
-            frame.container.append(value)
-        else:
-            if not frame.ignored:
-                frame.container[frame.key or ""] = value
-            frame.key = None
+    def place(self, line: int, column: int) -> Place:
+        return Place(self.document.source, line + 1, column + 1 + (self.shift if line == 0 else 0))
 
-    def place(self, event: syntax.Event) -> Place:
-        shift = self.shift if event.line == 0 else 0
-        return Place(self.document.source, event.line + 1, event.column + 1 + shift)
-
-    def stop(self, event: syntax.Event, message: str) -> None:
-        self.document.bad.add(())
-        self.document.problems.append(Problem(self.place(event), message))
-        raise _Refused
+    def stop(self, event: Any, message: str) -> _Refused:
+        return _Refused(self.start(event), message)
 
 
-def _value(event: syntax.Event, noun: str) -> tuple[scalars.Scalar, str]:
+def _directive(event: Any) -> str:
+    """A directive before the document that changes how it is read."""
+    if event.version not in (None, (1, 2)):
+        return "%YAML {}.{}".format(*event.version)
+    return "%TAG" if event.tags else ""
+
+
+def _is_plain(event: Any) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.style in (None, "")
+
+
+def _value(event: Any, noun: str) -> tuple[scalars.Scalar, str]:
     """The value of a scalar, and what is wrong with the way a node is written."""
-    if event.kind == "alias":
-        return None, f"aliases ('*{event.value}') are not used in {noun}; write the value out"
+    if isinstance(event, yaml.AliasEvent):
+        return None, f"aliases ('*{event.anchor}') are not used in {noun}; write the value out"
+    text = getattr(event, "value", "")
     wrong = ""
     if event.anchor:
         wrong = f"anchors ('&{event.anchor}') are not used in {noun}; remove it"
     elif event.tag:
         wrong = f"tags ({quoted(event.tag)}) are not used in {noun}; remove it"
-    elif any("\ud800" <= char <= "\udfff" for char in event.value):
+    elif any("\ud800" <= char <= "\udfff" for char in text):
         wrong = "half a character (a surrogate escape); write the character itself"
-    if event.kind != "scalar" or not event.plain:
-        return event.value, wrong
+    if not _is_plain(event):
+        return text, wrong
     try:
-        return scalars.resolve(event.value), wrong
+        return scalars.resolve(text), wrong
     except ValueError as error:
         return None, f"{error} is too long for {noun}"

@@ -1,78 +1,18 @@
-"""PyYAML's parser as a stream of small events, and its errors in plainer messages."""
+"""The errors of PyYAML's parser in plainer messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Event:
-    """One step of the parser: document, mapping, list, scalar, alias, or the end of a mapping or list."""
-
-    kind: str
-    line: int
-    column: int
-    value: str = ""
-    plain: bool = False
-    anchor: str = ""
-    tag: str = ""
+import yaml
 
 
-class Invalid(Exception):
-    """The text is not YAML. Line and column count from 0."""
-
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(message)
-        self.line, self.column, self.message = line, column, message
-
-
-def events(text: str) -> Iterator[Event]:
-    """The events of `text`. Raises Invalid where it stops being YAML."""
-    import yaml
-
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            translated = _translate(event)
-            if translated is not None:
-                yield translated
-    except yaml.MarkedYAMLError as error:
-        invalid = _marked(error)
-        written = text.split("\n")[invalid.line : invalid.line + 1]
-        if written and "{stdlib}" in written[0]:
-            invalid.message = "a path that starts with '{' needs quotes: \"{stdlib}/...\""
-        raise invalid from None
-    except yaml.reader.ReaderError as error:
+def described(error: Any, text: str) -> tuple[int, int, str]:
+    """(line, column, message) of an error in `text`; line and column count from 0."""
+    if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         column = len(before) - (before.rfind("\n") + 1)
-        raise Invalid(
-            before.count("\n"), column, f"the character U+{ord(text[error.position]):04X} is not allowed"
-        ) from None
-
-
-def _translate(event: Any) -> Event | None:
-    import yaml
-
-    line, column = event.start_mark.line, event.start_mark.column
-    if isinstance(event, yaml.DocumentStartEvent):
-        version = "" if event.version in (None, (1, 2)) else "%YAML {}.{}".format(*event.version)
-        return Event("document", line, column, version or ("%TAG" if event.tags else ""))
-    if isinstance(event, yaml.AliasEvent):
-        return Event("alias", line, column, event.anchor or "")
-    anchor, tag = getattr(event, "anchor", None) or "", getattr(event, "tag", None) or ""
-    if isinstance(event, yaml.ScalarEvent):
-        return Event("scalar", line, column, event.value, event.style in (None, ""), anchor, tag)
-    if isinstance(event, yaml.MappingStartEvent):
-        return Event("mapping", line, column, anchor=anchor, tag=tag)
-    if isinstance(event, yaml.SequenceStartEvent):
-        return Event("list", line, column, anchor=anchor, tag=tag)
-    if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-        return Event("end", line, column)
-    return None
-
-
-def _marked(error: Any) -> Invalid:
+        return before.count("\n"), column, f"the character U+{ord(text[error.position]):04X} is not allowed"
     mark = error.problem_mark or error.context_mark
     problem, context = error.problem or "", error.context or ""
     if "quoted scalar" in context and "end of stream" in problem:
@@ -91,4 +31,7 @@ def _marked(error: Any) -> Invalid:
         message = f"{problem.removeprefix('found ')}; use single quotes for text with backslashes"
     else:
         message = problem or context or "cannot be read"
-    return Invalid(mark.line, mark.column, message)
+    written = text.split("\n")[mark.line : mark.line + 1]
+    if written and "{stdlib}" in written[0]:
+        message = "a path that starts with '{' needs quotes: \"{stdlib}/...\""
+    return mark.line, mark.column, message
