@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -55,24 +56,24 @@ def added(tree: ast.Module, file: Path) -> list[Path]:
     found: list[Path] = []
     for node in ast.walk(tree):
         for item in _given(node):
-            text = _text(item, names, file, 0)
-            if text:
-                folder = Path(os.path.normpath(file.parent / text))
+            with suppress(LookupError):
+                folder = Path(os.path.normpath(file.parent / _text(item, names, str(file))))
                 found += [folder] if folder.is_dir() and folder not in found else []
     return found[:_FOLDERS]
 
 
 def _given(node: ast.AST) -> list[ast.expr]:
     """What a statement or call adds to `sys.path`."""
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
-        if name in ("sys.path.insert", "sys.path.append", "site.addsitedir"):
-            return node.args[-1:]
-        return _items(node.args[0]) if name == "sys.path.extend" and node.args else []
-    if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path":
-        return _items(node.value)
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("sys.path"):
-        return _items(node.value)
+    match node:
+        case ast.Call(func=function, args=[first, *_]):
+            name = ast.unparse(function)
+            if name == "sys.path.extend":
+                return _items(first)
+            return node.args[-1:] if name in ("sys.path.insert", "sys.path.append", "site.addsitedir") else []
+        case ast.AugAssign(target=target, value=value) if ast.unparse(target) == "sys.path":
+            return _items(value)
+        case ast.Assign(targets=[target, *_], value=value) if ast.unparse(target).startswith("sys.path"):
+            return _items(value)
     return []
 
 
@@ -82,59 +83,40 @@ def _items(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.List | ast.Tuple) else []
 
 
-def _text(node: ast.expr, names: Names, file: Path, depth: int) -> str | None:
-    """The path that an expression gives, as text; None if that does not follow from the source."""
-    if depth > 20:
-        return None
+def _text(node: ast.expr, names: Names, file: str, depth: int = 0) -> str:
+    """The path that an expression gives, as text. Raises LookupError if that does not follow from the source."""
 
-    def inner(one: ast.expr) -> str | None:
-        return _text(one, names, file, depth + 1)
+    def each(*parts: ast.expr) -> list[str]:
+        return [_text(part, names, file, depth + 1) for part in parts]
 
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.Name):
-        return str(file) if node.id == "__file__" else inner(names[node.id]) if node.id in names else None
-    if isinstance(node, ast.JoinedStr):
-        return _joined([p.value if isinstance(p, ast.FormattedValue) else p for p in node.values], inner, "".join)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
-        return _joined([node.left, node.right], inner, _path if isinstance(node.op, ast.Div) else "".join)
-    if isinstance(node, ast.Attribute):
-        base = inner(node.value) if node.attr == "parent" else None
-        return os.path.dirname(base) if base else None  # noqa: PTH120
-    if isinstance(node, ast.Subscript):
-        return _parents(node, inner)
-    return _called(node, inner) if isinstance(node, ast.Call) else None
-
-
-def _called(node: ast.Call, inner: Callable[[ast.expr], str | None]) -> str | None:
-    """The path that one of the functions of `os.path` or `pathlib` gives."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in _SAME and isinstance(node.func, ast.Attribute) and not node.args:
-        return inner(node.func.value)
-    if name == "dirname" and len(node.args) == 1:
-        base = inner(node.args[0])
-        return os.path.dirname(base) if base else None  # noqa: PTH120
-    if name == "joinpath" and isinstance(node.func, ast.Attribute):
-        return _joined([node.func.value, *node.args], inner, _path)
-    return _joined(node.args, inner, _path) if (name in _SAME or name == "join") and node.args else None
-
-
-def _path(parts: list[str]) -> str:
-    return os.path.join(*parts)  # noqa: PTH118
-
-
-def _parents(node: ast.Subscript, inner: Callable[[ast.expr], str | None]) -> str | None:
-    """`path.parents[n]`."""
-    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
-    if not (isinstance(node.value, ast.Attribute) and node.value.attr == "parents" and isinstance(number, int)):
-        return None
-    base = inner(node.value.value)
-    above = list(Path(base).parents) if base else []
-    return str(above[number]) if 0 <= number < len(above) else None
-
-
-def _joined(
-    nodes: Sequence[ast.expr], inner: Callable[[ast.expr], str | None], join: Callable[[list[str]], str]
-) -> str | None:
-    parts = [inner(node) for node in nodes]
-    return join([part for part in parts if part is not None]) if None not in parts else None
+    match node:
+        case _ if depth > 20:
+            raise LookupError
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id="__file__"):
+            return file
+        case ast.Name(id=name):
+            return each(names[name])[0]
+        case ast.FormattedValue(value=base):
+            return each(base)[0]
+        case ast.JoinedStr(values=parts):
+            return "".join(each(*parts))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return "".join(each(left, right))
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return os.path.join(*each(left, right))  # noqa: PTH118
+        case ast.Attribute(value=base, attr="parent"):
+            return os.path.dirname(*each(base))  # noqa: PTH120
+        case ast.Subscript(value=ast.Attribute(value=base, attr="parents"), slice=ast.Constant(value=int(number))):
+            return str(Path(*each(base)).parents[number])
+        case ast.Call(func=ast.Attribute(value=base, attr=name), args=[]) if name in _SAME:
+            return each(base)[0]
+        case ast.Call(func=ast.Attribute(value=base, attr="joinpath"), args=parts):
+            return os.path.join(*each(base, *parts))  # noqa: PTH118
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[first, *parts]):
+            if name == "dirname" and not parts:
+                return os.path.dirname(*each(first))  # noqa: PTH120
+            if name == "join" or name in _SAME:
+                return os.path.join(*each(first, *parts))  # noqa: PTH118
+    raise LookupError
