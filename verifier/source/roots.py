@@ -57,8 +57,9 @@ def added(tree: ast.Module, file: Path) -> list[Path]:
     for node in ast.walk(tree):
         for item in _given(node):
             with suppress(LookupError):
-                folder = Path(os.path.normpath(file.parent / _text(item, names, str(file))))
-                found += [folder] if folder.is_dir() and folder not in found else []
+                text = _text(item, names, str(file))
+                folder = Path(os.path.normpath(file.parent / text))
+                found += [folder] if text and folder.is_dir() and folder not in found else []
     return found[:_FOLDERS]
 
 
@@ -107,7 +108,7 @@ def _text(node: ast.expr, names: Names, file: str, depth: int = 0) -> str:
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             return os.path.join(*each(left, right))  # noqa: PTH118
         case ast.Attribute(value=base, attr="parent"):
-            return os.path.dirname(*each(base))  # noqa: PTH120
+            return os.path.dirname(*each(base))
         case ast.Subscript(value=ast.Attribute(value=base, attr="parents"), slice=ast.Constant(value=int(number))):
             return str(Path(*each(base)).parents[number])
         case ast.Call(func=ast.Attribute(value=base, attr=name), args=[]) if name in _SAME:
@@ -116,7 +117,7 @@ def _text(node: ast.expr, names: Names, file: str, depth: int = 0) -> str:
             return os.path.join(*each(base, *parts))  # noqa: PTH118
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[first, *parts]):
             if name == "dirname" and not parts:
-                return os.path.dirname(*each(first))  # noqa: PTH120
+                return os.path.dirname(*each(first))
             if name == "join" or name in _SAME:
                 return os.path.join(*each(first, *parts))  # noqa: PTH118
     raise LookupError
