@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TextIO
 
 from ..verifier.report.wrapping import wrapped
@@ -32,9 +31,7 @@ class Live:
             self._ticker.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._terminal:
             self._ticker.join()

@@ -23,22 +23,8 @@ _EVERY = {"every", "interval", "freq", "frequency", "steps", "iters", "period"}
 _FOLDER = {"dir", "folder", "path", "directory", "root", "out", "output", "outdir", "dump", "file"}
 _OWN = _SAVE | {"out", "output", "outdir", "run", "work", "workspace", "result", "results", "job", "local"}
 _NO_SAVE = {"activation", "gradient", "selective", "recompute", "ac", "wandb", "init", "keep", "best", "eval"}
-_OTHERS = {
-    "data",
-    "dataset",
-    "tokenizer",
-    "tok",
-    "cache",
-    "hf",
-    "val",
-    "train",
-    "config",
-    "profile",
-    "log",
-    "logs",
-    "plot",
-    "trace",
-}
+_OTHERS = {"data", "dataset", "tokenizer", "tok", "cache", "hf", "val", "train", "config"}
+_OTHERS |= {"profile", "log", "logs", "plot", "trace"}
 _SIZE = {"layers", "hidden", "dim", "width", "batch", "seq", "len", "length", "heads", "depth", "embd", "vocab", "size"}
 SET = "set:"  # before a key of a configuration file (settings.py; lint must not import its YAML)
 _SAVE_AFTER = 3  # steps: early enough for a few more to be compared after a resume

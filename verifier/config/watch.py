@@ -54,16 +54,14 @@ def parts_of(expression: str) -> list[tuple[str, str | int]] | None:
     except (SyntaxError, ValueError):
         return None
     found: list[tuple[str, str | int]] = []
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Attribute):
-            found.append(("attribute", node.attr))
-        elif (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.slice, ast.Constant)
-            and isinstance(node.slice.value, str | int)
-        ):
-            found.append(("item", node.slice.value))
-        else:
-            return None
+    while True:
+        match node:
+            case ast.Attribute(attr=attr):
+                found.append(("attribute", attr))
+            case ast.Subscript(slice=ast.Constant(value=str() | int() as key)):
+                found.append(("item", key))
+            case ast.Name(id=name):
+                return [("name", name), *reversed(found)]
+            case _:
+                return None
         node = node.value
-    return [("name", node.id), *reversed(found)]

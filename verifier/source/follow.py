@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection
-from pathlib import Path
 
-from .calls import free
 from .coverage import LIMIT
-from .events import ITERATE, Event, Flow, Guard
+from .events import ITERATE, Flow, Guard
 from .imports import Imports
 from .names import Frame
 from .project import ClassInfo, Module, Project
@@ -313,11 +311,3 @@ class Follower(Imports):
 def _raises(last: ast.stmt) -> bool:
     """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
     return isinstance(last, ast.Raise) and "SystemExit" not in ast.dump(last)
-
-
-def trace_script(path: Path) -> list[Flow]:
-    """The traces of a file."""
-    return follow(Project(path))
-
-
-__all__ = ["Event", "Follower", "follow", "free", "trace_script"]

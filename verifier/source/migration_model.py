@@ -59,11 +59,8 @@ def wrappers(scene: Scene) -> Found:
         elif event.op in DDP:
             yield "DistributedDataParallel", event, {}
             for name, _ in _given(event, DDP_PARAMETERS):
-                if f"DDP {name}" in _DDP_ROWS:
+                if name in DDP_PARAMETERS and name not in _SILENT:
                     yield f"DDP {name}", event, _line(event, name)
-
-
-_DDP_ROWS = {f"DDP {name}" for name in DDP_PARAMETERS if name not in _SILENT}
 
 
 def _given(event: Event, parameters: tuple[str, ...]) -> Iterator[tuple[str, Value]]:

@@ -8,9 +8,9 @@ import pytest
 from pairs import HEAD, PRELUDE
 from records import cases
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.source.follow import trace_script
+from verified_fsdp2.verifier.source.follow import follow
 from verified_fsdp2.verifier.source.lint import look
-from verified_fsdp2.verifier.source.project import canonical, parse
+from verified_fsdp2.verifier.source.project import Project, canonical, parse
 
 LATE = "optim-before-shard"
 
@@ -233,7 +233,7 @@ class TestLimits:
         part = "def f{0}(x):\n    return [f{1}(x), f{1}(x), f{1}(x), f{1}(x)]\n"
         source = "".join(part.format(n, n + 1) for n in range(40)) + "def f40(x):\n    return x\nf0(1)\n"
         started = time.process_time()
-        assert trace_script(write(tmp_path, train=source))[0].partial
+        assert follow(Project(write(tmp_path, train=source)))[0].partial
         assert time.process_time() - started < 20
 
     @cases(
