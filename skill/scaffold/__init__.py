@@ -6,33 +6,24 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ... import __version__
 from ...verifier.errors import UserError
 from .. import atomic_write
 from ..spec import Spec
 from ..spec.dump import to_yaml
 from . import manifest
-from .data import data_context, data_files
+from .context import context
+from .data import data_files
 from .imports import used_imports
-from .launch import launch_context, launch_files
+from .launch import launch_files
 from .literals import FILTERS
-from .model import model_context
-from .parallel import parallel_context
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-SCHEDULES = {
-    "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
-    "linear": "a straight line down to MIN_LR_RATIO at STEPS",
-    "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
-    "constant": "constant",
-}
 CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
-PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
 def files(spec: Spec) -> dict[str, str]:
@@ -60,8 +51,11 @@ def files(spec: Spec) -> dict[str, str]:
 
 def render(spec: Spec) -> dict[str, str]:
     """The files of the project, path to text: the same bytes for the same spec."""
-    values = context(spec)
-    return {path: _environment().get_template(template).render(values) for path, template in files(spec).items()}
+    wanted, values = files(spec), {**context(spec), "ci_file": CI.get(spec["verify"]["ci"])}
+    for name in spec.own_modules:
+        if f"{name}.py" in wanted:
+            raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
+    return {path: _environment().get_template(template).render(values) for path, template in wanted.items()}
 
 
 @cache
@@ -78,80 +72,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(FILTERS, used_imports=used_imports, document=lambda data: to_yaml(data).rstrip("\n"))
     return environment
-
-
-def context(spec: Spec) -> dict[str, Any]:
-    """What the templates see: the sections of the spec, and the switches that follow from it."""
-    values = spec.to_dict()
-    model, optimizer, parallel, train = values["model"], values["optimizer"], values["parallel"], values["train"]
-    length = model["sequence_length"]
-    for name in spec.own_modules:
-        if f"{name}.py" in files(spec):
-            raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
-    operation, data = values["operation"], data_context(values)
-    packages = [package for key, package in PACKAGES.items() if operation[key]]
-    decay = optimizer["weight_decay"] > 0
-    worlds = values["verify"]["reshard_to"]
-    suited = [world for world in worlds if _fits(parallel, world)]
-    return {
-        **values,
-        **data,
-        **model_context(values),
-        **launch_context(spec),
-        "spec": spec.as_written(),
-        "own_modules": spec.own_modules,
-        "version": __version__,
-        "ci_file": CI.get(spec["verify"]["ci"]),
-        "gqa": model["kind"] == "decoder" and model["kv_heads"] != model["heads"],
-        "sequences": length is not None,
-        "unit": "sample" if length is None else "token",
-        "bf16": values["precision"]["param_dtype"] == "bfloat16",
-        "broadcast": model.get("initialize") == "rank-0",
-        **parallel_context(values),
-        "hsdp": parallel["dp_replicate"] > 1,
-        "fixed_shard": parallel["dp_shard"] != "auto",
-        "adamw": optimizer["kind"] == "adamw",
-        "decay": decay,
-        "grouped": decay and optimizer["decay_only_matrices"],
-        "groups": {group["match"]: _own_settings(group) for group in optimizer["groups"]},
-        "warmup": values["schedule"]["warmup_steps"] > 0,
-        "schedule_words": _schedule_words(values["schedule"]),
-        "clip": train["max_norm"] is not None,
-        "skip": train["on_nonfinite"] == "skip",
-        "every_step": train["log_interval"] == 1,
-        "packages": packages,
-        "wanted_packages": [
-            *["transformers"] * (model["kind"] == "transformers"),
-            *data["data_packages"],
-            *packages,
-            *["matplotlib"] * operation["plot"],
-            *["torchao"] * values["precision"]["fp8"],
-        ],
-        "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
-        "asynchronous": values["checkpoint"]["mode"] != "sync",
-        "process": values["checkpoint"]["mode"] == "process",
-        "tied_names": values["checkpoint"]["export"] and model["kind"] == "import",
-        "reshard_to": suited,
-        "unsuited": [world for world in worlds if world not in suited],
-        "save_step": values["verify"]["steps"] // 2 + 1,
-    }
-
-
-def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
-    """The settings in which a parameter group differs from the optimizer."""
-    return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
-
-
-def _schedule_words(schedule: Mapping[str, Any]) -> str:
-    warmup = "linear warm-up, then " if schedule["warmup_steps"] else ""
-    words = warmup + SCHEDULES[schedule["kind"]]
-    return words[0].upper() + words[1:] + "."
-
-
-def _fits(parallel: Mapping[str, Any], world: int) -> bool:
-    """Whether the generated mesh can be built on this many ranks."""
-    unit, shard = parallel["dp_replicate"] * parallel["tp"], parallel["dp_shard"]
-    return bool(world == 1 or (world % unit == 0 if shard == "auto" else world == shard * unit))
 
 
 def write(files: Mapping[str, str], out: Path, force: bool = False) -> None:

@@ -1,0 +1,132 @@
+"""What the templates see: the sections of a spec, and the words and switches that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ..spec import Spec, pretrained
+from ..spec.crosschecks_model import CONV1D
+from .data import data_context
+from .launch import launch_context
+
+SCHEDULES = {
+    "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
+    "linear": "a straight line down to MIN_LR_RATIO at STEPS",
+    "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
+    "constant": "constant",
+}
+MODELS = {  # kind: (what it is, what model.py holds)
+    "decoder": ("a decoder-only language model", "the decoder, its sharding and its initial weights"),
+    "import": ("an imported model", "the imported model and its sharding"),
+    "transformers": ("a language model of transformers", "the model of transformers and its sharding"),
+}
+PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
+
+
+def context(spec: Spec) -> dict[str, Any]:
+    """The values for the templates."""
+    values = spec.to_dict()
+    data = data_context(values)
+    optimizer, schedule, train = values["optimizer"], values["schedule"], values["train"]
+    operation, checkpoint, verify = values["operation"], values["checkpoint"], values["verify"]
+    decay = optimizer["weight_decay"] > 0
+    packages = [package for key, package in PACKAGES.items() if operation[key]]
+    suited = [world for world in verify["reshard_to"] if _fits(values["parallel"], world)]
+    words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[schedule["kind"]]
+    return {
+        **values,
+        **data,
+        **_model(values["model"], values["finetune"]["kind"]),
+        **_parallel(values["parallel"], values["memory"], values["precision"]),
+        **launch_context(spec),
+        "spec": spec.as_written(),
+        "own_modules": spec.own_modules,
+        "version": __version__,
+        "adamw": optimizer["kind"] == "adamw",
+        "decay": decay,
+        "grouped": decay and optimizer["decay_only_matrices"],
+        "groups": {group["match"]: _own_settings(group) for group in optimizer["groups"]},
+        "warmup": schedule["warmup_steps"] > 0,
+        "schedule_words": words[0].upper() + words[1:] + ".",
+        "clip": train["max_norm"] is not None,
+        "skip": train["on_nonfinite"] == "skip",
+        "every_step": train["log_interval"] == 1,
+        "packages": packages,
+        "wanted_packages": [
+            *["transformers"] * (values["model"]["kind"] == "transformers"),
+            *data["data_packages"],
+            *packages,
+            *["matplotlib"] * operation["plot"],
+            *["torchao"] * values["precision"]["fp8"],
+        ],
+        "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
+        "asynchronous": checkpoint["mode"] != "sync",
+        "process": checkpoint["mode"] == "process",
+        "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
+        "reshard_to": suited,
+        "unsuited": [world for world in verify["reshard_to"] if world not in suited],
+        "save_step": verify["steps"] // 2 + 1,
+    }
+
+
+def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
+    """The settings in which a parameter group differs from the optimizer."""
+    return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
+
+
+def _fits(parallel: Mapping[str, Any], world: int) -> bool:
+    """Whether the generated mesh can be built on this many ranks."""
+    unit, shard = parallel["dp_replicate"] * parallel["tp"], parallel["dp_shard"]
+    return bool(world == 1 or (world % unit == 0 if shard == "auto" else world == shard * unit))
+
+
+def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
+    """Where the model comes from, and which part of it is trained."""
+    kind, length = model["kind"], model["sequence_length"]
+    place, config = model.get("config") or model.get("pretrained"), model.get("config")
+    if not isinstance(config, dict):
+        config = (pretrained.read_config(Path(place)) if place else None) or {}
+    architecture = str(config.get("model_type", ""))
+    words, holds = MODELS[kind]
+    return {
+        "decoder": kind == "decoder",
+        "transformers": kind == "transformers",
+        "pretrained": model.get("pretrained") is not None,
+        "model_type": architecture,
+        "model_words": words,
+        "model_holds": holds,
+        "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
+        "sequences": length is not None,
+        "unit": "sample" if length is None else "token",
+        "broadcast": model.get("initialize") == "rank-0",
+        "freeze": tuned == "freeze",
+        "lora": tuned == "lora",
+        "partly": tuned != "full",
+        "conv1d": architecture in CONV1D,
+        # the frozen weights are in the folder, bit for bit
+        "adapters_only": tuned == "lora" and model.get("pretrained") is not None,
+    }
+
+
+def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision: Mapping[str, Any]) -> dict[str, Any]:
+    """Which steps `parallelize` takes."""
+    to_ranks = not isinstance(parallel["reshard_after_forward"], bool)
+    ahead = {f"prefetch_{way}": number > 0 for way, number in parallel["prefetch"].items()}
+    kind = memory["activation_checkpointing"]
+    return {
+        **ahead,
+        "hsdp": parallel["dp_replicate"] > 1,
+        "fixed_shard": parallel["dp_shard"] != "auto",
+        "tp": parallel["tp"] > 1,
+        "reshard_to_ranks": to_ranks,
+        "offload": parallel["cpu_offload"],
+        "bf16": precision["param_dtype"] == "bfloat16",
+        "fp8": precision["fp8"],
+        "checkpointing": kind != "none",
+        "op_selective": kind == "op-selective",
+        "model_settings": to_ranks or any(ahead.values()) or kind in ("every-nth", "op-selective"),
+        "collect": memory["gc_interval"] is not None,
+    }
