@@ -137,15 +137,7 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
     for path in (*files, *(old for old in before if old not in files), MANIFEST):
         if blocked := obstacle(folder, path, replace_link=True):
             raise UserError(blocked)
-    for path in dict.fromkeys((*files, *before)):
-        data, there = files.get(path), _hash(folder / path)
-        if there == (None if data is None else _digest(data)):
-            continue
-        if there is not None and there != before.get(path) and not force:
-            plan.kept.append(path)
-            continue
-        plan.contents[path] = data
-        (plan.removed if data is None else plan.replaced if there else plan.new).append(path)
+    _add_changes(plan, before, files, force)
     record = _record({path: _digest(data) for path, data in files.items()})
     if _hash(folder / MANIFEST) != _digest(record):
         plan.contents[MANIFEST] = record
@@ -163,19 +155,25 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
         return Plan(target, "foreign" if any(folder.iterdir()) else "absent")
     previous, before = manifest
     plan = Plan(target, "uninstall", previous)
-    for path, known in before.items():
-        there = _hash(folder / path)
-        if there is None or obstacle(folder, path, replace_link=True):
-            continue
-        if there != known and not force:
-            plan.kept.append(path)
-            continue
-        plan.contents[path] = None
-        plan.removed.append(path)
-        for compiled in _compiled(folder / path):
-            plan.contents[compiled.relative_to(folder).as_posix()] = None
+    _add_changes(plan, before, {}, force)
+    compiled = [file for path in plan.removed for file in _compiled(folder / path)]
+    plan.contents |= {file.relative_to(folder).as_posix(): None for file in compiled}
     plan.contents[MANIFEST] = _record({path: before[path] for path in plan.kept}) if plan.kept else None
     return plan
+
+
+def _add_changes(plan: Plan, before: Mapping[str, str], files: Mapping[str, bytes], force: bool) -> None:
+    """From the copy that was installed (path to hash) to one with these files; edited files are kept unless `force`."""
+    folder = plan.target.folder
+    for path in dict.fromkeys((*files, *before)):
+        data, there = files.get(path), _hash(folder / path)
+        if there == (None if data is None else _digest(data)) or obstacle(folder, path, replace_link=True):
+            continue
+        if there is not None and there != before.get(path) and not force:
+            plan.kept.append(path)
+            continue
+        plan.contents[path] = data
+        (plan.removed if data is None else plan.replaced if there else plan.new).append(path)
 
 
 def apply(plans: Sequence[Plan]) -> None:
