@@ -89,10 +89,6 @@ def text(name: str, settings: Sequence[str] = ()) -> str:
     recipe = RECIPES[name]
     loaded = spec.load(BASE, [*recipe.settings, *settings])
     files = {path: code for path, code in scaffold.render(loaded).items() if path.endswith(".py") and "/" not in path}
-    ordered = {path: files[path] for path in sorted(files, key=_rank)}
+    ordered = {path: files[path] for path in dict.fromkeys((*ORDER, *files)) if path in files}
     about = [f"# {recipe.about}", f"# Verify it where you paste it: fsdp2 verify SCRIPT ({', '.join(recipe.rules)})"]
     return "\n".join(about) + "\n" + extract(ordered, recipe.wanted)
-
-
-def _rank(path: str) -> int:
-    return ORDER.index(path) if path in ORDER else len(ORDER)

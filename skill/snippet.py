@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Definition = tuple[str, str]  # (module, name)
@@ -35,7 +35,7 @@ def extract(files: Mapping[str, str], wanted: Sequence[Definition]) -> str:
             continue
         included[home, name] = None
         module = modules[home]
-        for used in _names(module.definitions[name]):
+        for used in (part.id for part in ast.walk(module.definitions[name]) if isinstance(part, ast.Name)):
             if used in module.definitions:
                 pending.append((home, used))
             elif used in module.imports:
@@ -74,12 +74,6 @@ def _read(name: str, text: str) -> Module:
     return Module(name, text.splitlines(), definitions, imports)
 
 
-def _names(node: ast.stmt) -> Iterator[str]:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id
-
-
 def _source(module: Module, node: ast.stmt) -> str:
     """The lines of a definition, with its decorators and the comment above it."""
     decorators = getattr(node, "decorator_list", [])
@@ -91,23 +85,19 @@ def _source(module: Module, node: ast.stmt) -> str:
 
 def _import_block(imports: Mapping[tuple[str, str, str], None]) -> str:
     """Import lines as isort leaves them: the standard library first, `import x` before `from x import y`."""
-    plain = [
-        (name, f"import {name}{f' as {asname}' if asname else ''}") for source, name, asname in imports if not source
-    ]
     by_source: dict[str, list[str]] = {}
     for source, name, asname in imports:
-        if source:
-            by_source.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")
-    groups: dict[bool, list[str]] = {True: [], False: []}
-    for name, line in sorted(plain):
-        groups[name.partition(".")[0] in sys.stdlib_module_names].append(line)
+        by_source.setdefault(source, []).append(f"{name}{f' as {asname}' if asname else ''}")
+    lines = [f"import {name}" for name in sorted(by_source.pop("", []))]
     for source in sorted(by_source, key=str.lower):
-        line = f"from {source} import {', '.join(sorted(by_source[source], key=_isort_key))}"
-        if len(line) > 88:
-            inner = "".join(f"    {name},\n" for name in sorted(by_source[source], key=_isort_key))
-            line = f"from {source} import (\n{inner})"
-        groups[source.partition(".")[0] in sys.stdlib_module_names].append(line)
-    return "\n\n".join("\n".join(lines) for lines in (groups[True], groups[False]) if lines)
+        names = sorted(by_source[source], key=_isort_key)
+        line = f"from {source} import {', '.join(names)}"
+        inner = "".join(f"    {name},\n" for name in names)
+        lines.append(line if len(line) <= 88 else f"from {source} import (\n{inner})")
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for line in lines:
+        groups[line.split()[1].partition(".")[0] in sys.stdlib_module_names].append(line)
+    return "\n\n".join("\n".join(group) for group in groups.values() if group)
 
 
 def _isort_key(name: str) -> tuple[int, str]:

@@ -67,8 +67,9 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
     return register
 
 
-def fault(key: str, message: str, *index: int, on_key: bool = False) -> Fault:
-    path: KeyPath = (*key.split("."), *index)
+def fault(key: str, message: str, *below: str | int, on_key: bool = False) -> Fault:
+    """What is wrong with a key, or with what is below it."""
+    path: KeyPath = (*key.split("."), *below)
     return Fault(path, f"{dotted(path)} {message}", path, on_key=on_key)
 
 
@@ -98,25 +99,16 @@ def import_is_python(values: Values, key: str, path: str) -> Iterator[Fault]:
 @needs_each("data.arguments", "model.arguments")
 def arguments_are_python(values: Values, key: str, arguments: dict[str, Any]) -> Iterator[Fault]:
     for name in filter(keyword.iskeyword, arguments):
-        path = (*key.split("."), name)
-        message = f"{dotted(path)} must be a Python argument name, found {name!r}, a Python keyword"
-        yield Fault(path, message, path, on_key=True)
+        yield fault(key, f"must be a Python argument name, found {name!r}, a Python keyword", name, on_key=True)
 
 
-@needs("train.steps", "schedule.warmup_steps")
-def warmup_ends(values: Values, steps: int, number: int) -> Iterator[Fault]:
-    yield from _fewer_than_train_steps(values, "schedule.warmup_steps", number, steps)
-
-
-@needs("train.steps", "verify.steps")
-def verification_fits(values: Values, steps: int, number: int) -> Iterator[Fault]:
-    yield from _fewer_than_train_steps(values, "verify.steps", number, steps)
-
-
-def _fewer_than_train_steps(values: Values, key: str, number: int, steps: int) -> Iterator[Fault]:
-    if number >= steps and values.written(key):
+@needs_each("schedule.warmup_steps", "verify.steps")
+def fewer_than_train_steps(values: Values, key: str, number: int) -> Iterator[Fault]:
+    if "train.steps" not in values or number < (steps := values["train.steps"]):
+        return
+    if values.written(key):
         yield fault(key, f"must be less than train.steps {steps}, found {number}")
-    elif number >= steps:
+    else:
         yield fault("train.steps", f"must be more than {values.named(key)}, found {steps}")
 
 
@@ -205,8 +197,7 @@ def groups_are_patterns(values: Values, groups: list[dict[str, Any]]) -> Iterato
         try:
             re.compile(group["match"])
         except re.error as error:
-            path: KeyPath = ("optimizer", "groups", number, "match")
-            yield Fault(path, f"{dotted(path)} is not a regular expression: {error}", path)
+            yield fault("optimizer.groups", f"is not a regular expression: {error}", number, "match")
 
 
 @needs("operation.mfu", "data.kind")

@@ -19,7 +19,7 @@ from ..errors import UserError
 from .option import SET
 
 PLACE = "{checkpoint}"
-CONFIGS = (".yaml", ".yml", ".json", ".toml")
+READERS = {".yaml": yaml.safe_load, ".yml": yaml.safe_load, ".json": json.loads, ".toml": tomllib.loads}
 _LARGEST, _DEEPEST = 1 << 20, 6  # bytes of a file, levels of keys
 
 
@@ -53,19 +53,14 @@ def applied(arguments: Sequence[str], cwd: Path, checkpoint: str, folder: Path) 
 
 def configs(args: Sequence[str], cwd: Path) -> list[Path]:
     """The configuration files that arguments name: `config.yaml`, `--config=config.yaml`, `config=config.yaml`."""
-    paths = [cwd / word.rpartition("=")[2] for word in args if word.endswith(CONFIGS)]
+    paths = [cwd / word.rpartition("=")[2] for word in args if word.endswith(tuple(READERS))]
     return [path for path in paths if path.is_file() and path.stat().st_size < _LARGEST]
 
 
 def load(path: Path) -> Any:
     """The data of a configuration file; None if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return (
-            yaml.safe_load(text)
-            if path.suffix in (".yaml", ".yml")
-            else (tomllib if path.suffix == ".toml" else json).loads(text)
-        )
+        return READERS[path.suffix](path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
 

@@ -63,7 +63,8 @@ def config_in(folder: Path) -> Path | None:
 
 def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName = any_name) -> list[Entry]:
     """The targets in this file, in order; one without a name if it has no `targets`. Raises NotValid with all that is wrong."""
-    found = _pyproject(path) if path.suffix == ".toml" else _yaml(path)
+    toml_file = path.suffix == ".toml"
+    found = _pyproject(path) if toml_file else files.parsed(files.read_bytes(path, NOUN), path, NOUN)
     if found is None:
         raise UserError(f"{path}: no table [{'.'.join(TABLE)}]")
     if () not in found.bad and found.data is not None:
@@ -80,10 +81,6 @@ def read(path: Path, today: datetime.date | None = None, unknown_rule: CheckName
         Entry(target.pop("name"), _ready(found, target, ("targets", number), today)).over(shared)
         for number, target in enumerate(data["targets"])
     ]
-
-
-def _yaml(path: Path) -> Document:
-    return files.parsed(files.read_bytes(path, NOUN), path, NOUN)
 
 
 def _pyproject(path: Path) -> Document | None:

@@ -188,7 +188,7 @@ class Names:
         if key.rank:
             self.flow.rank_uses.append(node)
         local = base.local or bool(key.rank) or key.local
-        value = Value("item", "item", [key], owner=base, node=node, key=key, local=local)
+        value = Value("item", "item", [key], owner=base, node=node, local=local)
         if known is not None:
             base.attrs[f"[{known}]"] = value
         return value

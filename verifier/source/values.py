@@ -35,7 +35,6 @@ class Value:
     home: Any = None
     event: Any = None  # the Event that made it
     cls: Any = None  # the ClassInfo of an object or class
-    key: Value | None = None  # of an item: its index
     rank: int = 0
     local: bool = False  # other ranks hold another value: a loss, a batch
     synced: bool = False  # a collective has made it the same on every rank
