@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import cast
 
 from .coverage import shortened
-from .events import Event, Flow
-from .values import Value, choices, reach
+from .events import Event, Flow, Guard
+from .values import Value, choices, holders, reach
 
 LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
 FULL = ("torch.float32", "torch.float", "torch.float64", "torch.double")
@@ -17,6 +17,13 @@ _WITH_PARAMETERS = (
     *("LSTM", "GRU", "RNN", "Parameter", "PReLU", "Transformer", "TransformerEncoder", "TransformerDecoder"),
     *("TransformerEncoderLayer", "TransformerDecoderLayer"),
 )
+GETTERS = ("dsd.get_model_state_dict", "dsd.get_state_dict", "dsd.get_optimizer_state_dict")
+SETTERS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dsd.set_optimizer_state_dict")
+SAVES = ("dcp.save", "dcp.async_save")
+LOCAL = ("to_local", "_local_tensor")
+SAMPLER = "data.DistributedSampler"
+POLICY = "fsdp.MixedPrecisionPolicy"
+_CASTS = {"bfloat16": True, "half": True, "float": False, "double": False}
 
 
 def text(node: ast.AST, limit: int = 70) -> str:
@@ -115,3 +122,92 @@ def identifiers(flow: Flow) -> set[str]:
     nodes = (node for module in flow.project.modules for node in ast.walk(module.tree))
     found = (getattr(node, "id", "") or getattr(node, "attr", "") or getattr(node, "name", "") for node in nodes)
     return {word for word in found if isinstance(word, str)}
+
+
+def options_of(event: Event) -> Event | None:
+    return made_by(event.kwargs.get("options"), "dsd.StateDictOptions")
+
+
+def has_option(options: Event | None, name: str) -> bool:
+    """Whether an option is surely on."""
+    return options is not None and is_const(options.kwargs.get(name), True)
+
+
+def state_given(event: Event) -> Value | None:
+    return event.arg(0, "state_dict")
+
+
+def gradient(flow: Flow, value: Value, event: Event) -> bool:
+    """Whether a value is computed from the `.grad` of a parameter of a sharded model."""
+    for part in reach(value):
+        if part.kind == "attr" and part.name == "grad" and part.owner is not None:
+            owner = part.owner
+            holder = owner.owner if owner.kind == "item" and owner.name == "parameter" else None
+            if holder is not None and flow.sharded_by(holder, event) is not None:
+                return True
+    return False
+
+
+def names(value: Value) -> set[str]:
+    return {part.name.rpartition(".")[2] for part in reach(value)}
+
+
+def process_groups(flow: Flow) -> list[Event]:
+    return flow.ops("dist.init_process_group")
+
+
+def is_nccl(event: Event) -> bool:
+    """Whether a process group is made with NCCL alone, whatever branch is taken."""
+    backend = event.arg(0, "backend")
+    return backend is not None and all(one.kind == "const" and one.const == "nccl" for one in choices(backend))
+
+
+def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
+    """A switch that every call in the project turns off: a message that ends in `what`, and the first call."""
+    if not trains(flow):
+        return
+    calls = flow.methods(method)
+    off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
+    elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
+    if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
+        yield f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0]
+
+
+def _mentions(tree: ast.AST, name: str) -> int:
+    """How often a name or a text stands in a source."""
+    return sum(name in (getattr(node, "attr", None), getattr(node, "value", None)) for node in ast.walk(tree))
+
+
+def said(guard: Guard) -> str:
+    test = text(getattr(guard.node, "test", guard.node), 40)
+    return f"`{test}`" if guard.branch else f"`not ({test})`"
+
+
+def _certainly_meta(event: Event) -> bool:
+    devices = [made_by(context, "torch.device") for context in event.withs]
+    return any(d is not None and d.args and d.args[0].const == "meta" for d in devices)
+
+
+def emptied(flow: Flow) -> Iterator[tuple[Event, Value]]:
+    """(to_empty, the known model made on meta that it is called on)."""
+    for event in flow.methods("to_empty"):
+        model = event.on
+        if model is not None and is_known(flow, model) and _certainly_meta(model.event) and flow.certain:
+            yield event, model
+
+
+def cast_of(event: Event) -> bool | None:
+    """Whether a method call casts to low (True) or full (False) precision; None if it does not cast, or it is not known."""
+    if event.method in _CASTS and not event.args:
+        return _CASTS[event.method]
+    if event.method == "to":
+        for value in event.given():
+            if is_dtype(value, LOW_DTYPES) or is_dtype(value, FULL):
+                return is_dtype(value, LOW_DTYPES)
+    return None
+
+
+def policies_of_trained(flow: Flow) -> list[Value]:
+    """The policies with which models that an optimizer holds are sharded."""
+    pairs = [(v, m) for e, m in flow.shards if (v := e.kwargs.get("mp_policy")) is not None]
+    return [policy for policy, module in pairs if any(id(h) in flow.trained for h in holders(module))]

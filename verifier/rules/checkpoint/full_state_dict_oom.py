@@ -1,8 +1,7 @@
 from ...analysis.checkpoints import unseen_save
 from ...analysis.presence import absent, unfinished
 from ...analysis.saves import all_saves
-from ...source.looks import is_const, text
-from ...source.looks_checkpoint import GETTERS, has_option, options_of
+from ...source.looks import GETTERS, has_option, is_const, options_of, text
 from ...trace.events import Template
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run
 

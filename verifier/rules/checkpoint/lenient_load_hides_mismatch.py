@@ -1,5 +1,4 @@
-from ...source.looks import is_const, made_by, names_in, text
-from ...source.looks_checkpoint import SETTERS, options_of
+from ...source.looks import SETTERS, is_const, made_by, names_in, options_of, text
 from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
 from ._resumed import NEEDS, first_steps, not_resumed, not_shown

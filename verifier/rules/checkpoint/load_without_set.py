@@ -1,5 +1,4 @@
-from ...source.looks import made_by, text
-from ...source.looks_checkpoint import SETTERS, has_option, options_of, state_given
+from ...source.looks import SETTERS, has_option, made_by, options_of, state_given, text
 from ...source.values import reach
 from ...trace.events import Saving, Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some

@@ -1,8 +1,7 @@
 import math
 
 from ...analysis.saves import Save
-from ...source.looks import shared, text
-from ...source.looks_checkpoint import GETTERS
+from ...source.looks import GETTERS, shared, text
 from ...source.values import Value, reach
 from ...trace.events import SavedEntry
 from ..base import Event, Finding, Flow, Hits, Run, count, some

@@ -1,5 +1,4 @@
-from ...source.looks import steps_of, text
-from ...source.looks_checkpoint import GETTERS, SETTERS, state_given
+from ...source.looks import GETTERS, SETTERS, state_given, steps_of, text
 from ...source.values import choices, reach
 from ...trace.events import Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some

@@ -1,7 +1,7 @@
 from typing import Any
 
 from ...analysis.saves import saves_of
-from ...source.looks_checkpoint import SAVES, state_given
+from ...source.looks import SAVES, state_given
 from ...trace.events import Place, Step
 from ..base import Evidence, Finding, Flow, Hits, Run
 from ._resumed import ResumeRule, load_line, saved_at

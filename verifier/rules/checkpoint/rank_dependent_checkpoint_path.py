@@ -3,8 +3,7 @@ from pathlib import Path
 from ...analysis.inspected import opened
 from ...analysis.presence import unfinished
 from ...analysis.saves import Save, all_saves, saves_of
-from ...source.looks import made_by, shared
-from ...source.looks_checkpoint import SAVES
+from ...source.looks import SAVES, made_by, shared
 from ...source.values import GLOBAL, reach
 from ..base import Evidence, Finding, Flow, Hits, count, some
 from ._saved import SaveRule

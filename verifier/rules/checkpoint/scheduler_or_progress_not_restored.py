@@ -1,5 +1,4 @@
-from ...source.looks import names_in, text
-from ...source.looks_checkpoint import GETTERS, SAVES
+from ...source.looks import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
 from ..base import Evidence, Finding, Flow, Hits

@@ -1,7 +1,6 @@
 from ...evidence import LOADS, Evidence
 from ...source.events import Flow, covers
-from ...source.looks import steps_of, text
-from ...source.looks_checkpoint import GETTERS, SAVES, SETTERS
+from ...source.looks import GETTERS, SAVES, SETTERS, steps_of, text
 from ...source.values import reach
 from ...trace.events import Checkpoint, Template
 from ..base import Finding, Hits, Rule, Run, count, some

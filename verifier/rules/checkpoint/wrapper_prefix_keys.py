@@ -1,6 +1,5 @@
 from ...analysis.saves import Save
-from ...source.looks import names_in, text
-from ...source.looks_checkpoint import SAVES
+from ...source.looks import SAVES, names_in, text
 from ...source.values import reach
 from ..base import Finding, Flow, Hits, Run, count, some
 from ._saved import SaveRule, parameter_of

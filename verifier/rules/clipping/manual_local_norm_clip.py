@@ -3,8 +3,7 @@ import ast
 from ...analysis.first_run import changes_gradients, clip_is_open
 from ...analysis.scaling import SAME, reduced_by_the_script, scales, stressed_scales, uneven
 from ...source.lines import find_local_norm, may_clip
-from ...source.looks import shared, text
-from ...source.looks_clipping import LOCAL, gradient, names
+from ...source.looks import LOCAL, gradient, names, shared, text
 from ...source.values import reach
 from ...trace.events import ClipOfNothing, Step, Stress
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, count, some

@@ -1,6 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import made_by
-from ...source.looks_device import is_nccl, process_groups
+from ...source.looks import is_nccl, made_by, process_groups
 from ..base import Hits, SourceRule
 
 

@@ -1,5 +1,4 @@
-from ...source.looks import made_by, names_in, text
-from ...source.looks_device import is_nccl, process_groups
+from ...source.looks import is_nccl, made_by, names_in, process_groups, text
 from ...source.values import Value, choices
 from ..base import Flow, Hits, SourceRule
 

@@ -1,5 +1,4 @@
-from ...source.looks import is_const, made_by, text
-from ...source.looks_data import SAMPLER
+from ...source.looks import SAMPLER, is_const, made_by, text
 from ...trace.events import Micro, ShardedInput, Wrap
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from ...analysis.comparison import gradients_apart, incomparable, limits, undecided, update_apart
 from ...source.events import NEW, Flow, hit_at
 from ...source.lines import find_shard_use
-from ...source.looks import text
-from ...source.looks_clipping import LOCAL
+from ...source.looks import LOCAL, text
 from ...trace.events import Optimizer, ShardInStep
 from ..base import Evidence, Finding, Hits, Rule, Run
 

@@ -1,6 +1,5 @@
 from ...source.events import Flow, covers
-from ...source.looks import is_known, text
-from ...source.looks_precision import cast_of
+from ...source.looks import cast_of, is_known, text
 from ...source.values import holders, root_of
 from ...trace.events import Place, Shard
 from ..base import Hits, RaisedRule, RootCause, Run
