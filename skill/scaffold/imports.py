@@ -17,11 +17,6 @@ def used_imports(code: str) -> str:
             for number in range(node.lineno - 1, node.end_lineno or node.lineno):
                 lines[number] = lines[number] if len(kept) == len(node.names) else None
             if kept and len(kept) < len(node.names):
-                lines[node.lineno - 1] = _line(node, kept)
+                node.names = kept
+                lines[node.lineno - 1] = f"{ast.unparse(node)}\n"
     return re.sub(r'\A((?:""".*?""")?)\n{3,}', r"\1\n\n", "".join(line for line in lines if line), flags=re.DOTALL)
-
-
-def _line(node: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> str:
-    source = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-    names = (f"{name.name} as {name.asname}" if name.asname else name.name for name in kept)
-    return f"{source}import {', '.join(names)}\n"

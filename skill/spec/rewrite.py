@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from ...verifier.config.reading.problems import KeyPath
 from . import renamed
 from .dump import to_yaml
@@ -15,8 +17,6 @@ def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
     Only what fits into one line is put in, and only into keys that both have: see what the result says before it is used.
     """
-    import yaml
-
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     edits = [edit for path, value in _differences(before, after) for edit in _edit(root, path, value)]
     for start, end, new in sorted(edits, reverse=True):
@@ -26,8 +26,6 @@ def rewritten(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def with_new_names(text: str) -> str:
     """The text of a spec with the new names of keys and values (`renamed`); a text that is not YAML stays as it is."""
-    import yaml
-
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -59,8 +57,6 @@ def _differences(before: Any, after: Any, path: KeyPath = ()) -> Iterator[tuple[
 
 def _edit(root: Any, path: KeyPath, value: Any) -> Iterator[tuple[int, int, str]]:
     """Where the value at `path` stands and what must stand there; a default that was left out becomes a line."""
-    import yaml
-
     parent = _node(root, path[:-1])
     node = _node(root, path)
     line = to_yaml({str(path[-1]): value})
@@ -76,8 +72,6 @@ def _edit(root: Any, path: KeyPath, value: Any) -> Iterator[tuple[int, int, str]
 
 def _node(root: Any, path: KeyPath) -> Any:
     """The node of the value at `path`, or None."""
-    import yaml
-
     for part in path:
         if isinstance(root, yaml.MappingNode):
             found = [value for key, value in root.value if key.value == part]
