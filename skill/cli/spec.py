@@ -62,10 +62,8 @@ def add_parser(commands: Any) -> None:
     )
     own = spec.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run_one: Callable[[argparse.Namespace], int], text: str, epilog: str) -> Any:
-        parser = add_command(own, name, run, text, text, epilog)
-        parser.set_defaults(spec_command=run_one)
-        return parser
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, epilog: str) -> Any:
+        return add_command(own, name, run, text, text, epilog)
 
     check = add("check", _check, "report every problem of a spec", CHECK_EXAMPLES)
     show = add("show", _show, "print a spec with its defaults and derived values filled in", SHOW_EXAMPLES)
@@ -77,12 +75,6 @@ def add_parser(commands: Any) -> None:
         add_set(parser, "set one key before the spec is checked (repeatable)")
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
     schema.add_argument("--verify", action="store_true", help="the schema of verify.yaml instead")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run one of the four commands."""
-    code: int = args.spec_command(args)
-    return code
 
 
 def _check(args: argparse.Namespace) -> int:

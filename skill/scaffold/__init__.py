@@ -34,7 +34,7 @@ def files(spec: Spec) -> dict[str, str]:
         "model.py": True,
         "lora.py": spec["finetune"]["kind"] == "lora",
         "optim.py": True,
-        **dict.fromkeys(data_files(spec["data"]), True),
+        **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py"), True),
         "flops.py": operation["mfu"],
         "profiling.py": operation["profile"],

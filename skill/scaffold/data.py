@@ -21,10 +21,9 @@ RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64"
 PACKAGES = {"tokenizer": "tokenizers", "datasets": "datasets", "images": "pillow"}
 
 
-def data_files(data: Mapping[str, Any]) -> dict[str, str]:
-    """The modules of the data, path to template."""
-    wanted = {"data.py": True, "corpus.py": has_corpus(data), "images.py": data["kind"] == "images"}
-    return {path: f"{path}.j2" for path, asked in wanted.items() if asked}
+def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
+    """The modules of the data, and whether each is needed."""
+    return {"data.py": True, "corpus.py": has_corpus(data), "images.py": data["kind"] == "images"}
 
 
 def data_context(values: Mapping[str, Any]) -> dict[str, Any]:

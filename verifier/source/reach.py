@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -43,21 +44,13 @@ def blocks(
 def _in(body: Sequence[ast.stmt], lines: Collection[int], under: int, start: int) -> Iterator[tuple[Block, bool]]:
     """The blocks of a list of statements, from line `start` on: consecutive statements that were reached, or were not, are one."""
     rest = [stmt for stmt in body if _end(stmt) >= start and _counts(stmt)]
-    group: list[ast.stmt] = []
-    for stmt in rest:
-        if group and _reached(group[-1], lines) != _reached(stmt, lines):
-            yield from _block(group, lines, under)
-            group = []
-        group.append(stmt)
-        if _reached(stmt, lines):
+    for reached, together in groupby(rest, lambda stmt: _reached(stmt, lines)):
+        group = list(together)
+        for stmt in group if reached else ():
             for part in _parts(stmt):
                 yield from _in(part, lines, stmt.lineno, start)
-    yield from _block(group, lines, under)
-
-
-def _block(group: Sequence[ast.stmt], lines: Collection[int], under: int) -> Iterator[tuple[Block, bool]]:
-    if group and not all(_is_trivial(stmt) for stmt in group) and not isinstance(group[-1], ast.Raise):
-        yield Block(group[0].lineno, _end(group[-1]), under), _reached(group[0], lines)
+        if not all(_is_trivial(stmt) for stmt in group) and not isinstance(group[-1], ast.Raise):
+            yield Block(group[0].lineno, _end(group[-1]), under), reached
 
 
 def _parts(stmt: ast.stmt) -> list[list[ast.stmt]]:
