@@ -24,8 +24,8 @@ def run(*argv: str) -> int:
     parser = argparse.ArgumentParser(prog="fsdp2")
     command.add_parser(parser.add_subparsers())
     args = parser.parse_args(["spec", *argv])
-    assert args.run is command.run
-    return command.run(args)
+    code: int = args.run(args)
+    return code
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
