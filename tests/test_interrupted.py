@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from records import Capsys, Patch, cases
+from scripts import written
 from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -91,8 +92,7 @@ def test_what_a_machine_refuses_is_no_fault_of_the_script(
 ) -> None:
     left = [*answers]
     monkeypatch.setattr(Launcher, "_read", lambda self, seconds: left.pop(0))
-    script = tmp_path / "script.py"
-    script.write_text("")
+    script = written(tmp_path, "", "script.py")
     assert cli.main(["verify", str(script), *flags]) == 4
     shown = capsys.readouterr()
     assert said in shown.err and "NO RANKS WERE JUDGED" in shown.out

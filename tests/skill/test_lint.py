@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from records import cases
+from scripts import written
 from verdicts import REPORT
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.rules import RULES
@@ -87,8 +88,7 @@ main(torch.nn.Linear(2, 2), lib.hook)
 
 
 def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(OTHERS)
+    script = written(tmp_path, OTHERS)
     code, made = report(script)
     sources = made["facts"]["sources"]
     named = {(one["callee"], one["line"], one["kind"]) for one in sources["not_followed"]}
@@ -107,8 +107,7 @@ def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
 
 
 def test_the_list_is_bounded(run: Run, report: Report, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
+    script = written(tmp_path, RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
     _, made = report(script)
     assert (made["facts"]["sources"]["calls_not_followed"], len(made["facts"]["sources"]["not_followed"])) == (50, 20)
     assert run(script)[1].count("not followed: ") == 5
@@ -136,8 +135,7 @@ NO_TRAINING = {
 def test_without_training_nothing_was_checked(
     report: Report, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
 ) -> None:
-    script = tmp_path / "hello.py"
-    script.write_text(NO_TRAINING[kind])
+    script = written(tmp_path, NO_TRAINING[kind], "hello.py")
     for given in (script, tmp_path):
         code, made = report(given)
         assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (4, "inconclusive", 1)
@@ -152,8 +150,7 @@ def test_without_training_nothing_was_checked(
 
 @pytest.mark.parametrize("name", ["text", "json", "junit", "sarif", "github", "html"])
 def test_no_format_says_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    script = tmp_path / "hello.py"
-    script.write_text(NO_TRAINING["hello"])
+    script = written(tmp_path, NO_TRAINING["hello"], "hello.py")
     for path, codes in ((script, (4, 4)), (RIGHT, (0, 4))):
         for command, code in zip((["lint", str(path)], ["verify", str(path), "--tier", "static"]), codes, strict=True):
             assert main([*command, "--report", f"{name}={tmp_path / 'out'}"]) == code
@@ -228,8 +225,7 @@ def test_no_path_and_a_file_that_cannot_be_read(run: Run, tmp_path: Path, monkey
     with pytest.raises(SystemExit) as stopped:
         main(["lint"])
     assert stopped.value.code == 2
-    path = tmp_path / "train.py"
-    path.write_text("x = 1\n")
+    path = written(tmp_path, "x = 1\n")
     refused = PermissionError(errno.EACCES, "Permission denied")  # permissions do not stop root
     monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=refused))
     code, _, err = run(path)
@@ -272,8 +268,7 @@ def test_what_the_reference_says(run: Run, capsys: pytest.CaptureFixture[str], t
     section = text.partition("## The static tier")[2].partition("\n## ")[0]
     comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
     source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")
-    script = tmp_path / "train.py"
-    script.write_text(source, encoding="utf-8")
+    script = written(tmp_path, source)
     assert run(script)[0] == 1
     lines = [f"{line}  #{comment}" if "fully_shard(GPT()" in line else line for line in source.splitlines()]
     script.write_text("\n".join(lines), encoding="utf-8")

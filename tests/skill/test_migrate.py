@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from records import cases
+from scripts import written
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.report.migration import render
 from verified_fsdp2.verifier.rules import RULES
@@ -63,9 +64,8 @@ def test_fsdp2_has_nothing_to_migrate(path: Path) -> None:
 
 @pytest.mark.parametrize("row", INLINE, ids=lambda row: row["construct"])
 def test_in_one_line(tmp_path: Path, row: dict[str, str]) -> None:
-    script = tmp_path / "train.py"
     lines = row["lines"].replace("= F(", "= FullyShardedDataParallel(")
-    script.write_text((DDP if "D(m" in lines else FSDP1) + lines + TRAIN, encoding="utf-8")
+    script = written(tmp_path, (DDP if "D(m" in lines else FSDP1) + lines + TRAIN)
     items = {item.construct: item for item in migrate([script]).items}
     assert row["fsdp2"] in items[row["construct"]].fsdp2
     package = next((name for name in SECTIONS if f" {name}" in lines), None)
@@ -105,15 +105,13 @@ def test_every_section_is_a_heading() -> None:
     ids=["tensors", "no torch", "inference"],
 )
 def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(lines, encoding="utf-8")
+    script = written(tmp_path, lines, "script.py")
     assert migrate([script]).items == () and "no training loop" in render(migrate([script]))
 
 
 def test_a_script_that_is_fsdp2_in_part_lists_the_wrapper_only(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     lines = "from torch.distributed.fsdp import fully_shard\nif torch.cuda.is_available():\n    fully_shard(m)\nelse:\n    m = D(m)"
-    script.write_text(DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n", encoding="utf-8")
+    script = written(tmp_path, DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n")
     assert [item.construct for item in migrate([script]).items] == ["DistributedDataParallel"]
 
 
@@ -175,9 +173,8 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str]) -> None
 
 
 def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     text = (TESTS / "migrate" / "fsdp1_trainer.py").read_text(encoding="utf-8")
-    script.write_text(text, encoding="utf-8")
+    script = written(tmp_path, text)
     words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", "--migrate", str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -201,6 +198,5 @@ if options['copy']:
 
 
 def test_lint_looks_into_a_branch_whose_setting_may_be_replaced(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(BRANCH, encoding="utf-8")
+    script = written(tmp_path, BRANCH)
     assert [hit.rule for hit in look([script]).hits] == ["deepcopy-of-fsdp-model"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import written
 from trees import SPEC, Capsys
 from verified_fsdp2.skill.cli import new
 from verified_fsdp2.verifier.errors import UserError
@@ -25,8 +26,7 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def spec_path(tmp_path: Path) -> str:
-    path = tmp_path / "spec.yaml"
-    path.write_text(SPEC)
+    path = written(tmp_path, SPEC, "spec.yaml")
     return str(path)
 
 

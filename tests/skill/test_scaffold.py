@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts import written
 from trees import build_file_tree
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.errors import UserError
@@ -31,8 +32,7 @@ def load(
 ) -> spec.Spec:
     if inputs:
         write_inputs(tmp_path)
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(data))
+    path = written(tmp_path, yaml.safe_dump(data), "spec.yaml")
     return spec.load(path, settings)
 
 

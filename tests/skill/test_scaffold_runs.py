@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from checkpoint_project import Modules, flip, names, saved
 from records import cases
+from scripts import written
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -48,8 +49,7 @@ def test_every_bit_of_the_marker_counts(runs: ModuleType, tmp_path: Path) -> Non
     (tmp_path / "__0_0.distcp").write_bytes(b"data")
     (tmp_path / ".metadata").write_bytes(b"more")
     sums = runs.checksums(tmp_path, runs.data_files(tmp_path))
-    file = tmp_path / "SHA256SUMS"
-    file.write_text(sums)
+    file = written(tmp_path, sums, "SHA256SUMS")
     assert runs.differences(file, sums) == []
     for place in range(len(sums)):
         for bit in range(8):

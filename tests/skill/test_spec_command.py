@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from records import cases
+from scripts import written
 from verified_fsdp2.skill.cli import spec as command
 from verified_fsdp2.skill.spec import load
 from verified_fsdp2.verifier.errors import UserError
@@ -70,8 +71,7 @@ def test_show_is_a_spec_with_everything_in_it(capsys: pytest.CaptureFixture[str]
     text = output(capsys, "show", str(QUICKSTART))
     assert "#   parameters: 357024\n" in text
     assert yaml.safe_load(text)["model"]["ffn"] == 256
-    path = tmp_path / "spec.yaml"
-    path.write_text(text)
+    path = written(tmp_path, text, "spec.yaml")
     assert load(path) == load(QUICKSTART)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import written
 from verified_fsdp2.skill.spec import SpecError, load, schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,7 @@ def test_negative(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", POSITIVE, ids=names(POSITIVE))
 def test_what_is_shown_is_the_same_spec(path: Path, tmp_path: Path) -> None:
     spec = load(path)
-    shown = tmp_path / "spec.yaml"
-    shown.write_text(spec.to_yaml(), encoding="ascii")
+    shown = written(tmp_path, spec.to_yaml(), "spec.yaml")
     again = load(shown)
     assert again == spec
     assert again.to_yaml() == spec.to_yaml()

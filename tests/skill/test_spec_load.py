@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from records import cases
+from scripts import written
 from verified_fsdp2.skill.spec import SpecError, build, data_files, load, schema
 from verified_fsdp2.skill.spec.model import decoder_parameters
 from verified_fsdp2.verifier.errors import UserError
@@ -21,9 +22,7 @@ train: {steps: 20, global_batch: 8}
 
 @pytest.fixture
 def minimal(tmp_path: Path) -> Path:
-    path = tmp_path / "spec.yaml"
-    path.write_text(MINIMAL)
-    return path
+    return written(tmp_path, MINIMAL, "spec.yaml")
 
 
 def refused(path: Path, *overrides: str) -> SpecError:
@@ -146,8 +145,7 @@ def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
 
 
 def test_many_problems_are_cut(tmp_path: Path) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text("".join(f"k{number}: 1\n" for number in range(500)))
+    path = written(tmp_path, "".join(f"k{number}: 1\n" for number in range(500)), "spec.yaml")
     error = refused(path)
     assert str(error).endswith("... and 404 more problems") and len(error.problems) == 504
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from records import cases, judge, micro, model, run, step, stepped, trace
+from scripts import edited
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import root_cause
@@ -348,13 +349,8 @@ def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, status: str)
 @pytest.mark.launch
 @cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))
 def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launcher: Any, body: str, slow: bool) -> None:
-    script = tmp_path / "train.py"
-    text = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    loop = next(line for line in text.splitlines() if line.strip().startswith("for step in range("))
-    indent = " " * (len(loop) - len(loop.lstrip()) + 4)
-    script.write_text(
-        text.replace(loop, f"    import time\n    for step in range(1000):\n{indent}{body}"), encoding="utf-8"
-    )
+    loop = "    for step in range(STEPS):\n"
+    script = edited(tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n"))
     request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=15.0)
     answer = launcher.finish(launcher.start(request))
     assert answer["timed_out"] and (answer["quiet"] < 1.5) is slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from records import cases
+from scripts import written
 from verified_fsdp2.skill import cli
 from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.config.modules import find, root
@@ -160,8 +161,7 @@ ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.en
 @pytest.mark.launch
 def test_a_forked_rank_has_the_environment_of_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs: names of files, the port, the run's id, and the store's address, which we give as a number."""
-    script = tmp_path / "script.py"
-    script.write_text(ENVIRONMENT)
+    script = written(tmp_path, ENVIRONMENT, "script.py")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it itself when it imports its compiler
     monkeypatch.setenv("INTO", str(tmp_path / "ours"))
@@ -190,8 +190,7 @@ assert torch.get_num_threads() == 2, torch.get_num_threads()
 
 
 def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(EARLY)
+    script = written(tmp_path, EARLY, "script.py")
     assert settings.before_torch(script) == [(2, "OMP_NUM_THREADS"), (3, "TORCH_SHOW_CPP_STACKTRACES")]
     assert "script.py:2 sets OMP_NUM_THREADS, TORCH_SHOW_CPP_STACKTRACES" in settings.note(script)
     script.write_text(EARLY.replace("import os\n", "import os\nimport torch\n"))
@@ -201,8 +200,7 @@ def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(EARLY)
+    script = written(tmp_path, EARLY, "script.py")
     request: dict[str, Any] = {"script": str(script), "cwd": str(tmp_path), "world_size": 1, "timeout": 240.0}
     codes = {}
     for how in ("fork", "torchrun"):
@@ -328,8 +326,7 @@ def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monke
 
 
 def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("")
+    script = written(tmp_path, "", "script.py")
     assert cli.main(["verify", str(script), "--oversubscribe"]) == 2
     assert "need `--device cuda`" in capsys.readouterr().err
 
@@ -368,8 +365,7 @@ cli()
 def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
     """click ends every command by sys.exit(0), and catches what it knows on the way."""
     pytest.importorskip("click")
-    script = tmp_path / "script.py"
-    script.write_text(CLICK)
+    script = written(tmp_path, CLICK, "script.py")
     target = resolve(script, {"args": ["train", "--lr", "0.1"]})
     verdict = verify_with(launcher, target, tmp_path / "work", select(("run-completes", "matches-ddp"), ()))
     assert [f.status for f in verdict.findings] == ["pass", "pass"], verdict.findings
@@ -378,8 +374,9 @@ def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
 @pytest.mark.launch
 def test_an_error_that_a_launcher_reports_is_the_cause(launcher: Launcher, tmp_path: Path) -> None:
     """Hydra catches what the script raises, prints it and exits with 1."""
-    script = tmp_path / "script.py"
-    script.write_text("import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n")
+    script = written(
+        tmp_path, "import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n", "script.py"
+    )
     target = resolve(script, {"steps": 2, "device": "cpu"})
     verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes"])
     (finding,) = verdict.findings
@@ -389,9 +386,8 @@ def test_an_error_that_a_launcher_reports_is_the_cause(launcher: Launcher, tmp_p
 
 @pytest.mark.launch
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
     step = "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(), 0.1)\nm(m.weight).sum().backward()\no.step()\n"
-    script.write_text(f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", encoding="utf-8")
+    script = written(tmp_path, f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", "script.py")
     settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
     failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
     with Workspace(tmp_path / "work") as files:

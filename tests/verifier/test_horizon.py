@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from records import cases, run, step, stepped
+from scripts import edited
 from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
 from verified_fsdp2.verifier.errors import PROBE_FAILED
 from verified_fsdp2.verifier.evidence import Evidence, Sources
@@ -116,13 +117,13 @@ for _ in range(9):
 
 @pytest.mark.launch
 def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[1] / "zoo" / "best_weights.py").read_text(encoding="utf-8")
-    text = text.replace("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n")
-    text = text.replace("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7")
-    keep = "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n    dist"
-    text = text.replace("    set_model_state_dict(model, best)\n    dist", keep)
-    script = tmp_path / "train.py"
-    script.write_text(text, encoding="utf-8")
+    script = edited(
+        tmp_path,
+        ("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n"),
+        ("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7"),
+        ("    set_model_state_dict(model, best)\n", "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n"),
+        of="best_weights",
+    )
     only = ("same-data-on-every-rank", "run-completes")
     verdict = verify_script(script, only=only, steps="auto")
     assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(only, "pass")

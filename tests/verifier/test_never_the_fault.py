@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from records import cases, micro, model, run, step, stepped, trace
+from scripts import ZOO, edited, written
 from verified_fsdp2.verifier.errors import OUR_FAULT, PROBE_FAILED, UserError
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
@@ -32,8 +33,6 @@ from verified_fsdp2.verifier.trace.events import Discarded, End, ProbeError, Sha
 from verified_fsdp2.verifier.trace.writer import Writer
 from verified_fsdp2.verifier.verdict import Verdict
 
-MINIMAL = Path(__file__).parents[1] / "zoo" / "minimal.py"
-
 DRAWS = """\
 import json, os, random, sys
 
@@ -51,24 +50,13 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
     return launcher.run(Request(str(folder), str(script), str(script.parent), world_size=2, **more))
 
 
-def edited(tmp_path: Path, *changes: tuple[str, str]) -> Path:
-    text = MINIMAL.read_text()
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    return script
-
-
 # -- random state -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.launch
 def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launcher, tmp_path: Path) -> None:
     """Measured with torchrun: each rank, and each run, has its own seed of Python, NumPy and torch."""
-    script = tmp_path / "draws.py"
-    script.write_text(DRAWS)
+    script = written(tmp_path, DRAWS, "draws.py")
     drawn = []
     for name in ("first", "second"):
         launch(launcher, tmp_path / name, script)
@@ -398,7 +386,7 @@ def test_a_torch_that_the_probe_does_not_know_is_ours(tmp_path: Path, monkeypatc
     found = {}
     with Launcher(log=tmp_path / "log") as launcher:
         for mode in ("simulate", "fsdp"):
-            answer = launch(launcher, tmp_path / mode, MINIMAL, steps=1, mode=mode)
+            answer = launch(launcher, tmp_path / mode, ZOO / "minimal.py", steps=1, mode=mode)
             found[mode] = read_run(tmp_path / mode, mode, answer, 2, "train.py")
     assert "fake_pg.FakeStore" in found["simulate"].probe_failed
     assert found["fsdp"].completed and not found["fsdp"].probe_errors

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from records import cases, run, steps
+from scripts import written
 from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -257,8 +258,7 @@ class TestCheckpointsThatAreNotThere:
         ("model.state_dict()", False),
     )
     def test_what_counts_as_saving(self, tmp_path: Path, line: str, saves: bool) -> None:
-        script = tmp_path / "train.py"
-        script.write_text(f"import torch\n{line}\n")
+        script = written(tmp_path, f"import torch\n{line}\n")
         assert (scan(script).saving is not None) is saves
 
     def test_skip_checkpoint_leaves_out_all_that_needs_a_resume(self, write: Write) -> None:

@@ -8,6 +8,7 @@ import pytest
 from test_rules_checkpoint import A, saving, tensor, train
 
 from records import LINE, cases, judge, micro, model, run, step, stepped
+from scripts import written
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Ended, Run
@@ -108,8 +109,7 @@ def test_where_no_rule_applies_nothing_was_checked() -> None:
 
 @pytest.mark.launch
 def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('nothing to train')\n")
+    script = written(tmp_path, "print('nothing to train')\n", "script.py")
     verdict = verify_script(script)
     assert verdict.verdict == "inconclusive"
     assert "fail" not in {f.status for f in verdict.findings}

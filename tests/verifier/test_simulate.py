@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus import TESTS
+from scripts import written
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
@@ -46,9 +47,8 @@ for step in range(3):
 
 
 def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
     counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # what a run writes beside its script is taken away
-    script.write_text(COUNTED.replace("OUT", repr(str(counts))))
+    script = written(tmp_path, COUNTED.replace("OUT", repr(str(counts))), "script.py")
     verdict = verify_with(launcher, resolve(script, {"steps": 2}), tmp_path / "work", ["run-completes"])
     torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
@@ -85,8 +85,7 @@ for step in range(4):
 
 
 def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(BESIDE)
+    script = written(tmp_path, BESIDE, "script.py")
     facts = verify_with(launcher, resolve(script, {"steps": 3}), tmp_path / "work", ["run-completes"]).facts
     assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
     counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
@@ -133,8 +132,7 @@ def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(WIDE)
+    script = written(tmp_path, WIDE, "script.py")
     verdict = whole(launcher, resolve(script, {"nproc": 1024}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
@@ -158,19 +156,19 @@ def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
 
 
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import os\nimport torch.distributed as dist\n"
         'store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64, False)\n'
-        'store.set("key", "7")\nprint("it is", store.get("key"))\n'
+        'store.set("key", "7")\nprint("it is", store.get("key"))\n',
+        "script.py",
     )
     run = simulated(resolve(script, {"nproc": 64, "timeout": 20}), launcher, tmp_path)
     assert run is not None and run.completed
 
 
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n")
+    script = written(tmp_path, "raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n", "script.py")
     verdict = whole(launcher, resolve(script, {"nproc": 64}), tmp_path / "work")
     assert verdict.verdict == "inconclusive"
     assert any("64 ranks" in f.evidence for f in verdict.findings)

@@ -10,6 +10,7 @@ import pytest
 
 from corpus import TESTS
 from records import cases
+from scripts import written
 from verdicts import REPORT
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -123,8 +124,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
 def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]))
+    script = written(tmp_path, textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]), "script.py")
     flags = {"args": "{checkpoint}", "timeout": "5"}
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one["verdict"] == "fail"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from records import cases
+from scripts import written
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.source.lines import find_local_norm
@@ -83,8 +84,7 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
 
 
 def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old.py"
-    old.write_text("print('old')\n")
+    old = written(tmp_path, "print('old')\n", "old.py")
     target = resolve(project, {"reference": f"{old} --small 'a b'"})
     assert target.reference == (str(old), "--small", "a b")
     assert target.describe()["reference"].startswith(str(old))

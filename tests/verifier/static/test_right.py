@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from corpus import right
+from scripts import written
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.source.lint import look
 
@@ -30,8 +31,7 @@ def reported(*scripts: Path) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_styles(tmp_path: Path, style: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STYLES[style], encoding="utf-8")
+    script = written(tmp_path, STYLES[style])
     assert reported(script) == []
 
 

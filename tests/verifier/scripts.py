@@ -1,0 +1,37 @@
+"""Scripts that tests write, and Python processes that they run."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from corpus import TESTS
+from verified_fsdp2.verifier.verdict import Verdict
+
+Verify = Callable[..., Verdict]  # what the fixtures `verify_script` and `verify_case` give
+ZOO, FAULTS = TESTS / "zoo", TESTS / "faults"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def written(folder: Path, text: str, name: str = "train.py") -> Path:
+    """A file of this text."""
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def edited(folder: Path, *changes: tuple[str, str], of: str = "minimal") -> Path:
+    """A script of the zoo in which each text of `changes` is replaced by the one beside it."""
+    text = (ZOO / f"{of}.py").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return written(folder, text)
+
+
+def python(*words: object, status: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:
+    """What Python does with these words; it ends with `status`, if that is not None."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 300, "check": False, **more})
+    assert status in (None, done.returncode), done.stdout[-3000:] + done.stderr[-3000:]
+    return done
