@@ -1,17 +1,31 @@
 """Scripts that tests write, and Python processes that they run."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from corpus import TESTS
 from verified_fsdp2.verifier.verdict import Verdict
 
 Verify = Callable[..., Verdict]  # what the fixtures `verify_script` and `verify_case` give
+Command = Callable[..., "Done"]  # what the fixture `command` gives
 ZOO, FAULTS = TESTS / "zoo", TESTS / "faults"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+class Done(NamedTuple):
+    """What a command of `fsdp2` returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
 
 
 def written(folder: Path, text: str, name: str = "train.py") -> Path:
