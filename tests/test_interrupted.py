@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from records import Capsys, Patch, cases
-from scripts import written
-from verified_fsdp2.skill import cli
+from records import Patch, cases
+from scripts import Command, written
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.client import Launcher
 
@@ -88,11 +87,10 @@ SOCKETS = [{"number": 1, "fault": "no sockets", "message": "Operation not permit
     (["--device", "cuda", "--nproc", "64"], [{"devices": 0}], "of the 64 CUDA devices that --device cuda needs"),
 )
 def test_what_a_machine_refuses_is_no_fault_of_the_script(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capsys, flags: list[str], answers: list[Any], said: str
+    tmp_path: Path, monkeypatch: Patch, command: Command, flags: list[str], answers: list[Any], said: str
 ) -> None:
     left = [*answers]
     monkeypatch.setattr(Launcher, "_read", lambda self, seconds: left.pop(0))
     script = written(tmp_path, "", "script.py")
-    assert cli.main(["verify", str(script), *flags]) == 4
-    shown = capsys.readouterr()
+    shown = command("verify", str(script), *flags, code=4)
     assert said in shown.err and "NO RANKS WERE JUDGED" in shown.out
