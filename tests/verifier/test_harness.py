@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from records import cases
-from scripts import written
-from verified_fsdp2.skill import cli
+from scripts import Command, written
 from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.config.modules import find, root
 from verified_fsdp2.verifier.config.target import resolve
@@ -119,12 +118,9 @@ def test_a_module_below_folders_without_init(package: Path) -> None:
     ("sys", "is not Python source"),
     ("", "nothing to verify"),
 )
-def test_wrong_modules(
-    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
+def test_wrong_modules(package: Path, monkeypatch: pytest.MonkeyPatch, command: Command, name: str, words: str) -> None:
     monkeypatch.chdir(package)
-    assert cli.main(["verify", *(["-m", name] if name else [])]) == 2
-    message = capsys.readouterr().err
+    message = command("verify", *(["-m", name] if name else []), code=2).err
     assert words in message
     assert len(message.strip().splitlines()) == 1
 
@@ -325,10 +321,9 @@ def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monke
     assert manager.environment(request, 3, 0)["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_gpu_to_share(tmp_path: Path, command: Command) -> None:
     script = written(tmp_path, "", "script.py")
-    assert cli.main(["verify", str(script), "--oversubscribe"]) == 2
-    assert "need `--device cuda`" in capsys.readouterr().err
+    assert "need `--device cuda`" in command("verify", str(script), "--oversubscribe", code=2).err
 
 
 CLICK = """\
