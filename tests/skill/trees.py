@@ -55,6 +55,10 @@ def file_tree(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def text_tree(folder: Path) -> dict[str, str]:
+    return {path: data.decode() for path, data in file_tree(folder).items()}
+
+
 def write_project(folder: Path, written: Mapping[str, Any], *settings: str) -> Path:
     """The project of this spec with these settings, in a folder `project` beside its spec."""
     (folder / "spec.yaml").write_text(yaml.safe_dump(written))
