@@ -8,7 +8,7 @@ import pytest
 
 from records import cases
 from scripts import written
-from verified_fsdp2.skill.spec import SpecError, build, data_files, load, schema
+from verified_fsdp2.skill.spec import SpecError, build, data_files, load
 from verified_fsdp2.skill.spec.model import decoder_parameters
 from verified_fsdp2.verifier.errors import UserError
 
@@ -33,17 +33,6 @@ def refused(path: Path, *overrides: str) -> SpecError:
 
 def problems(path: Path, *overrides: str) -> list[str]:
     return [problem.message for problem in refused(path, *overrides).problems]
-
-
-def test_defaults_are_those_of_the_schema(minimal: Path) -> None:
-    found = load(minimal).to_dict()
-    for name, section in schema.properties(schema.load()).items():
-        if not isinstance(found[name], dict):
-            assert found[name] == section.get("default", 1)
-            continue
-        for key, below in schema.properties(section).items():
-            if not schema.required(section, key) and key in found[name] and below["default"] != "auto":
-                assert found[name][key] == below["default"], f"{name}.{key}"
 
 
 def test_derived_values_are_numbers(minimal: Path) -> None:
