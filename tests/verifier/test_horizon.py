@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from records import cases, run, step, stepped
+from records import cases, ended, judge, run, step, stepped
 from scripts import edited
 from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
 from verified_fsdp2.verifier.errors import PROBE_FAILED
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.reach import blocks
 from verified_fsdp2.verifier.trace import Ended
 
@@ -137,10 +135,8 @@ def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> 
 def test_an_error_of_the_probe_in_the_survey_is_not_the_scripts(code: int, status: str) -> None:
     train = run([one for k in (1, 2) for one in (step(k), stepped(k))])
     error = {"kind": "probe_error", "symbol": "survey", "text": "KeyError: x", "where": ""}
-    made = replace(run([error] * (code == PROBE_FAILED), role="survey"), ended=(Ended(0, code, False),))
+    made = ended(run([error] * (code == PROBE_FAILED), role="survey"))
     for trace in made.traces:
-        if code == PROBE_FAILED:
-            object.__setattr__(trace, "records", trace.records[:-1])  # it has no end
-        else:
-            object.__setattr__(trace.end, "how", "exception")
-    assert judge_one(RULES["run-completes"], Evidence(train=train, survey=made)).status == status
+        object.__setattr__(trace, "records", trace.records[: -1 if code == PROBE_FAILED else None])  # it has no end
+    made = replace(made, ended=(Ended(0, code, False),))
+    assert judge("run-completes", train, survey=made).status == status
