@@ -6,22 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped, steps
-from verified_fsdp2.verifier.evidence import Evidence, Sources
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, step, stepped, steps, stopped
+from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
 from verified_fsdp2.verifier.probe.measures import shard_digest
-from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
-
-
-def stopped(error: str, message: str, *ranks: Records) -> Run:
-    """The run of `ranks`, of which rank 0 raised."""
-    whole = run(*ranks)
-    trace = whole.traces[0]
-    assert trace.end is not None
-    end = replace(trace.end, how="exception", error=error, message=message, frames=[LINE])
-    return replace(whole, traces=(replace(trace, records=(*trace.records[:-1], end)), *whole.traces[1:]))
 
 
 NO_FILE = ("ValueError", "no such file")
@@ -254,8 +244,7 @@ class TestPresence:
 @cases("line, status", (3, "pass"), (4, "fail"))
 def test_a_gather_under_a_condition_may_be_that_of_the_best_weights(line: int, status: str) -> None:
     source = "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other = whole(model)\n"
-    place = {"file": "train.py", "line": line, "function": "main", "code": ""}
-    evidence = Evidence(
-        train=run(*gathered(64, {"at_line": place})), sources=Sources({"train.py": source}, ("train.py",))
-    )
-    assert judge("model-gathered-every-step", evidence).status == status
+    place = replace(LINE, line=line)
+    sources = Sources({"train.py": source}, ("train.py",))
+    ranks = gathered(64, {"at_line": place})
+    assert judge("model-gathered-every-step", *ranks, sources=sources).status == status
