@@ -87,8 +87,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         text = SCRIPT
         for name, part in parts.items():
             text = text.replace(f"#{name}", part)
-        (project / "train.py").write_text(text)
-        return project / "train.py"
+        return written(project, text)
 
     return made
 
