@@ -85,8 +85,9 @@ for step in range(4):
 
 
 def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: Path) -> None:
-    script = written(tmp_path, BESIDE, "script.py")
-    facts = verify_with(launcher, resolve(script, {"steps": 3}), tmp_path / "work", ["run-completes"]).facts
+    facts = verify_with(
+        launcher, resolve(written(tmp_path, BESIDE), {"steps": 3}), tmp_path / "work", ["run-completes"]
+    ).facts
     assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
     counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
     assert counted == {"fsdp_forwards": 1, "all_gather_model": 1, "reduce_scatter_model": 1}
@@ -132,8 +133,7 @@ def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    script = written(tmp_path, WIDE, "script.py")
-    verdict = whole(launcher, resolve(script, {"nproc": 1024}), tmp_path / "work")
+    verdict = whole(launcher, resolve(written(tmp_path, WIDE), {"nproc": 1024}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
@@ -164,7 +164,7 @@ def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_pat
         "script.py",
     )
     run = simulated(resolve(script, {"nproc": 64, "timeout": 20}), launcher, tmp_path)
-    assert run is not None and run.completed
+    assert run.completed
 
 
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
@@ -176,5 +176,5 @@ def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_pa
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
     run = simulated(resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8}), launcher, tmp_path)
-    assert run is not None and run.completed
+    assert run.completed
     assert ([trace.rank for trace in run.traces], run.world_size) == ([0], 8)
