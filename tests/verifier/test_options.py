@@ -1,7 +1,5 @@
 """Which settings a script takes, which of them save and resume, and `set:` in copies of configuration files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
