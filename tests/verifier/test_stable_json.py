@@ -1,6 +1,7 @@
 """The same script twice: the same report byte for byte, but for the fields that the schema marks."""
 
 import json
+import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,8 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
             walk(schema["items"], path)
 
     walk(REPORT, "")
-    times = [
-        "findings.seconds: time",
-        "runs.seconds: time",
-        "facts.horizon: time",
-        "facts.memory.process: memory",
-        "seconds: time",
-    ]
+    times = [f"{name}: time" for name in ("findings.seconds", "runs.seconds", "facts.horizon", "seconds")]
+    times.insert(3, "facts.memory.process: memory")
     assert [name for name in found if not name.endswith(": path")] == times
 
 
@@ -114,7 +110,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     assert facts["expected_traffic"] == {kind: facts["traffic"].get(f"{kind}_model", 0) for kind in kinds}
     for shard in facts["shards"]:
-        assert sum(shard["elements"]) == _product(shard["shape"]), shard
+        assert sum(shard["elements"]) == math.prod(shard["shape"]), shard
     for row in facts["memory"]:
         held = 4 * sum(shard["elements"][row["rank"]] for shard in facts["shards"])
         assert row["parameters"] == row["gradients"] == held and 2 * held <= row["optimizer"] < 2 * held + 8192
@@ -146,10 +142,3 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
 )
 def test_words_that_are_the_same_each_time(text: str, expected: str) -> None:
     assert stable(text, Path("/w")).startswith(expected)
-
-
-def _product(shape: list[int]) -> int:
-    whole = 1
-    for size in shape:
-        whole *= size
-    return whole
