@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,30 @@ class Done(NamedTuple):
     @property
     def data(self) -> Any:
         return json.loads(self.out)
+
+
+def training(begin: str, model: str, data: str, within: str = "", wrap: str = "model", optimizer: str = "SGD") -> str:
+    """A script that trains in nine steps: `begin` comes before all else, `within` is what a step begins with."""
+    return f"""
+import os, pathlib, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+{begin}
+torch.manual_seed(0)
+model = {model}
+fully_shard({wrap})
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-2)
+for step in range(9):
+{textwrap.indent(within, "    ")}
+    model({data}).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def written(folder: Path, text: str, name: str = "train.py") -> Path:
