@@ -20,7 +20,7 @@ from records import cases
 from robustness_inputs import KINDS
 from robustness_processes import survivors
 from robustness_scripts import SAVING, TRAIN, hostile
-from scripts import Command, Verify
+from scripts import Command, Verify, training
 from verdicts import valid
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.reports import FORMATS
@@ -77,12 +77,7 @@ def test_a_script_nested_too_deeply(folder: Path, command: Command) -> None:
 
 # -- a part of a verification is no verdict
 
-TRAINS_ONCE = """
-import os, pathlib, time
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-dist.init_process_group("gloo")
+TWICE = """
 marks = pathlib.Path(os.environ["MARKS"])
 again = (marks / "started").exists()
 dist.barrier()
@@ -90,14 +85,6 @@ dist.barrier()
 while again:
     (marks / "again").touch()
     time.sleep(1)
-torch.manual_seed(0)
-model = nn.Linear(4, 4)
-fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(9):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -117,7 +104,7 @@ def wait_for(path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_verification_says_so_in_every_format(number: signal.Signals, folder: Path) -> None:
-    (folder / "a.py").write_text(TRAINS_ONCE)
+    (folder / "a.py").write_text(training(TWICE, "nn.Linear(4, 4)", "torch.ones(2, 4)"))
     marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
     marks.mkdir()
     environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder), "MARKS": str(marks)}
