@@ -14,8 +14,9 @@ import yaml
 
 from documents import blocks
 from records import cases
-from scripts import Command
-from verdicts import REPORT
+from scripts import FAULTS, ZOO, Command, written
+from trees import build_file_tree
+from verdicts import REPORT, verdict
 from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.config.policy import Policy, Skip, Widening
@@ -84,10 +85,8 @@ BOTH = cases("name, content", ("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML))
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "train.py").write_text("import torch\n")
-    (tmp_path / "project" / "verify.yaml").write_text("nproc: 3\ntimeout: 30\nsave_args: --save\n")
-    (tmp_path / "one.py").write_text("import torch\n")
+    files = dict.fromkeys(("project/train.py", "one.py"), "import torch\n")
+    build_file_tree(tmp_path, files | {"project/verify.yaml": "nproc: 3\ntimeout: 30\nsave_args: --save\n"})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -238,10 +237,6 @@ def skip(rule: str, over: bool = False) -> Skip:
     return Skip(rule, "a reason", "2026-11-20", over, location, column=5)
 
 
-def verdict(*findings: Finding) -> Verdict:
-    return Verdict("pass", {"name": "", "command": "fsdp2 verify"}, {"torch": "x", "python": "y"}, (), findings)
-
-
 OPEN = Finding("matches-ddp", "inconclusive", "no oracle")
 FINE = Finding("optim-before-shard", "pass", "all of them")
 
@@ -306,7 +301,7 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(repository: Path,
     (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
     command("verify", "--tier", "static", code=1)
     command("verify", "--tier", "static", "--target", "small", code=4)
-    (repository / "one.py").write_text((Path(__file__).parents[1] / "faults" / "optim_before_shard.py").read_text())
+    (repository / "one.py").write_text((FAULTS / "optim_before_shard.py").read_text())
     (repository / "verify.yaml").write_text(SHORT)
     command("verify", "--tier", "static", code=1)
 
@@ -347,8 +342,7 @@ def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> 
     """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
     never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
-    script = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    (repository / "train.py").write_text(script + never_called, encoding="utf-8")
+    written(repository, (ZOO / "minimal.py").read_text(encoding="utf-8") + never_called)
     (repository / "verify.yaml").write_text(
         "script: train.py\n"
         "required: [optimizer, wrapping]\n"
