@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus import TESTS
-from scripts import written
+from scripts import training, written
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
@@ -63,30 +63,16 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
 
 
 BESIDE = """
-import threading
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-model = nn.Linear(16, 16)
-fully_shard(model)
-other = dist.new_group()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    model(torch.ones(2, 16)).sum().backward()
-    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": other})
-    thread.start()
-    thread.join()
-    optimizer.step()
-    optimizer.zero_grad()
+thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": other})
+thread.start()
+thread.join()
 """
 
 
 def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: Path) -> None:
+    beside = training("other = dist.new_group()", "nn.Linear(16, 16)", "torch.ones(2, 16)", BESIDE)
     facts = verify_with(
-        launcher, resolve(written(tmp_path, BESIDE), {"steps": 3}), tmp_path / "work", ["run-completes"]
+        launcher, resolve(written(tmp_path, beside), {"steps": 3}), tmp_path / "work", ["run-completes"]
     ).facts
     assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
     counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
@@ -102,25 +88,12 @@ def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp
 
 
 WIDE = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
 mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
 group = dist.new_group(backend="gloo")
 assert dist.get_world_size() == 1024
 states = [None] * 1024
 dist.all_gather_object(states, {"rank": dist.get_rank()})
 dist.barrier()
-model = nn.Linear(64, 64)
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(4):
-    model(torch.ones(1, 64)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -133,7 +106,8 @@ def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    verdict = whole(launcher, resolve(written(tmp_path, WIDE), {"nproc": 1024}), tmp_path / "work")
+    wide = training(WIDE, "nn.Linear(64, 64)", "torch.ones(1, 64)", wrap="model, mesh=mesh", optimizer="AdamW")
+    verdict = whole(launcher, resolve(written(tmp_path, wide), {"nproc": 1024}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
