@@ -2,7 +2,6 @@
 
 import json
 import math
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from corpus import TESTS
 from records import cases
-from scripts import written
+from scripts import training, written
 from verdicts import REPORT
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -19,28 +18,8 @@ from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.report.redact import stable
 
-FAULTY = """
-    import sys
-    import time
-
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        torch.manual_seed(10 * step + dist.get_rank())
-        if step == 2 and dist.get_rank() == 1:
-            FAULT
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
+MODEL = "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))"
+FAULTY = "torch.manual_seed(10 * step + dist.get_rank())\nif step == 2 and dist.get_rank() == 1:\n    "
 FAULTS = {
     "hangs": "time.sleep(1000)",
     "raises": "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() % 60000}')",
@@ -120,7 +99,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
 def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
-    script = written(tmp_path, textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]), "script.py")
+    script = written(tmp_path, training("", MODEL, "torch.randn(4, 8)", FAULTY + FAULTS[fault]))
     flags = {"args": "{checkpoint}", "timeout": "5"}
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one["verdict"] == "fail"
