@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from corpus import Case, load
-from records import brief
+from records import Capsys, brief
+from scripts import Command, Done, Verify
+from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier import judge
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence
@@ -21,7 +23,6 @@ from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import Rule, SourceRule
 from verified_fsdp2.verifier.source.registry import DETECTORS
-from verified_fsdp2.verifier.verdict import Verdict
 
 os.environ["COLUMNS"] = "120"  # reports wrap at the width of the terminal
 
@@ -67,6 +68,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def command(capsys: Capsys) -> Command:
+    """command(*words, code=None) -> Done: what `fsdp2` with these words did; the exit code is `code`, if that is not None."""
+
+    def run(*words: object, code: int | None = None) -> Done:
+        capsys.readouterr()
+        try:
+            ended = main([*map(str, words)])
+        except SystemExit as end:  # of argparse
+            ended = int(end.code or 0)
+        done = Done(ended, *capsys.readouterr())
+        assert code in (None, ended), done
+        return done
+
+    return run
+
+
 Once = Callable[[str, Callable[[], Any]], Any]
 
 
@@ -94,9 +112,6 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         yield running
 
 
-Verify = Callable[..., Verdict]
-
-
 STEPS = {"steps": 5}
 
 
@@ -107,7 +122,7 @@ def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
     Five steps are compared, without a survey run, unless a test asks for others.
     """
 
-    def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Verdict:
+    def run(script: Path, only: tuple[str, ...] = (), **flags: Any) -> Any:
         target = resolve(script, {**STEPS, **load(script).settings, **flags})
         return verify_with(launcher, target, tmp_path / "work", select(only, ()))
 
@@ -118,7 +133,7 @@ def verify_script(launcher: Launcher, tmp_path: Path) -> Verify:
 def verify_case(launcher: Launcher, tmp_path: Path) -> Verify:
     """verify_case(case, only=()) -> Verdict of a case of the corpus."""
 
-    def run(case: Case, only: tuple[str, ...] = ()) -> Verdict:
+    def run(case: Case, only: tuple[str, ...] = ()) -> Any:
         target = resolve(case.target(tmp_path), {**STEPS, **case.settings})
         chosen = select(only, (), case.tier)
         return verify_with(launcher, target, tmp_path / "work", chosen, tier=case.tier)

@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import yaml
 
 from documents import DOCUMENTS, blocks
 from records import cases
+from scripts import python, written
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.cli import main
@@ -40,8 +41,7 @@ PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 def schema(name: str) -> dict[str, Any]:
     """A schema of schemastore.org, as the package check-jsonschema carries it."""
     vendored = resources.files("check_jsonschema.builtin_schemas") / "vendor" / f"{name}.json"
-    found: dict[str, Any] = json.loads(vendored.read_text(encoding="utf-8"))
-    return found
+    return json.loads(vendored.read_text(encoding="utf-8"))
 
 
 def as_github(text: str) -> Any:
@@ -72,20 +72,16 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, module in (("python", ""), ("fsdp2", " -m verified_fsdp2.skill")):
-        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n')
-        (folder / name).chmod(0o755)
+        written(folder, f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n', name).chmod(0o755)
     return folder
-
-
-def run(command: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def shell(script: str, cwd: Path, tools: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run lines as a runner does: `shell: bash` of GitHub, with an environment of its own."""
     kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH", "LANG", "TMPDIR") if name in os.environ}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return run(command, cwd, {**kept, "PATH": f"{tools}:/usr/bin:/bin", **env})
+    env = {**kept, "PATH": f"{tools}:/usr/bin:/bin", **env}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def step(name: str) -> dict[str, Any]:
@@ -307,21 +303,21 @@ def test_the_documents_name_hooks_and_inputs_that_there_are() -> None:
     assert used and set(used) <= set(ACTION["outputs"])
 
 
+def entry(name: str) -> list[object]:
+    """The script of a hook and its words."""
+    (found,) = [hook["entry"] for hook in HOOKS if hook["id"] == name]
+    script, *words = shlex.split(found)
+    return [ROOT / script, *words]
+
+
 @pytest.mark.parametrize(("path", "code"), [(FAULT, 1), (RIGHT, 0)])
 def test_the_lint_hook_needs_no_package(tmp_path: Path, path: Path, code: int) -> None:
     """`-S`: no site-packages; the hook runs as pre-commit starts it, from its clone."""
-    (entry,) = [hook["entry"] for hook in HOOKS if hook["id"] == "fsdp2-lint"]
-    script, *words = shlex.split(entry)
-    command = [sys.executable, "-S", "-E", ROOT / script, *words, path]
-    done = run(command, tmp_path, {})
-    assert done.returncode == code, done.stderr
+    python("-S", "-E", *entry("fsdp2-lint"), path, status=code, cwd=tmp_path, env={})
 
 
 def test_the_spec_hook_names_the_package_that_it_needs(tmp_path: Path) -> None:
-    (entry,) = [hook["entry"] for hook in HOOKS if hook["id"] == "fsdp2-spec"]
-    script, *words = shlex.split(entry)
     specs = [ROOT / "examples" / "quickstart.yaml", ROOT / "examples" / "bf16.yaml"]
     for options, code, said in (([], 0, "bf16.yaml: ok"), (["-S", "-E"], 2, "this Python has no yaml")):
-        command = [sys.executable, *options, ROOT / script, *words, *specs]
-        done = run(command, tmp_path, {})
-        assert done.returncode == code and said in done.stdout + done.stderr
+        done = python(*options, *entry("fsdp2-spec"), *specs, status=code, cwd=tmp_path, env={})
+        assert said in done.stdout + done.stderr

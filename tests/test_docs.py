@@ -5,14 +5,13 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
 from documents import DOCUMENTS, ROOT, Block, blocks, claims, diagnosis, python_blocks
+from scripts import python
 from verified_fsdp2.skill import cli, reference
 from verified_fsdp2.verifier.analysis import comparison
 from verified_fsdp2.verifier.rules import RULES
@@ -29,7 +28,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     folder = tmp_path_factory.mktemp("blocks")
     for block in RUN:
         (folder / f"{block.name}.{block.ranks}.py").write_text(block.text, encoding="utf-8")
-    done = subprocess.run([sys.executable, SETTING, folder], capture_output=True, text=True, timeout=420, check=False)
+    done = python(SETTING, folder, timeout=420, status=None)
     merged = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"failed": {"setting": done.stderr[-2000:]}}
     where = {block.name: block.where for block in RUN}
     return {kind: {where.get(name, name): text for name, text in texts.items()} for kind, texts in merged.items()}

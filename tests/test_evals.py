@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import write
 from documents import BLOCK, ROOT
 from grader.checks import CHECKS
 from grader.tasks import EVALS, load, names, negatives
+from records import Capsys, Patch
+from scripts import python
 from verified_fsdp2.skill import installer
 
 README = (EVALS / "README.md").read_text(encoding="utf-8")
@@ -23,11 +24,6 @@ COMMANDS = [line for kind, text in BLOCK.findall(README) if kind == "bash" for l
 TASK = "repair-norm-by-ranks"  # the one of the README
 WRONG = "norms-summed"
 MINE = {"grade", "grader", "write", "check_grader"}
-
-
-def grading(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, EVALS / "grade.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_there_are_enough_of_each_kind() -> None:
@@ -108,9 +104,7 @@ def test_bad_usage_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_the_commands_of_the_readme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> None:
     """As they stand there; the agent's work is the reference solution."""
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
@@ -126,8 +120,7 @@ def test_the_commands_of_the_readme(
         else:
             load(TASK).write("solution", tmp_path / "solved")
             (tmp_path / "eval" / "train.py").write_text((tmp_path / "solved" / "train.py").read_text())
-            done = grading(*arguments)
-            assert done.returncode == 0, done.stdout + done.stderr
+            done = python(EVALS / "grade.py", *arguments)
             assert json.loads(done.stdout)["passed"] is True
     assert load(TASK).values["prompt"].strip() in capsys.readouterr().out
     kept = json.loads((tmp_path / "grading.json").read_text())
@@ -139,8 +132,7 @@ def test_the_commands_of_the_readme(
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_wrong_solution_fails_where_its_task_says(tmp_path: Path) -> None:
-    done = grading(TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"))
-    assert done.returncode == 1, done.stderr
+    done = python(EVALS / "grade.py", TASK, load(TASK).write(f"wrong/{WRONG}", tmp_path / "wrong"), status=1)
     report = json.loads(done.stdout)
     failed = {row["name"]: row["detail"] for row in report["checks"] if not row["passed"]}
     assert set(failed) == set(load(TASK).wrong[WRONG]["fails"])

@@ -1,5 +1,6 @@
 """The pack works from its wheel, and as a plain copied folder that nobody installed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import python
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import installer
 
@@ -16,10 +18,7 @@ SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "s
 
 
 def fsdp2(*command: object, cwd: Path) -> str:
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(*command, cwd=cwd).stdout
 
 
 def mark(folder: Path) -> None:
@@ -32,12 +31,11 @@ def mark(folder: Path) -> None:
 def copied(tmp_path: Path) -> Path:
     folder = tmp_path / "verified-fsdp2"
     folder.mkdir()
-    for name in SHIPPED:
-        source = ROOT / name
+    for source in (ROOT / name for name in SHIPPED):
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(source, folder / name)
+            shutil.copy(source, folder)
     mark(folder)
     return folder
 
@@ -63,11 +61,16 @@ def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
     (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
-    words = ["-m", "pytest", "-p", "verified_fsdp2.verifier.integrations.pytest_plugin"]
-    words += ["--fsdp2", "train.py", "--fsdp2-tier", "static"]
-    command = ["env", "PYTHONPATH=build", sys.executable, *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and "FAILED train.py::optim-before-shard" in done.stdout, done.stdout + done.stderr
+    words = (
+        "-p",
+        "verified_fsdp2.verifier.integrations.pytest_plugin",
+        "--fsdp2",
+        "train.py",
+        "--fsdp2-tier",
+        "static",
+    )
+    done = python("-m", "pytest", *words, status=1, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "build"})
+    assert "FAILED train.py::optim-before-shard" in done.stdout
 
 
 def test_the_installed_command(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from records import cases
 from robustness_inputs import KINDS
 from robustness_processes import survivors
 from robustness_scripts import SAVING, TRAIN, hostile
+from scripts import Command, Verify, training
 from verdicts import valid
 from verified_fsdp2.skill.cli import main
 from verified_fsdp2.skill.reports import FORMATS
@@ -34,7 +34,6 @@ from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.seal import mark
 from verified_fsdp2.verifier.verdict import Verdict
 
-Verify = Callable[..., Verdict]
 TESTS = Path(__file__).parent
 EVERY_FORMAT = [word for name in FORMATS for word in ("--report", f"{name}=out.{name}")]
 
@@ -47,52 +46,39 @@ def test_malformed_inputs(kind: str, tmp_path: Path) -> None:
     assert robustness.row(kind, trials)["inputs"] == 12
 
 
-def test_a_path_that_leads_nowhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_leads_nowhere(folder: Path, command: Command) -> None:
     (folder / "loop").symlink_to("loop")
     (folder / "a.py").write_text("")
-    assert main(["lint", "a.py", "--report", "json=loop"]) == 2
-    assert "leads to itself" in capsys.readouterr().err
-    assert main(["lint", "a.py", "--report", "json=loop/x"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert main(["lint", "x" * 5000]) == 2
-    error = capsys.readouterr().err
+    assert "leads to itself" in command("lint", "a.py", "--report", "json=loop", code=2).err
+    assert "cannot be written" in command("lint", "a.py", "--report", "json=loop/x", code=2).err
+    error = command("lint", "x" * 5000, code=2).err
     assert error.startswith("File name ") and "xxx" in error
     assert (folder / "loop").is_symlink()
 
 
-def test_errors_are_of_bounded_length(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_of_bounded_length(folder: Path, command: Command) -> None:
     (folder / "spec.yaml").write_text("".join(f"key{number}: 1\n" for number in range(90)))
-    assert main(["spec", "check", "spec.yaml"]) == 2
-    error = capsys.readouterr().err
+    error = command("spec", "check", "spec.yaml", code=2).err
     assert error.count("\n") <= 150 and len(error) < 8_100 and error.endswith("... (cut)\n")
-    with pytest.raises(SystemExit):
-        main(["verify", "--tier", "x" * 20_000])
-    assert main(["explain", "a", "x" * 20_000]) == 2
-    assert len(capsys.readouterr().err) < 18_000
+    assert len(command("explain", "a", "x" * 20_000).err) < 9_000
+    assert len(command("verify", "--tier", "x" * 20_000, code=2).err) < 9_000
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 3000, "x = " + "9" * 6000], ids=["deep", "long"])
-def test_toml_that_python_cannot_take(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_toml_that_python_cannot_take(text: str, folder: Path, command: Command) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.fsdp2]\n{text}\n")
     (folder / "train.py").write_text("")
-    assert main(["verify", ".", "--tier", "static"]) == 2
-    assert "pyproject.toml:1:1: not valid TOML" in capsys.readouterr().err
+    assert "pyproject.toml:1:1: not valid TOML" in command("verify", ".", "--tier", "static", code=2).err
 
 
-def test_a_script_nested_too_deeply(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_nested_too_deeply(folder: Path, command: Command) -> None:
     (folder / "a.py").write_text("x = " + "-" * 9000 + "1")
-    assert main(["verify", "a.py", "--tier", "static"]) == 2
-    assert "a.py:1:" in capsys.readouterr().err
+    assert "a.py:1:" in command("verify", "a.py", "--tier", "static", code=2).err
 
 
 # -- a part of a verification is no verdict
 
-TRAINS_ONCE = """
-import os, pathlib, time
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-dist.init_process_group("gloo")
+TWICE = """
 marks = pathlib.Path(os.environ["MARKS"])
 again = (marks / "started").exists()
 dist.barrier()
@@ -100,14 +86,6 @@ dist.barrier()
 while again:
     (marks / "again").touch()
     time.sleep(1)
-torch.manual_seed(0)
-model = nn.Linear(4, 4)
-fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(9):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -127,7 +105,7 @@ def wait_for(path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_verification_says_so_in_every_format(number: signal.Signals, folder: Path) -> None:
-    (folder / "a.py").write_text(TRAINS_ONCE)
+    (folder / "a.py").write_text(training(TWICE, "nn.Linear(4, 4)", "torch.ones(2, 4)"))
     marks = folder.with_name(folder.name + "-marks")  # what a run writes in its project no other run finds
     marks.mkdir()
     environment = {**os.environ, "TMPDIR": str(folder), "FSDP2_ROBUSTNESS": str(folder), "MARKS": str(marks)}
@@ -203,11 +181,10 @@ def test_without_sockets_the_other_tiers_are_judged(
     found: dict[str, str],
     folder: Path,
     no_sockets: None,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
 ) -> None:
     (folder / "a.py").write_bytes((TESTS / script).read_bytes())
-    assert main(["verify", "a.py", *only, *EVERY_FORMAT]) == code
-    assert "this environment refuses sockets" in capsys.readouterr().err
+    assert "this environment refuses sockets" in command("verify", "a.py", *only, *EVERY_FORMAT, code=code).err
     texts, report = written(folder)
     assert report["refused"] == "this environment refuses sockets"
     assert [run["role"] for run in report["runs"]] == ["simulate"]
@@ -288,14 +265,14 @@ def test_hostile_scripts(name: str, status: str, named: str, verify_script: Veri
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path) -> None:
+def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, command: Command) -> None:
     mark = folder.with_name(folder.name + "-mark")  # what a run writes in its project no other run finds
     later = f"if Path({str(mark)!r}).exists(): os.kill(os.getppid(), signal.SIGKILL)\n"
     script = TRAIN.replace("# BEFORE\n", later).replace("range(int(done), 20)", "range(3)")
     script = script.replace("dist.destroy_process_group()", f"dist.barrier(); Path({str(mark)!r}).touch()")
     (folder / "a.py").write_text(script)
     rules = ("--only", "root-not-wrapped", "--only", "matches-ddp")
-    assert main(["verify", "a.py", "--steps", "3", *rules, "--report", "json=out.json"]) == 4
+    command("verify", "a.py", "--steps", "3", *rules, "--report", "json=out.json", code=4)
     report = json.loads((folder / "out.json").read_text())
     assert report["refused"] and len(report["runs"]) == 1
     statuses = {f["rule"]: f["status"] for f in report["findings"]}
@@ -319,23 +296,31 @@ def test_what_is_left_in_the_place_of_a_checkpoint(name: str, verify_script: Ver
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_script_that_ends_the_launcher(folder: Path) -> None:
+def test_a_script_that_ends_the_launcher(folder: Path, command: Command) -> None:
     (folder / "a.py").write_text(hostile("ends the launcher"))
-    assert main(["verify", "a.py", "--steps", "3", "--only", "wrapping", "--report", "json=out.json"]) == 4
+    command("verify", "a.py", "--steps", "3", "--only", "wrapping", "--report", "json=out.json", code=4)
     report = json.loads((folder / "out.json").read_text())
     assert "launcher" in report["refused"] and report["runs"] == []
     assert {f["tier"] for f in report["findings"] if f["status"] == "pass"} <= {"static"}
 
 
+PRINTS = r"""
+import sys
+print("\n::error file=train.py::printed\n##[error]printed\n::stop-commands::x", flush=True)
+print("::add-mask::secret", file=sys.stderr, flush=True)
+"""
+
+
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_hostile_name_and_a_hostile_error_in_every_format(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_errors_and_prints_in_every_format(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     name = os.fsdecode(b"<script>\n::error::x\n##[error]'\"]]>\xff.py")
-    (folder / name).write_text(hostile("raises hostile text"))
+    (folder / name).write_text(PRINTS + hostile("raises hostile text"))
     assert main(["verify", name, "--only", "run-completes", *EVERY_FORMAT]) == 1
-    assert capfd.readouterr().out == ""
+    log = capfd.readouterr()
+    assert log.out == ""
     texts, _ = written(folder)
-    for kind, text in {**texts, "summary": (folder / "summary.md").read_text(encoding="utf-8")}.items():
+    for kind, text in {**texts, "summary": (folder / "summary.md").read_text(encoding="utf-8"), "log": log.err}.items():
         assert len(text) < 1_000_000 and "\x1b" not in text and "\x00" not in text, kind
         lines = [line for line in text.splitlines() if line.lstrip().startswith("::") or "##[" in line]
         assert all(kind == "github" and line.startswith(("::error file=", "::warning file=")) for line in lines), kind

@@ -1,20 +1,17 @@
 """For the tests of generated checkpoint modules: a small model, its training state, and runs with checkpoints of it."""
 
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from trees import write_project
+from trees import Generate
 
-OWN = ("distributed", "checkpoint", "runs", "export")
 SPEC = {
     "version": 1,
     "model": {"kind": "import", "import": "own:Net", "shard": ["Linear"], "vocabulary": 8, "sequence_length": 8},
@@ -27,18 +24,11 @@ SPEC = {
 class Modules:
     """`load(mode, setting, ...)` renders a project and imports its checkpoint.py; the others can be imported then."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.monkeypatch = folder, monkeypatch
-        self.forget()
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
 
     def load(self, mode: str = "sync", *settings: str) -> ModuleType:
-        project = write_project(self.folder, SPEC, f"checkpoint.mode={mode}", *settings)
-        self.monkeypatch.syspath_prepend(str(project))
-        return __import__("checkpoint")
-
-    def forget(self) -> None:
-        for name in OWN:
-            sys.modules.pop(name, None)
+        return self.generate(SPEC, "checkpoint", f"checkpoint.mode={mode}", *settings)
 
 
 class Net(nn.Module):
@@ -48,8 +38,7 @@ class Net(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.head(self.norm(self.embedding(tokens)))
-        return hidden
+        return self.head(self.norm(self.embedding(tokens)))
 
 
 def train_state(module: ModuleType, seed: int = 0) -> Any:

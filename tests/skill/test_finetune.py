@@ -1,6 +1,5 @@
 """Frozen parts and LoRA in generated projects: what is trained moves, the rest stays as it was, bit for bit."""
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from test_scaffold_launch import finish, start
 from torch.nn import functional
 
 from model_project import built, imported, values, write
@@ -33,14 +33,8 @@ class Block(nn.Linear):
 def build():
     return nn.Sequential(nn.Embedding(64, 8), Block(8, 8), nn.Linear(8, 64))
 """
-IMPORTED = {
-    "kind": "import",
-    "import": "net:build",
-    "initialize": "rank-0",
-    "shard": ["Block"],
-    "vocabulary": 64,
-    "sequence_length": 16,
-}
+IMPORTED = {"kind": "import", "import": "net:build", "initialize": "rank-0", "shard": ["Block"]}
+IMPORTED |= {"vocabulary": 64, "sequence_length": 16}
 
 
 def train(model: Any, optimizer: Any, steps: int = 3) -> None:
@@ -96,20 +90,19 @@ def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, me
 def test_a_frozen_base_is_bitwise_unchanged_on_two_ranks(tmp_path: Path) -> None:
     """In groups that mix frozen and trained parameters, and in one that is all frozen: the root."""
     project = write(tmp_path, DECODER, LORA, "checkpoint.keep=9")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "train.py", "--steps", "4", "--checkpoint-interval", "1"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
-    count = sum(parameter.numel() for parameter in held(project, 1).values() if isinstance(parameter, torch.Tensor))
-    assert f"model  {count:,} parameters, " in done.stdout and " of them trained" in done.stdout
-    first, last = held(project, 1), held(project, 4)
+    shown = finish(start(project, 2, tmp_path / "out", "--steps", "4", "--checkpoint-interval", "1"))
+    count = sum(
+        parameter.numel() for parameter in held(tmp_path / "out", 1).values() if isinstance(parameter, torch.Tensor)
+    )
+    assert f"model  {count:,} parameters, " in shown and " of them trained" in shown
+    first, last = held(tmp_path / "out", 1), held(tmp_path / "out", 4)
     assert {name for name in first if not torch.equal(first[name], last[name])} == {
         name for name in first if ".lora_" in name
     }
 
 
-def held(project: Path, step: int) -> dict[str, torch.Tensor]:
-    (folder,) = project.glob(f"*/run-001/checkpoints/step_{step:08d}")
+def held(out: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = out / "run-001" / "checkpoints" / f"step_{step:08d}"
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     model = {name: torch.empty(value.size) for name, value in stored.items() if name.startswith("model.")}
     with warnings.catch_warnings():

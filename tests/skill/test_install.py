@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from records import cases
+from records import Patch, cases
+from scripts import FAULTS, Command, python
 from trees import build_file_tree
+from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
-from verified_fsdp2.skill.cli import main
 
 ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
 SMALL = {"SKILL.md": b"skill\n", "skill/cli.py": b"a = 1\n", "verifier/flow.py": b"b = 1\n"}
-Tree = dict[str, str]
 Run = Callable[..., tuple[int, Any]]
 PLACE = Path(f".claude/skills/{NAME}")  # for Claude Code, in the current project
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def places(tmp_path: Path, monkeypatch: Patch) -> None:
     for name in ("home", "project"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -35,25 +33,20 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def small(monkeypatch: Patch) -> dict[str, bytes]:
     """A pack of three files, which a test may change."""
     files = dict(SMALL)
     monkeypatch.setattr(installer, "pack_files", lambda: files)
     return files
 
 
-def tree(folder: Path) -> Tree:
-    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(command: Command) -> Run:
     """run(*words) -> (exit code of `install`, its JSON; for a usage error the line)."""
 
     def install(*words: str) -> tuple[int, Any]:
-        code = main(["install", *words, "--json"])
-        printed = capsys.readouterr()
-        return code, json.loads(printed.out) if printed.out else printed.err.rstrip("\n")
+        done = command("install", *words, "--json")
+        return done.code, done.data if done.out else done.err.rstrip("\n")
 
     return install
 
@@ -73,17 +66,12 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
 
 def test_the_copy_runs_by_itself(run: Run) -> None:
     assert run("--client", "codex")[0] == 0
-    fault = ROOT / "tests" / "faults" / "optim_before_shard.py"
-    words = [sys.executable, f".agents/skills/{NAME}/skill", "lint", str(fault), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1, done.stderr
+    copy = f".agents/skills/{NAME}"
+    done = python(f"{copy}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
     assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
-    again = subprocess.run([*words[:2], "install", "--client", "claude"], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    ours = {path: text for path, text in tree(Path(f".agents/skills/{NAME}")).items() if not path.endswith(".pyc")}
-    assert tree(PLACE) == ours
-    gone = subprocess.run([*words[:2], "install", "--uninstall"], capture_output=True, text=True, check=False)
-    assert gone.returncode == 0, gone.stderr
+    python(f"{copy}/skill", "install", "--client", "claude")
+    assert tree(PLACE) == {path: text for path, text in tree(Path(copy)).items() if not path.endswith(".pyc")}
+    python(f"{copy}/skill", "install", "--uninstall")
     assert not tree(Path()), "what Python compiled from the copy goes with it"
 
 
@@ -138,7 +126,7 @@ def test_a_dry_run_writes_nothing(run: Run, small: dict[str, bytes], tmp_path: P
     assert tree(tmp_path) == before
 
 
-def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Patch) -> None:
     monkeypatch.setattr(installer, "__version__", "0.0.9")
     run("--client", "claude")
     monkeypatch.setattr(installer, "__version__", __version__)
@@ -198,17 +186,13 @@ def test_a_file_that_became_a_link_is_an_edit(run: Run, small: object, tmp_path:
 
 def test_uninstall_removes_what_was_installed(run: Run, small: object) -> None:
     run("--client", "all", "--client", "cursor")
-    other = Path(".claude/skills/another/SKILL.md")
-    other.parent.mkdir()
-    other.write_text("another\n")
-    cache = PLACE / "skill/__pycache__"
-    cache.mkdir()
-    for name in ("cli.cpython-311.pyc", "mine.cpython-311.pyc"):
-        (cache / name).write_bytes(b"")
+    other, cache = ".claude/skills/another/SKILL.md", f"{PLACE}/skill/__pycache__"
+    compiled = {f"{cache}/{name}.cpython-311.pyc": "" for name in ("cli", "mine")}
+    build_file_tree(Path(), {other: "another\n", **compiled})
     code, answer = run("--uninstall")
     assert code == 0
     assert sorted(Path(one["folder"]).parts[-3] for one in answer["targets"]) == [".agents", ".claude", ".cursor"]
-    assert set(tree(Path())) == {f".claude/skills/{NAME}/skill/__pycache__/mine.cpython-311.pyc", str(other)}
+    assert set(tree(Path())) == {f"{cache}/mine.cpython-311.pyc", other}
     assert not Path(f".agents/skills/{NAME}").exists()
     code, answer = run("--uninstall", "--client", "codex")
     assert (code, answer["targets"]) == (0, [])
@@ -226,12 +210,10 @@ def test_uninstall_keeps_an_edit_until_force(run: Run, small: object) -> None:
 
 
 def test_uninstall_leaves_alone_what_it_did_not_write(run: Run, small: object) -> None:
-    mine = PLACE / "SKILL.md"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine\n")
+    build_file_tree(PLACE, {"SKILL.md": "mine\n"})
     code, answer = run("--uninstall", "--force")
     assert code == 1 and answer["targets"][0]["action"] == "foreign"
-    assert mine.read_text() == "mine\n"
+    assert tree(PLACE) == {"SKILL.md": "mine\n"}
 
 
 def test_uninstall_goes_on_past_a_link_that_is_not_ours(run: Run, small: object) -> None:
@@ -281,14 +263,14 @@ def test_odd_targets_are_refused_in_one_line(
     assert tree(tmp_path) == before and not Path(".agents").exists()
 
 
-def test_a_folder_that_cannot_be_written(run: Run, small: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(run: Run, small: object, monkeypatch: Patch) -> None:
     Path(".claude").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".claude")  # permissions do not stop root
     code, error = run()
     assert code == 2 and "cannot be written" in error and not Path(".agents").exists()
 
 
-def test_a_folder_that_refuses_after_all(run: Run, small: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_refuses_after_all(run: Run, small: object, monkeypatch: Patch) -> None:
     mkdir = Path.mkdir
 
     def refusing(path: Path, *args: int, **options: bool) -> None:
@@ -303,22 +285,19 @@ def test_a_folder_that_refuses_after_all(run: Run, small: object, monkeypatch: p
 
 
 @pytest.mark.parametrize("home", ["", "relative"])
-def test_no_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+def test_no_home(run: Run, monkeypatch: Patch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
     assert run("--user")[0] == 2
 
 
-def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--client", "emacs"], ["--user", "--project"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(["install", *words])
-        assert stopped.value.code == 2
-    assert "emacs" in capsys.readouterr().err
+def test_bad_words(command: Command) -> None:
+    command("install", "--user", "--project", code=2)
+    assert "emacs" in command("install", "--client", "emacs", code=2).err
 
 
 @pytest.mark.parametrize("upgrade", [False, True])
 def test_a_failure_in_the_second_folder_undoes_the_first(
-    run: Run, small: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, upgrade: bool
+    run: Run, small: dict[str, bytes], monkeypatch: Patch, tmp_path: Path, upgrade: bool
 ) -> None:
     if upgrade:
         run()
@@ -344,12 +323,11 @@ def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
         installer.pack_files(tmp_path)
 
 
-def test_the_text(capsys: pytest.CaptureFixture[str], small: object, tmp_path: Path) -> None:
+def test_the_text(command: Command, small: object, tmp_path: Path) -> None:
     folder = tmp_path / "project" / ".claude" / "skills" / NAME
 
     def printed(*words: str) -> list[str]:
-        main(["install", "--client", "claude", *words])
-        return capsys.readouterr().out.splitlines()
+        return command("install", "--client", "claude", *words).out.splitlines()
 
     assert printed("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
     assert printed() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]

@@ -3,9 +3,8 @@
 import errno
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,24 +13,23 @@ import jsonschema
 import pytest
 
 from records import cases
+from scripts import Command, python, written
 from verdicts import REPORT
-from verified_fsdp2.skill.cli import main
 
 TESTS = Path(__file__).parents[1]
 LATE = TESTS / "faults" / "optim_before_shard.py"
 RIGHT = TESTS / "zoo" / "minimal.py"
-Run = Callable[..., tuple[int, str, str]]
 Report = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """run(*words) -> (exit code, stdout, stderr) of `lint`."""
-    return lambda *words: (main(["lint", *map(str, words)]), *capsys.readouterr())
+def run(command: Command) -> Command:
+    """run(*words) -> Done of `lint`."""
+    return partial(command, "lint")
 
 
 @pytest.fixture
-def report(run: Run) -> Report:
+def report(run: Command) -> Report:
     """report(*words) -> (exit code, the JSON report) of `lint`."""
 
     def lint(*words: object) -> tuple[int, dict[str, Any]]:
@@ -44,7 +42,7 @@ def report(run: Run) -> Report:
     return lint
 
 
-def test_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(LATE.parent)
     code, out, err = run("optim_before_shard.py")
     said = ("FAIL optim-before-shard", "optim_before_shard.py:67 in main", "torch.optim.AdamW(", "fsdp2 lint ")
@@ -52,7 +50,7 @@ def test_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run(LATE, *words)[0] for words in SELECTED] == [1, 1, 0, 0]
 
 
-def test_no_findings_is_no_pass(run: Run, report: Report) -> None:
+def test_no_findings_is_no_pass(run: Command, report: Report) -> None:
     code, made = report(RIGHT)
     assert (code, made["verdict"], made["tier"], made["findings"]) == (0, "no_findings", "static", [])
     sources = made["facts"]["sources"]
@@ -85,8 +83,7 @@ main(torch.nn.Linear(2, 2), lib.hook)
 
 
 def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(OTHERS)
+    script = written(tmp_path, OTHERS)
     code, made = report(script)
     sources = made["facts"]["sources"]
     named = {(one["callee"], one["line"], one["kind"]) for one in sources["not_followed"]}
@@ -104,9 +101,8 @@ def test_what_was_not_followed_is_named(report: Report, tmp_path: Path) -> None:
     assert all(one["file"] == str(script) and one["reason"] for one in sources["not_followed"])
 
 
-def test_the_list_is_bounded(run: Run, report: Report, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
+def test_the_list_is_bounded(run: Command, report: Report, tmp_path: Path) -> None:
+    script = written(tmp_path, RIGHT.read_text() + "\nimport lib\n" + "".join(f"lib.f{n}()\n" for n in range(50)))
     _, made = report(script)
     assert (made["facts"]["sources"]["calls_not_followed"], len(made["facts"]["sources"]["not_followed"])) == (50, 20)
     assert run(script)[1].count("not followed: ") == 5
@@ -131,11 +127,8 @@ NO_TRAINING = {
 
 
 @pytest.mark.parametrize("kind", NO_TRAINING)
-def test_without_training_nothing_was_checked(
-    report: Report, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
-) -> None:
-    script = tmp_path / "hello.py"
-    script.write_text(NO_TRAINING[kind])
+def test_without_training_nothing_was_checked(report: Report, command: Command, tmp_path: Path, kind: str) -> None:
+    script = written(tmp_path, NO_TRAINING[kind], "hello.py")
     for given in (script, tmp_path):
         code, made = report(given)
         assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (4, "inconclusive", 1)
@@ -144,18 +137,15 @@ def test_without_training_nothing_was_checked(
         assert (code, made["verdict"]) == (0, "no_findings")
     code, made = report(script, RIGHT)
     assert (code, made["verdict"], made["facts"]["sources"]["without_training"]) == (0, "no_findings", 1)
-    assert main(["verify", str(script), "--tier", "static", "--json"]) == 4
-    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+    assert command("verify", script, "--tier", "static", "--json").data["verdict"] == "inconclusive"
 
 
 @pytest.mark.parametrize("name", ["text", "json", "junit", "sarif", "github", "html"])
-def test_no_format_says_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    script = tmp_path / "hello.py"
-    script.write_text(NO_TRAINING["hello"])
-    for path, codes in ((script, (4, 4)), (RIGHT, (0, 4))):
-        for command, code in zip((["lint", str(path)], ["verify", str(path), "--tier", "static"]), codes, strict=True):
-            assert main([*command, "--report", f"{name}={tmp_path / 'out'}"]) == code
-            capsys.readouterr()
+def test_no_format_says_pass(command: Command, tmp_path: Path, name: str) -> None:
+    script, report = written(tmp_path, NO_TRAINING["hello"]), ("--report", f"{name}={tmp_path / 'out'}")
+    for path, code in ((script, 4), (RIGHT, 0)):
+        for words, status in ((("lint", path), code), (("verify", path, "--tier", "static"), 4)):
+            command(*words, *report, code=status)
             text = (tmp_path / "out").read_text()
             if name == "json":
                 data = json.loads(text)
@@ -168,7 +158,7 @@ def test_pre_commit_gives_files_without_training() -> None:
     assert "lint --allow-no-training" in (TESTS.parent / ".pre-commit-hooks.yaml").read_text()
 
 
-def test_json_follows_the_schema(run: Run, report: Report, tmp_path: Path) -> None:
+def test_json_follows_the_schema(run: Command, report: Report, tmp_path: Path) -> None:
     code, made = report(LATE, RIGHT)
     assert (code, made["verdict"], made["runs"]) == (1, "fail", [])
     (finding,) = made["findings"]
@@ -178,13 +168,13 @@ def test_json_follows_the_schema(run: Run, report: Report, tmp_path: Path) -> No
     jsonschema.validate(json.loads((tmp_path / "new" / "out.json").read_text()), REPORT)
 
 
-def test_the_output_is_bounded(run: Run) -> None:
+def test_the_output_is_bounded(run: Command) -> None:
     code, out, _ = run(*sorted((TESTS / "faults").glob("*.py")))
     assert code == 1
     assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
 
 
-def test_a_folder_is_sorted_and_environments_are_left_out(run: Run, tmp_path: Path) -> None:
+def test_a_folder_is_sorted_and_environments_are_left_out(run: Command, tmp_path: Path) -> None:
     for name in ("b.py", "a/z.py", ".hidden/x.py", "env/lib/x.py", "__pycache__/x.py", "node_modules/x.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(LATE.read_text())
@@ -212,7 +202,7 @@ SELECTED += [("--skip", "optim-before-shard")]
     (["{right}", "--report", "json={text}/x"], "cannot be written"),
     (["{right}", "--", "--x"], "only `fsdp2 verify` takes arguments after `--`"),
 )
-def test_bad_usage(run: Run, tmp_path: Path, words: list[str], message: str) -> None:
+def test_bad_usage(run: Command, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("plain old prose\n")
     (tmp_path / "b.py").write_bytes(b"\x00\xff\xfe")
@@ -222,19 +212,16 @@ def test_bad_usage(run: Run, tmp_path: Path, words: list[str], message: str) -> 
     assert message in err
 
 
-def test_no_path_and_a_file_that_cannot_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["lint"])
-    assert stopped.value.code == 2
-    path = tmp_path / "train.py"
-    path.write_text("x = 1\n")
+def test_no_path_and_a_file_that_cannot_be_read(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(code=2)
+    path = written(tmp_path, "x = 1\n")
     refused = PermissionError(errno.EACCES, "Permission denied")  # permissions do not stop root
     monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=refused))
     code, _, err = run(path)
     assert code == 2 and "cannot be read: Permission denied" in err
 
 
-def test_a_loop_of_links_cannot_be_read(run: Run, tmp_path: Path) -> None:
+def test_a_loop_of_links_cannot_be_read(run: Command, tmp_path: Path) -> None:
     (tmp_path / "sub.py").mkdir()
     code, _, err = run(tmp_path / "sub.py")
     assert code == 2 and "no Python file" in err
@@ -243,39 +230,38 @@ def test_a_loop_of_links_cannot_be_read(run: Run, tmp_path: Path) -> None:
     assert code == 2 and "loop.py: cannot be read" in err
 
 
-@pytest.mark.parametrize("script", [RIGHT, LATE], ids=["right", "fault"])
-def test_nothing_heavy_is_imported(script: Path) -> None:
-    words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", str(script)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+@cases(
+    "words", [RIGHT], [LATE], ["--migrate", TESTS / "migrate" / "fsdp1_trainer.py"], ids=["right", "fault", "migrate"]
+)
+def test_nothing_heavy_is_imported(words: list[object]) -> None:
+    done = python("-X", "importtime", "-m", "verified_fsdp2.skill", "lint", *words, status=None)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "verified_fsdp2.verifier.source.lint" in imported
+    assert ("verified_fsdp2.verifier.source.migration_loop" in imported) is ("--migrate" in words)
     heavy = {"torch", "numpy", "jsonschema", "yaml", "jinja2", "subprocess", "socket", "tempfile", "shutil"}
     assert imported & heavy == set()
 
 
-def test_verify_at_the_static_tier(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(LATE), "--tier", "static"]) == 1
-    out = capsys.readouterr().out
+def test_verify_at_the_static_tier(command: Command) -> None:
+    out = command("verify", str(LATE), "--tier", "static", code=1).out
     assert "FAIL optim-before-shard" in out and "verdict: fail" in out
-    assert main(["verify", str(RIGHT), "--tier", "static", "--json"]) == 4, "nothing was run"
-    report = json.loads(capsys.readouterr().out)
+    report = command("verify", str(RIGHT), "--tier", "static", "--json", code=4).data
     jsonschema.validate(report, REPORT)
     assert (report["verdict"], report["tier"], report["findings"]) == ("no_findings", "static", [])
     assert report["target"]["command"].endswith(" --tier static")
     assert "optim-before-shard" in report["facts"]["sources"]["rules"]
 
 
-def test_what_the_reference_says(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_the_reference_says(run: Command, command: Command, tmp_path: Path) -> None:
     text = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
     section = text.partition("## The static tier")[2].partition("\n## ")[0]
     comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
     source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")
-    script = tmp_path / "train.py"
-    script.write_text(source, encoding="utf-8")
+    script = written(tmp_path, source)
     assert run(script)[0] == 1
     lines = [f"{line}  #{comment}" if "fully_shard(GPT()" in line else line for line in source.splitlines()]
     script.write_text("\n".join(lines), encoding="utf-8")
     assert run(script)[0] == 0
-    assert main(["verify", str(script), "--tier", "static", "--json"]) == 4
-    (one,) = json.loads(capsys.readouterr().out)["facts"]["sources"]["suppressed"]
+    static = command("verify", script, "--tier", "static", "--json", code=4).data
+    (one,) = static["facts"]["sources"]["suppressed"]
     assert one["rule"] == "root-only-wrap" and one["reason"] in comment

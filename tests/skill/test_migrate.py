@@ -5,15 +5,13 @@ A line of these scripts that must change ends in `# -> construct; construct`.
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from records import cases
-from verified_fsdp2.skill.cli import main
+from scripts import Command, written
 from verified_fsdp2.verifier.report.migration import render
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source import migration
@@ -36,6 +34,11 @@ TRAIN = "\nopt = torch.optim.SGD(m.parameters())\nm(torch.zeros(2)).sum().backwa
 INLINE = yaml.safe_load((TESTS / "migrate" / "inline.yaml").read_text(encoding="utf-8"))
 SECTIONS = dict.fromkeys(("accelerate", "transformers"), "accelerate")
 SECTIONS |= dict.fromkeys(("lightning", "pytorch_lightning"), "lightning")
+
+
+def constructs(folder: Path, text: str) -> list[str]:
+    """What a script of this text has to change."""
+    return [item.construct for item in migrate([written(folder, text)]).items]
 
 
 def found(script: Path) -> dict[int, set[str]]:
@@ -63,9 +66,8 @@ def test_fsdp2_has_nothing_to_migrate(path: Path) -> None:
 
 @pytest.mark.parametrize("row", INLINE, ids=lambda row: row["construct"])
 def test_in_one_line(tmp_path: Path, row: dict[str, str]) -> None:
-    script = tmp_path / "train.py"
     lines = row["lines"].replace("= F(", "= FullyShardedDataParallel(")
-    script.write_text((DDP if "D(m" in lines else FSDP1) + lines + TRAIN, encoding="utf-8")
+    script = written(tmp_path, (DDP if "D(m" in lines else FSDP1) + lines + TRAIN)
     items = {item.construct: item for item in migrate([script]).items}
     assert row["fsdp2"] in items[row["construct"]].fsdp2
     package = next((name for name in SECTIONS if f" {name}" in lines), None)
@@ -105,16 +107,15 @@ def test_every_section_is_a_heading() -> None:
     ids=["tensors", "no torch", "inference"],
 )
 def test_what_trains_nothing(tmp_path: Path, lines: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(lines, encoding="utf-8")
+    script = written(tmp_path, lines, "script.py")
     assert migrate([script]).items == () and "no training loop" in render(migrate([script]))
 
 
 def test_a_script_that_is_fsdp2_in_part_lists_the_wrapper_only(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     lines = "from torch.distributed.fsdp import fully_shard\nif torch.cuda.is_available():\n    fully_shard(m)\nelse:\n    m = D(m)"
-    script.write_text(DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n", encoding="utf-8")
-    assert [item.construct for item in migrate([script]).items] == ["DistributedDataParallel"]
+    assert constructs(tmp_path, DDP + lines + TRAIN + "torch.save(m.state_dict(), 'm.pt')\n") == [
+        "DistributedDataParallel"
+    ]
 
 
 PARTS = """import torch
@@ -138,27 +139,24 @@ def test_modules_of_one_project_are_followed_from_the_script(tmp_path: Path) -> 
     assert places[".module"] == places["model.state_dict()"] == [("parts.py", 8, "save")]
 
 
-def test_the_order_of_work_and_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_order_of_work_and_the_text(command: Command) -> None:
     script = TESTS / "migrate" / "ddp_functions.py"
-    assert main(["lint", "--migrate", str(script)]) == 1
-    out = capsys.readouterr().out
+    out = command("lint", "--migrate", str(script), code=1).out
     heads = re.findall(r"^\d\. (.*)$", out, re.M)
     assert heads == [step for step in STEPS if step in heads] and len(heads) == 4
     head, text = out.split("\n\n")[0].split(), " ".join(out.split())
     assert head[:3] == [str(script), "(DDP):", "23"] and head[-1] == "references/converting.md#ddp"
     assert re.search(r"move optimizer before .* ddp_functions.py:69 .*optim-before-shard\)\n +-> below the last", out)
     assert text.endswith(f"fsdp2 lint COPY, fsdp2 verify COPY --reference {script}")
-    assert main(["lint", "--migrate", str(TESTS / "zoo" / "minimal.py")]) == 0
-    assert "nothing to migrate (it is FSDP2)" in capsys.readouterr().out
+    none = command("lint", "--migrate", TESTS / "zoo" / "minimal.py", code=0)
+    assert "nothing to migrate (it is FSDP2)" in none.out
 
 
-def test_the_text_is_bounded_and_the_json_has_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_is_bounded_and_the_json_has_all(command: Command) -> None:
     words = ["lint", "--migrate", *map(str, SCRIPTS)]
-    assert main(words) == 1
-    out = capsys.readouterr().out
+    out = command(*words, code=1).out
     assert len(out) < 10_500 and "(cut; --report json=PATH has all)" in out
-    assert main([*words, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
+    report = command(*words, "--json", code=1).data
     assert report["schema"] == 1 and report["files"] == len(SCRIPTS)
     assert set(report["kinds"]) == {"ddp", "fsdp1", "single", "dataparallel"}
     keys = {"step", "construct", "action", "fsdp2", "mind", "rules", "reference", "places"}
@@ -168,21 +166,15 @@ def test_the_text_is_bounded_and_the_json_has_all(capsys: pytest.CaptureFixture[
 
 
 @cases("words", ["--only", "checkpoint"], ["--skip", "root-only-wrap"], ["--report", "xml"])
-def test_bad_usage(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main(["lint", "--migrate", str(SCRIPTS[0]), *words]) == 2
+def test_bad_usage(words: list[str], command: Command) -> None:
     message = "unknown format 'xml'" if "xml" in words else "--migrate judges no rules"
-    assert message in capsys.readouterr().err
+    assert message in command("lint", "--migrate", SCRIPTS[0], *words, code=2).err
 
 
-def test_it_edits_nothing_and_imports_no_torch(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def test_it_edits_nothing(tmp_path: Path, command: Command) -> None:
     text = (TESTS / "migrate" / "fsdp1_trainer.py").read_text(encoding="utf-8")
-    script.write_text(text, encoding="utf-8")
-    words = [sys.executable, "-X", "importtime", "-m", "verified_fsdp2.skill", "lint", "--migrate", str(script)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert done.returncode == 1 and "verified_fsdp2.verifier.source.migration_loop" in imported
-    assert not imported & {"torch", "numpy", "yaml", "jinja2", "jsonschema"}
+    script = written(tmp_path, text)
+    command("lint", "--migrate", script, code=1)
     assert script.read_text(encoding="utf-8") == text and list(tmp_path.iterdir()) == [script]
 
 
@@ -201,6 +193,4 @@ if options['copy']:
 
 
 def test_lint_looks_into_a_branch_whose_setting_may_be_replaced(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(BRANCH, encoding="utf-8")
-    assert [hit.rule for hit in look([script]).hits] == ["deepcopy-of-fsdp-model"]
+    assert [hit.rule for hit in look([written(tmp_path, BRANCH)]).hits] == ["deepcopy-of-fsdp-model"]

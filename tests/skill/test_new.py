@@ -1,85 +1,60 @@
 """`fsdp2 new`, from its arguments to what is on disk and on stdout."""
 
-import argparse
-import json
 from pathlib import Path
 
 import pytest
 
-from trees import SPEC, Capsys
-from verified_fsdp2.skill.cli import new
-from verified_fsdp2.verifier.errors import UserError
+from scripts import Command, written
+from trees import SPEC, build_file_tree
 
 MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "distributed")
 OTHERS = ["verify.yaml", "spec.yaml", "README.md", "tests/test_train.py", ".github/workflows/verify.yml"]
 PROJECT_FILES = sorted([*(f"{name}.py" for name in MODULES), *OTHERS])  # all but the manifest and what it keeps
 
 
-def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    new.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["new", *arguments])
-    result: int = args.run(args)
-    return result
-
-
 @pytest.fixture
-def spec_path(tmp_path: Path) -> str:
-    path = tmp_path / "spec.yaml"
-    path.write_text(SPEC)
-    return str(path)
+def run(command: Command, tmp_path: Path) -> Command:
+    """run(*words) -> Done of `new`, in a folder `out`."""
+    spec = written(tmp_path, SPEC, "spec.yaml")
+    return lambda *words, out="out", **more: command("new", spec, tmp_path / out, *words, **more)
 
 
-def test_writes_the_project_and_says_what_next(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
-    assert run(spec_path, str(tmp_path / "out")) == 0
+def test_writes_the_project_and_says_what_next(tmp_path: Path, run: Command) -> None:
+    said = run(code=0).out
     assert all((tmp_path / "out" / path).is_file() for path in PROJECT_FILES)
-    said = capsys.readouterr().out
     assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
 
 
-def test_json(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
-    assert run(spec_path, str(tmp_path / "a b"), "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+def test_json(tmp_path: Path, run: Command) -> None:
+    said = run("--json", out="a b", code=0).data
     assert said["files"] == PROJECT_FILES and said["dry_run"] is False
     assert said["next"][0] == f"cd '{tmp_path / 'a b'}'"
 
 
-def test_dry_run_writes_nothing_but_checks_all(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
-    assert run(spec_path, str(tmp_path / "out"), "--dry-run") == 0
-    assert "would write" in capsys.readouterr().out
-    for words, message in ((["out", "--set", "train.steps=none"], r"train\.steps"), (["", "--dry-run"], "not empty")):
-        with pytest.raises(UserError, match=message):
-            run(spec_path, str(tmp_path / words[0]), *words[1:])
+def test_dry_run_writes_nothing_but_checks_all(tmp_path: Path, run: Command) -> None:
+    assert "would write" in run("--dry-run", code=0).out
+    assert "train.steps" in run("--set", "train.steps=none", code=2).err
+    assert "not empty" in run("--dry-run", out="", code=2).err
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_reach_the_project_and_an_older_one_needs_force(tmp_path: Path, spec_path: str) -> None:
-    out = str(tmp_path / "out")
-    assert run(spec_path, out, "--set", "train.steps=77", "--set", "train.seed=5") == 0
+def test_settings_reach_the_project_and_an_older_one_needs_force(tmp_path: Path, run: Command) -> None:
+    run("--set", "train.steps=77", "--set", "train.seed=5", code=0)
     assert "SEED = 5\n" in (tmp_path / "out" / "train.py").read_text()
-    with pytest.raises(UserError, match="--force"):
-        run(spec_path, out)
+    assert "--force" in run(code=2).err
     assert "STEPS = 77 " in (tmp_path / "out" / "optim.py").read_text()
-    assert run(spec_path, out, "--force", "--set", "train.steps=33") == 0
+    run("--force", "--set", "train.steps=33", code=0)
     assert "STEPS = 33 " in (tmp_path / "out" / "optim.py").read_text()
 
 
-def test_force_names_the_edited_files_that_it_replaces(tmp_path: Path, spec_path: str, capsys: Capsys) -> None:
-    out = tmp_path / "out"
-    again = (spec_path, str(out), "--force", "--set", "train.steps=33")
-    assert run(spec_path, str(out)) == 0
-    (out / "model.py").write_text("mine\n")
-    (out / "README.md").unlink()
+def test_force_names_the_edited_files_that_it_replaces(tmp_path: Path, run: Command) -> None:
+    out, again = tmp_path / "out", ("--force", "--set", "train.steps=33")
+    run(code=0)
+    build_file_tree(out, {"model.py": "mine\n", "README.md": None})
     (out / "train.py").write_bytes((out / "train.py").read_bytes().replace(b"\n", b"\r\n"))
-    capsys.readouterr()
-    assert run(*again, "--dry-run") == 0
-    assert "edits of: model.py\n" in capsys.readouterr().out
+    assert "edits of: model.py\n" in run(*again, "--dry-run", code=0).out
     assert (out / "model.py").read_text() == "mine\n"
-    assert run(*again, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["replaced_edits"] == ["model.py"]
-    assert run(*again) == 0
-    assert "you had edited" not in capsys.readouterr().out
-    (out / ".fsdp2" / "manifest.json").unlink()
-    (out / "data.py").write_text("mine\n")
-    assert run(*again) == 0
-    assert "edits of: data.py\n" in capsys.readouterr().out
+    assert run(*again, "--json", code=0).data["replaced_edits"] == ["model.py"]
+    assert "you had edited" not in run(*again, code=0).out
+    build_file_tree(out, {".fsdp2/manifest.json": None, "data.py": "mine\n"})
+    assert "edits of: data.py\n" in run(*again, code=0).out

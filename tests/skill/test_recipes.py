@@ -1,13 +1,12 @@
 """Recipes: whole, formatted, without a name that nothing binds, and of the options that were asked for."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from verified_fsdp2.skill import cli, recipes
+from scripts import Command, python
+from verified_fsdp2.skill import recipes
 from verified_fsdp2.verifier.rules import RULES
 
 NAMES = sorted(recipes.RECIPES)
@@ -17,9 +16,7 @@ def test_each_is_whole_and_formatted(tmp_path: Path) -> None:
     for name in NAMES:
         (tmp_path / f"{name.replace('-', '_')}.py").write_text(recipes.text(name))
     for words in (["check", "--select", "F,I,B,UP,SIM"], ["format", "--diff"]):
-        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache", "--line-length", "88", "."]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+        python("-m", "ruff", *words, "--isolated", "--no-cache", "--line-length", "88", ".", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,17 +29,13 @@ def test_it_holds_what_it_is_cut_for_and_nothing_of_the_project(name: str) -> No
     assert not taken & {"distributed", "data", "model", "optim", "runs", "checkpoint", "metrics", "train", "export"}
 
 
-def test_options_are_those_of_a_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["recipe", "train-step", "--set", "train.max_norm=null"]) == 0
-    assert "clip_grad_norm_" not in capsys.readouterr().out
-    assert cli.main(["recipe", "train-step"]) == 0
-    assert "clip_grad_norm_" in capsys.readouterr().out
-    assert cli.main(["recipe", "optimizer", "--set", "optimizer.kind=sdg"]) == 2
-    assert "did you mean 'sgd'" in capsys.readouterr().err
+def test_options_are_those_of_a_spec(command: Command) -> None:
+    assert "clip_grad_norm_" not in command("recipe", "train-step", "--set", "train.max_norm=null", code=0).out
+    assert "clip_grad_norm_" in command("recipe", "train-step", code=0).out
+    assert "did you mean 'sgd'" in command("recipe", "optimizer", "--set", "optimizer.kind=sdg", code=2).err
 
 
-def test_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["recipe"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == list(recipes.RECIPES)
-    assert cli.main(["recipe", "nothing"]) == 2
-    assert "known: init-distributed" in capsys.readouterr().err
+def test_names(command: Command) -> None:
+    lines = command("recipe", code=0).out.splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "] == list(recipes.RECIPES)
+    assert "known: init-distributed" in command("recipe", "nothing", code=2).err

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from records import cases
+from records import Capsys, Patch, cases
+from scripts import Command, python
 from verdicts import valid
 from verified_fsdp2.skill import progress, reports
-from verified_fsdp2.skill.cli import main
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.report import LINT, RENDERERS
 
@@ -22,7 +22,7 @@ RIGHT = TESTS / "zoo" / "minimal.py"
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def script(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     path = tmp_path / "train.py"
@@ -36,10 +36,9 @@ def test_the_help_names_every_format() -> None:
     assert all(f"\n| {name} | " in page for name in reports.FORMATS)
 
 
-def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_formats_at_once(script: Path, command: Command) -> None:
     words = [word for name in reports.FORMATS for word in ("--report", f"{name}=out/report.{name}")]
-    assert main(["lint", "train.py", *words]) == 1
-    assert capsys.readouterr().out == ""
+    assert command("lint", "train.py", *words, code=1).out == ""
     written = {path.suffix[1:]: path.read_text(encoding="utf-8") for path in Path("out").iterdir()}
     assert set(written) == set(reports.FORMATS), "no temporary file is left"
     assert all("optim-before-shard" in valid(name, text) for name, text in written.items())
@@ -55,17 +54,16 @@ def test_all_formats_at_once(script: Path, capsys: pytest.CaptureFixture[str]) -
     (["--baseline", "other.json"], "a report on lint other.py, not on verify train.py"),
 )
 def test_wrong_before_anything_is_run(
-    script: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: Path, words: list[str], message: str, command: Command, monkeypatch: Patch
 ) -> None:
     Path("folder").mkdir()
     Path("other.py").write_text("")
-    assert main(["lint", "other.py", "--report", "json=other.json"]) == 4
+    command("lint", "other.py", "--report", "json=other.json", code=4)
     monkeypatch.setattr("verified_fsdp2.verifier.pipeline.verify", lambda *args, **more: pytest.fail("it ran"))
-    assert main(["verify", "train.py", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in command("verify", "train.py", *words, code=2).err
 
 
-def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: Patch) -> None:
     Path("a.txt").write_text("before")
     wanted = reports.wanted_reports(["one=a.txt", "two=b.txt"], False, ("one", "two"))
     with Path("a.txt").open() as reader:
@@ -88,7 +86,7 @@ def test_a_report_is_whole_or_not_there(script: Path, monkeypatch: pytest.Monkey
     assert not [name for name in os.listdir() if name.endswith(".part")]
 
 
-def test_links_and_devices_stay_what_they_are(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_devices_stay_what_they_are(script: Path, monkeypatch: Patch) -> None:
     Path("real.txt").write_text("")
     Path("link.txt").symlink_to("real.txt")
     reports.wanted_reports(["text=link.txt", "json=/dev/null"], False, RENDERERS)
@@ -102,50 +100,46 @@ def test_links_and_devices_stay_what_they_are(script: Path, monkeypatch: pytest.
     assert Path("real.txt").read_text() == "x"
 
 
-def test_the_step_summary(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_summary(script: Path, command: Command, monkeypatch: Patch) -> None:
     Path("summary.md").write_text("# ours\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    assert main(["lint", "train.py", "--report", "text"]) == 1
+    command("lint", "train.py", "--report", "text", code=1)
     assert Path("summary.md").read_text() == "# ours\n", "only the format github writes it"
-    assert main(["lint", "train.py", "--report", "github"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("lint", "train.py", "--report", "github", code=1).out.splitlines()
     assert "::error file=train.py,line=67,title=fsdp2%3A optim-before-shard::" in "\n".join(lines)
     assert "FAIL optim-before-shard [static]" in lines, "the log has the text report, too"
     text = Path("summary.md").read_text()
     assert text.startswith("# ours\n## fsdp2: Failed\n") and "train.py:67 in main" in text
     Path("summary.md").write_text("x" * (1024 * 1024 - 100))
-    assert main(["lint", "train.py", "--report", "github"]) == 1
+    command("lint", "train.py", "--report", "github", code=1)
     assert len(Path("summary.md").read_bytes()) < 1024 * 1024
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(script / "none"))
-    assert main(["lint", "train.py", "--report", "github"]) == 1
-    assert "the step summary" in capsys.readouterr().err
+    assert "the step summary" in command("lint", "train.py", "--report", "github", code=1).err
 
 
-def test_lint_with_a_baseline(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", "train.py", "--report", "json=old.json"]) == 1
+def test_lint_with_a_baseline(script: Path, command: Command) -> None:
+    def lint(*words: str, code: int = 0) -> str:
+        return command("lint", "train.py", "--baseline", "old.json", *words, code=code).out
+
+    command("lint", "train.py", "--report", "json=old.json", code=1)
     script.write_text("# moved\n\n" + script.read_text())
-    capsys.readouterr()
-    assert main(["lint", "train.py", "--baseline", "old.json"]) == 0
-    out = capsys.readouterr().out
+    out = lint()
     assert "KNOWN optim-before-shard [static]" in out and "train.py:69" in out
-    assert main(["lint", "train.py", "--baseline", "old.json", "--json"]) == 0
-    held = json.loads(capsys.readouterr().out)["baseline"]
+    held = json.loads(lint("--json"))["baseline"]
     assert held["verdict"] == "no_findings" and [one["rule"] for one in held["standing"]] == ["optim-before-shard"]
     script.write_text(script.read_text().replace("lr=3e-3", "lr=2e-3"))
-    assert main(["lint", "train.py", "--baseline", "old.json"]) == 1, "an edited line is looked at again"
+    lint(code=1)  # an edited line is looked at again
     script.write_bytes(RIGHT.read_bytes())
-    assert main(["lint", "train.py", "--baseline", "old.json"]) == 0
-    assert capsys.readouterr().out.split("ms; ")[-1].endswith("1 gone (optim-before-shard)\n")
-    assert main(["lint", "train.py", "--skip", "optimizer", "--baseline", "old.json"]) == 0
-    assert capsys.readouterr().out.split("ms; ")[-1].endswith("1 not judged (optim-before-shard)\n")
-    assert main(["lint", "train.py", "--migrate", "--baseline", "old.json"]) == 2
+    assert lint().split("ms; ")[-1].endswith("1 gone (optim-before-shard)\n")
+    assert lint("--skip", "optimizer").split("ms; ")[-1].endswith("1 not judged (optim-before-shard)\n")
+    lint("--migrate", code=2)
 
 
 def test_what_the_terminal_cannot_show_is_no_fault(script: Path) -> None:
     script.write_text("# \u00e4\n" + script.read_text().replace("optimizer = ", "\u00f6ptimizer = optimizer = "))
-    words = ["env", "PYTHONIOENCODING=ascii", sys.executable, "-m", "verified_fsdp2.skill", "lint", "train.py"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "\\xf6ptimizer = optimizer" in done.stdout
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = python("-m", "verified_fsdp2.skill", "lint", "train.py", status=1, env=ascii_only)
+    assert "\\xf6ptimizer = optimizer" in done.stdout
 
 
 def screen(written: bytes) -> list[str]:
@@ -210,7 +204,7 @@ def test_a_terminal_shows_what_goes_on_in_one_line() -> None:
     assert shown[-1] == ["  train 2 ranks 5 steps", ""], "nothing is left of it at the end"
 
 
-def test_a_narrow_terminal_never_wraps_and_others_get_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal_never_wraps_and_others_get_plain_lines(capsys: Capsys) -> None:
     pieces = written(20, "xterm")
     shown = [line for k in range(len(pieces)) for line in screen(b"".join(pieces[: k + 1]))]
     assert max(len(line) for line in shown if "running" in line) == 19

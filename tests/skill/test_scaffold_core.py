@@ -1,9 +1,7 @@
 """The generated optim.py and distributed.py, imported; and what the loop does with numbers that are not finite."""
 
 import math
-import subprocess
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,21 +11,15 @@ import torch
 from torch import nn
 
 from records import cases
-from trees import SMALL, write_project
+from scripts import TORCHRUN, python
+from trees import SMALL, Generate, write_project
 
-OWN = ("distributed", "optim", "model", "data", "checkpoint", "metrics", "train")
 SPEC = {**SMALL, "train": {"steps": 100, "global_batch": 8}, "verify": {"reshard_to": [4]}}
 
 
 @pytest.fixture
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def load(name: str, *settings: str) -> ModuleType:
-        monkeypatch.syspath_prepend(str(write_project(tmp_path, SPEC, *settings)))
-        return __import__(name)
-
-    yield load
-    for name in OWN:
-        sys.modules.pop(name, None)
+def imported(generate: Generate) -> Generate:
+    return partial(generate, SPEC)
 
 
 class Net(nn.Module):
@@ -53,7 +45,7 @@ def rates(module: ModuleType, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [0, 10])
-def test_schedules(imported: Any, kind: str, warmup: int) -> None:
+def test_schedules(imported: Generate, kind: str, warmup: int) -> None:
     more = [] if kind == "constant" else ["schedule.min_lr_ratio=0.1"]
     module = imported("optim", f"schedule.kind={kind}", f"schedule.warmup_steps={warmup}", *more)
     found = rates(module, 120)
@@ -81,7 +73,7 @@ def names(module: ModuleType, model: nn.Module) -> dict[str, tuple[float, float]
     return {name: held[id(param)] for name, param in model.named_parameters() if id(param) in held}
 
 
-def test_every_trainable_parameter_is_in_one_group(imported: Any) -> None:
+def test_every_trainable_parameter_is_in_one_group(imported: Generate) -> None:
     groups = "optimizer.groups=[{match: norm, lr: 0.5}, {match: 'norm|embedding', weight_decay: 0.25}]"
     assert names(imported("optim", groups), Net()) == {
         "embedding.weight": (0.01, 0.25),
@@ -92,13 +84,13 @@ def test_every_trainable_parameter_is_in_one_group(imported: Any) -> None:
 
 
 @pytest.mark.parametrize("match", ["nothing", "head.bias"])
-def test_a_group_without_a_parameter_is_refused(imported: Any, match: str) -> None:
+def test_a_group_without_a_parameter_is_refused(imported: Generate, match: str) -> None:
     module = imported("optim", f"optimizer.groups=[{{match: {match}}}]")
     with pytest.raises(module.SetupError, match=f"optimizer.groups: .*'{match}'"):
         module.build_optimizer(Net())
 
 
-def test_groups_of_sgd_without_weight_decay(imported: Any) -> None:
+def test_groups_of_sgd_without_weight_decay(imported: Generate) -> None:
     groups = "optimizer.groups=[{match: head, lr: 1}]"
     found = names(imported("optim", "optimizer.kind=sgd", "optimizer.weight_decay=0", groups), Net())
     assert found["head.weight"] == (1.0, 0.0) and found["norm.bias"] == (0.01, 0.0)
@@ -128,33 +120,25 @@ class Net(nn.Module):
 @pytest.mark.launch
 @cases(
     "policy, bad, status, said",
-    pytest.param(
-        *("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
-        marks=pytest.mark.full,
-    ),
+    ("stop", [6], 1, "error: step 3: loss nan, gradient norm nan; stopped before the weights changed"),
     ("skip", [6], 0, "step      3  not finite: this update was skipped"),
-    pytest.param(*("skip", [*range(6, 99)], 1, "error: 10 updates in a row were not finite"), marks=pytest.mark.full),
+    ("skip", [*range(6, 99)], 1, "error: 10 updates in a row were not finite"),
 )
-def test_all_ranks_agree_on_what_is_not_finite(
-    tmp_path: Path, policy: str, bad: list[int], status: int, said: str
-) -> None:
+def test_all_ranks_agree_on_what_is_not_finite(tmp_path: Path, policy: str, bad: Any, status: int, said: str) -> None:
     """Only rank 1 sees it. It calls the model once before the first step, then twice in each."""
     model = {"kind": "import", "import": "own:Net", "shard": ["Block"], "arguments": {"bad": bad}}
     sizes = {"vocabulary": 64, "sequence_length": 16}
     settings = [f"train.on_nonfinite={policy}", "train.micro_batch=2", "train.steps=14"]
     folder = write_project(tmp_path, {**SPEC, "model": {**model, **sizes}}, *settings)
     (folder / "own.py").write_text(MODEL)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "train.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python(*TORCHRUN, 2, "train.py", cwd=folder, status=None)
     assert (done.returncode != 0) == (status != 0)
     assert said in done.stdout + done.stderr
     if status == 0:
         assert "step     14  loss" in done.stdout and "step      4  not finite" not in done.stdout
 
 
-def test_rank_0_first_tells_the_error_of_rank_0(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_first_tells_the_error_of_rank_0(imported: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     module = imported("distributed")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     heard: list[Any] = []

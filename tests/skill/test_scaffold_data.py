@@ -4,7 +4,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 
 from data_project import IMPORTED, Project
 from records import cases
+from scripts import python, written
 
 TEXT = b"0123456789" * 20
 WORKERS = {"kind": "synthetic", "samples": 30, "workers": 2}
@@ -174,16 +174,18 @@ def test_workers_end_with_their_rank(project: Project) -> None:
         loader.micro_batches(0)
         raise ValueError("the rank ends")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, cwd=project.folder / "project", capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1, done.stderr
+    done = python("-c", textwrap.dedent(script), cwd=project.folder / "project", status=1, timeout=60)
     assert done.stderr.count("Error") == 1
+
+
+def write_own(project: Project, text: str) -> None:
+    written(project.folder / "project", text, "own_data.py")
+    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
 
 
 def own_data(project: Project, **keys: Any) -> ModuleType:
     (project.folder / "project").mkdir()
-    (project.folder / "project" / "own_data.py").write_text(OWN_DATA)
-    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    write_own(project, OWN_DATA)
     return project.load({"kind": "import", "import": "own_data:load", **keys}, IMPORTED)
 
 
@@ -219,14 +221,11 @@ def test_own_samples_are_augmented_alike_on_any_number_of_ranks(project: Project
 def test_own_samples_that_training_cannot_use(project: Project, returned: str, message: str) -> None:
     data = own_data(project)
     samples = "samples = [(torch.rand(3), torch.tensor(0))]"
-    source = f"import torch\ndef load():\n    {samples}\n    return {returned}\n"
-    (project.folder / "project" / "own_data.py").write_text(source)
-    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    write_own(project, f"import torch\ndef load():\n    {samples}\n    return {returned}\n")
     importlib.invalidate_caches()
     with pytest.raises(data.SetupError, match=message):
         data.load_data(2)
     data = project.load({"kind": "import", "import": "own_data:load"}, {**IMPORTED, "sequence_length": 3})
-    (project.folder / "project" / "own_data.py").write_text(OWN_DATA)
-    project.monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    write_own(project, OWN_DATA)
     with pytest.raises(data.SetupError, match=r"must be \(3,\), not \(3,\) and \(\)"):
         data.load_data(3, 2)

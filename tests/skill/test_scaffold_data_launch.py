@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_scaffold_launch import SPEC, finish, run, start, steps_of
+from test_scaffold_launch import SPEC, finish, run, shown_until, start, steps_of
 
 from trees import write_project
 from verified_fsdp2.verifier.launch.processes import children
@@ -19,16 +19,11 @@ def test_a_terminated_run_with_workers_saves_and_goes_on_with_more_ranks(tmp_pat
     """A scheduler sends SIGTERM to all processes, workers first; they must outlive the checkpoint."""
     out = write_project(tmp_path, SPEC, "data.workers=2")
     stopped = start(out, 1, tmp_path / "parts", "--steps", "1000000")
-    assert stopped.stdout
-    shown = ""
-    for line in stopped.stdout:
-        shown += line
-        if line.startswith("step      2"):
-            workers = children(stopped.pid)
-            assert len(workers) == 2
-            for pid in (*workers, stopped.pid):
-                os.kill(pid, signal.SIGTERM)
-            break
+    shown = shown_until(stopped, 2)
+    workers = children(stopped.pid)
+    assert len(workers) == 2
+    for pid in (*workers, stopped.pid):
+        os.kill(pid, signal.SIGTERM)
     shown += finish(stopped)
     assert "stopped by" in shown
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

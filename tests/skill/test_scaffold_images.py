@@ -1,7 +1,6 @@
 """Images in generated projects: read, cut and numbered as they should be, and damaged ones named."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 from data_project import IMPORTED, Project
+from scripts import python
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.pipeline import verify
@@ -85,7 +85,7 @@ def test_pillow_is_asked_for(project: Project) -> None:
 def test_the_example_with_images(tmp_path: Path) -> None:
     folder = tmp_path / "vit"
     shutil.copytree(ROOT / "examples" / "vit", folder)
-    subprocess.run([sys.executable, "draw.py", "images"], cwd=folder, check=True)
+    python("draw.py", "images", cwd=folder)
     loaded = spec.load(folder / "spec.yaml")
     scaffold.write(scaffold.render(loaded), folder / "run")
     shutil.copy(folder / "vit.py", folder / "run")

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from checkpoint_project import flip
 from records import cases
+from scripts import TORCHRUN, python
 from trees import SMALL, write_project
+from verified_fsdp2.verifier.launch.processes import children
 
 pytestmark = pytest.mark.launch
 STEPS = 6
@@ -33,12 +36,18 @@ SPEC = {
 
 
 def start(project: Path, ranks: int, out: Path, *flags: str, restarts: int = 0) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-W", "error"]
-    if ranks > 1:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        launcher += ["--max-restarts", str(restarts)]
-    command = [*launcher, "train.py", "--out", str(out), *flags]
+    launcher = [*TORCHRUN, str(ranks), "--max-restarts", str(restarts)] if ranks > 1 else ["-W", "error"]
+    command = [sys.executable, *launcher, "train.py", "--out", str(out), *flags]
     return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def shown_until(process: subprocess.Popen[str], step: int) -> str:
+    shown = ""
+    for line in process.stdout or ():
+        shown += line
+        if line.startswith(f"step {step:6}"):
+            break
+    return shown
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
@@ -100,13 +109,8 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
     """torchrun signals all processes of a rank: that which writes, too, here while it is being started."""
     folder = write_project(tmp_path, SPEC, f"checkpoint.mode={mode}", "checkpoint.keep=1")
     process = start(folder, 2, tmp_path / "out", "--steps", "1000000", "--checkpoint-interval", "2")
-    assert process.stdout
-    shown = ""
-    for line in process.stdout:
-        shown += line
-        if line.startswith("step      3"):
-            process.send_signal(signal.SIGTERM)
-            break
+    shown = shown_until(process, 3)
+    process.send_signal(signal.SIGTERM)
     # torchrun always returns 1 after a signal, whatever its ranks return
     shown += finish(process, status=1)
     assert "continue with --resume" in shown
@@ -118,14 +122,8 @@ def test_sigterm_leaves_a_checkpoint(mode: str, tmp_path: Path) -> None:
 def test_ranks_that_torchrun_restarts_go_on_by_themselves(straight: list[dict[str, Any]], tmp_path: Path) -> None:
     flags = ("--steps", "40", "--checkpoint-interval", "2")
     process = start(write_project(tmp_path, SPEC, "checkpoint.mode=thread"), 2, tmp_path / "out", *flags, restarts=1)
-    assert process.stdout
-    shown = ""
-    for line in process.stdout:
-        shown += line
-        if line.startswith("step      5"):
-            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(ranks[1]), signal.SIGKILL)
-            break
+    shown = shown_until(process, 5)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
     shown += finish(process)
     starts = re.findall(r"^run .*, step (\d+) of 40", shown, flags=re.MULTILINE)
     assert len(starts) == 2 and 2 <= int(starts[1]) <= 38 and int(starts[1]) % 2 == 0
@@ -151,20 +149,13 @@ def test_a_damaged_checkpoint_is_refused(
     assert shown.splitlines()[-1] == f"error: nothing to resume: no complete checkpoint in {tmp_path}"
 
 
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 16
-    file.write_bytes(data)
-
-
 @pytest.mark.full
 def test_a_full_disk_leaves_the_last_good_checkpoint(sample: Path, undisturbed: Path, tmp_path: Path) -> None:
     """A limit on the size of a file stands for the disk: it gets in the way of the data, and of nothing else."""
     stopped_at(2, undisturbed, tmp_path)
     limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
     program = limit + "runpy.run_path('train.py', run_name='__main__')"
-    command = [sys.executable, "-c", program, "--out", str(tmp_path), "--steps", "5", "--resume"]
-    done = subprocess.run(command, cwd=sample, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", program, "--out", tmp_path, "--steps", "5", "--resume", cwd=sample, status=None)
     assert done.returncode == 1 or TEARDOWN_ABORT in done.stderr
     folder = tmp_path / "run-001" / "checkpoints"
     last = folder / "step_00000002"
@@ -199,6 +190,4 @@ def test_what_the_user_can_correct_is_one_line(sample: Path, tmp_path: Path, fla
 
 @pytest.mark.full
 def test_its_own_tests_pass(sample: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=sample, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=sample)

@@ -1,14 +1,13 @@
 """Values that try to break out of their quotes."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml as pyyaml
 
+from scripts import python
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold.literals import (
     FILTERS,
@@ -16,7 +15,6 @@ from verified_fsdp2.skill.scaffold.literals import (
     markdown,
     own_import,
     py,
-    signature,
     text,
     yaml,
 )
@@ -29,8 +27,7 @@ VALUES: list[Any] = [*HOSTILE, 0, -1, True, None, 1e-8, 1e16, 0.1, [], {}, HOSTI
 
 
 def formatted(code: str) -> str:
-    command = [sys.executable, "-m", "ruff", "format", "--no-cache", "--isolated", "-"]
-    return subprocess.run(command, input=code, capture_output=True, text=True, check=True, timeout=60).stdout
+    return python("-m", "ruff", "format", "--no-cache", "--isolated", "-", input=code).stdout
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: ascii(value)[:20])
@@ -105,11 +102,3 @@ def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) ->
     for path, code in rendered.items():
         if path.endswith(".py"):
             assert formatted(code) == code, path
-
-
-def test_a_signature_is_broken_where_it_is_long() -> None:
-    assert signature(["a: int"], "f", "None") == "def f(a: int) -> None:"
-    parameters = ["out: Path", "sequence_length: int", "vocabulary: int"]
-    returns = "tuple[Progressions, Progressions]"
-    wanted = f"def load_data(\n    out: Path, sequence_length: int, vocabulary: int\n) -> {returns}:"
-    assert signature(parameters, "load_data", returns) == wanted

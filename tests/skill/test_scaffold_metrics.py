@@ -3,9 +3,8 @@
 import io
 import json
 import math
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,28 +14,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from records import cases
-from trees import SMALL, Patch, write_project
+from scripts import TORCHRUN, python
+from trees import SMALL, Generate, Patch, write_project
 
-OWN = ("distributed", "flops", "model", "metrics", "plot", "profiling")
 SPEC = {**SMALL, "name": "sample", "train": {"steps": 40, "global_batch": 8}, "verify": {"reshard_to": []}}
-Load = Callable[..., ModuleType]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: Patch) -> Iterator[Load]:
+def load(generate: Generate, monkeypatch: Patch) -> Generate:
     """Imports a generated module of the spec with these settings, as on the only rank."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-    for name in OWN:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    def imported(name: str, *settings: str) -> ModuleType:
-        monkeypatch.syspath_prepend(str(write_project(tmp_path, SPEC, *settings)))
-        return __import__(name)
-
-    yield imported
-    for name in OWN:
-        sys.modules.pop(name, None)
+    return partial(generate, SPEC)
 
 
 class Clock:
@@ -83,7 +72,7 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_lines_are_whole_not_rounded_and_appended(load: Load, tmp_path: Path, capsys: Any) -> None:
+def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path, capsys: Any) -> None:
     module = load("metrics")
     train(module.Metrics(tmp_path), range(1, 3))
     again = module.Metrics(tmp_path)
@@ -101,14 +90,14 @@ def test_lines_are_whole_not_rounded_and_appended(load: Load, tmp_path: Path, ca
 
 @cases("interval, rates", (3, [5.0] * 3), (1, [None, *[5.0] * 8]))
 def test_throughput_counts_steps_alone(
-    load: Load, tmp_path: Path, clock: Clock, interval: int, rates: list[float | None]
+    load: Generate, tmp_path: Path, clock: Clock, interval: int, rates: list[float | None]
 ) -> None:
     """Not the first of a start, not what lies between them."""
     train(load("metrics", f"train.log_interval={interval}").Metrics(tmp_path), range(1, 10), clock)
     assert [record.get("tokens_per_second") for record in records(tmp_path)] == rates
 
 
-def test_nothing_waits_for_the_device_between_two_lines(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_nothing_waits_for_the_device_between_two_lines(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true")
     monkeypatch.setattr(Scalar, "reads", 0)
     train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
@@ -118,7 +107,7 @@ def test_nothing_waits_for_the_device_between_two_lines(load: Load, tmp_path: Pa
     assert Scalar.reads == 2 and len(records(tmp_path)) == 1
 
 
-def test_what_is_not_finite_is_null(load: Load, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_not_finite_is_null(load: Generate, tmp_path: Path, capsys: Any) -> None:
     metrics = load("metrics").Metrics(tmp_path)
     metrics.train_step(1, 0.1, Scalar(math.nan), 10, Scalar(math.inf))
     assert records(tmp_path)[0]["loss"] is None and records(tmp_path)[0]["grad_norm"] is None
@@ -131,7 +120,7 @@ def test_what_is_not_finite_is_null(load: Load, tmp_path: Path, capsys: Any) -> 
     (["tensorboard", "wandb", "progress"], ["tqdm"], "packages are missing: pip install tensorboard wandb"),
 )
 def test_a_missing_package_is_said_with_its_fix(
-    load: Load, monkeypatch: Patch, settings: list[str], present: list[str], said: str
+    load: Generate, monkeypatch: Patch, settings: list[str], present: list[str], said: str
 ) -> None:
     module = load("metrics", *(f"operation.{setting}=true" for setting in settings))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in present else None)
@@ -140,7 +129,7 @@ def test_a_missing_package_is_said_with_its_fix(
     assert str(caught.value) == said
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(load: Load, tmp_path: Path) -> None:
+def test_tensorboard_has_each_step_once_after_a_resume(load: Generate, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     module = load("metrics", "operation.tensorboard=true")
@@ -173,7 +162,7 @@ class FakeRun:
         self.finished = True
 
 
-def test_calls_of_wandb_after_a_resume(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
     """Only the shape of the calls: the package is a fake."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
     module = load("metrics", "operation.wandb=true")
@@ -197,7 +186,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("metrics", "operation.progress=true")
     out, errors = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
@@ -217,7 +206,7 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Load, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
-def test_flops_are_what_torch_counts(load: Load, tied: str) -> None:
+def test_flops_are_what_torch_counts(load: Generate, tied: str) -> None:
     """But for the norms, whose weights the formula counts as if they multiplied matrices."""
     flops = load("flops", "operation.mfu=true", f"model.tied_embeddings={tied}", "model.kv_heads=1")
     from model import Decoder, ModelConfig  # type: ignore[import-not-found]
@@ -246,7 +235,7 @@ def test_flops_are_what_torch_counts(load: Load, tied: str) -> None:
     ("NVIDIA H20", "bfloat16", None),
     (None, "bfloat16", None),
 )
-def test_peak_of_a_device(load: Load, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None) -> None:
+def test_peak_of_a_device(load: Generate, monkeypatch: Patch, name: str | None, dtype: str, peak: float | None) -> None:
     flops = load("flops", "operation.mfu=true", f"precision.param_dtype={dtype}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: name is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
@@ -257,7 +246,7 @@ def test_peak_of_a_device(load: Load, monkeypatch: Patch, name: str | None, dtyp
         flops.peak_tflops()
 
 
-def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Load, tmp_path: Path, clock: Clock) -> None:
+def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Generate, tmp_path: Path, clock: Clock) -> None:
     settings = ["operation.mfu=true", "operation.peak_tflops=2", "train.log_interval=2"]
     flops = load("flops", *settings)
     model = SimpleNamespace(
@@ -296,14 +285,16 @@ ON_GPU = [
 
 
 @pytest.mark.parametrize(("events", "cuda"), [(ON_CPU, False), (ON_GPU, True)])
-def test_shares_of_the_traced_time(load: Load, monkeypatch: Patch, events: list[dict[str, Any]], cuda: bool) -> None:
+def test_shares_of_the_traced_time(
+    load: Generate, monkeypatch: Patch, events: list[dict[str, Any]], cuda: bool
+) -> None:
     module = load("profiling", "operation.profile=true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     shares = {"computation_share": 50 / 300, "communication_share": 90 / 300, "exposed_communication_share": 70 / 300}
     assert module.shares(events) == pytest.approx({"step_seconds": 1e-4, **shares})
 
 
-def test_time_of_an_operator_without_what_it_calls(load: Load) -> None:
+def test_time_of_an_operator_without_what_it_calls(load: Generate) -> None:
     module = load("profiling", "operation.profile=true")
     found = module.own_seconds([*ON_CPU[3:5], event("aten::mm", 20, 25, thread=2), event("aten::mm", 60, 70)])
     assert found == pytest.approx({"aten::linear": 20e-6, "aten::mm": 45e-6})
@@ -330,7 +321,7 @@ def plot(module: ModuleType, monkeypatch: Patch, *arguments: Any) -> int:
     return 0
 
 
-def test_a_picture_of_the_newest_run_and_of_several(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_picture_of_the_newest_run_and_of_several(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("plot", "operation.plot=true")
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
@@ -357,17 +348,19 @@ def test_a_picture_of_the_newest_run_and_of_several(load: Load, tmp_path: Path, 
     (lines({"step": 1, "loss": "x"}), "metrics.jsonl:1 is no line of metrics"),
 )
 def test_a_bad_file_of_metrics_is_one_line(
-    load: Load, tmp_path: Path, monkeypatch: Patch, capsys: Any, content: str | None, said: str
+    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Any, content: str | None, said: str
 ) -> None:
     module = load("plot", "operation.plot=true")
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     assert plot(module, monkeypatch, tmp_path) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ") and said in errors and errors.count("\n") == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and said in error
 
 
-def test_no_run_no_package_and_no_place_to_write(load: Load, tmp_path: Path, monkeypatch: Patch, capsys: Any) -> None:
+def test_no_run_no_package_and_no_place_to_write(
+    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Any
+) -> None:
     module = load("plot", "operation.plot=true")
     monkeypatch.chdir(tmp_path)
     assert plot(module, monkeypatch) == 2
@@ -381,20 +374,14 @@ def test_no_run_no_package_and_no_place_to_write(load: Load, tmp_path: Path, mon
     assert third == "error: a package is missing: pip install matplotlib"
 
 
-def launch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.mark.full
 @pytest.mark.launch
 def test_a_profile_changes_nothing_and_says_where_the_time_goes(tmp_path: Path) -> None:
     folder = write_project(tmp_path, SPEC, "operation.profile=true")
-    two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = launch(folder, *two_ranks, "train.py", "--steps", "6", "--profile", "--out", "profiled")
+    words = ("train.py", "--steps", 6, "--out")
+    done = python(*TORCHRUN, 2, *words, "profiled", "--profile", cwd=folder, status=None)
     assert "step      6  validation loss" in done.stdout, done.stderr[-3000:]
-    launch(folder, "train.py", "--steps", "6", "--out", "plain")
+    python(*words, "plain", cwd=folder, status=None)
     profiled, plain = (records(folder / out / "run-001") for out in ("profiled", "plain"))
     shares = [record for record in profiled if "communication_share" in record]
     rest = [record for record in profiled if record not in shares]

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 import yaml
 from test_scaffold_launch import assert_close, run
 
+from scripts import python
 from trees import DECODER, SMALL
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.spec import SpecError
@@ -39,17 +38,14 @@ def load(folder: Path, settings: Sequence[str] = ()) -> spec.Spec:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, once: Any) -> Mapping[str, Any]:
     """What one rank of a made-up world of 8 has seen of each variant, in one process."""
-    found: Mapping[str, Any] = once("variants", lambda: see(tmp_path_factory.mktemp("variants")))
-    return found
+    return once("variants", lambda: see(tmp_path_factory.mktemp("variants")))
 
 
 def see(folder: Path) -> dict[str, Any]:
     for number, settings in enumerate(VARIANTS.values()):
         scaffold.write(scaffold.render(load(folder, settings)), folder / str(number))
-    command = [sys.executable, str(Path(__file__).with_name("made_up_world.py")), str(WORLD)]
-    command += [str(folder / str(number)) for number in range(len(VARIANTS))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    folders = [folder / str(number) for number in range(len(VARIANTS))]
+    done = python(Path(__file__).with_name("made_up_world.py"), WORLD, *folders)
     return dict(zip(VARIANTS, json.loads(done.stdout), strict=True))
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from checkpoint_project import Modules, flip, names, saved
-from records import cases
+from records import Capsys, Patch, cases
+from scripts import written
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -24,7 +25,7 @@ def runs(modules: Modules) -> ModuleType:
 
 
 def test_the_marker_is_what_sha256sum_writes_and_comes_last(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Modules, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     module, runs = modules.load(), __import__("runs")
     seen: list[object] = []
@@ -48,8 +49,7 @@ def test_every_bit_of_the_marker_counts(runs: ModuleType, tmp_path: Path) -> Non
     (tmp_path / "__0_0.distcp").write_bytes(b"data")
     (tmp_path / ".metadata").write_bytes(b"more")
     sums = runs.checksums(tmp_path, runs.data_files(tmp_path))
-    file = tmp_path / "SHA256SUMS"
-    file.write_text(sums)
+    file = written(tmp_path, sums, "SHA256SUMS")
     assert runs.differences(file, sums) == []
     for place in range(len(sums)):
         for bit in range(8):
@@ -79,7 +79,7 @@ def test_damage_is_named(modules: Modules, tmp_path: Path, damage: Any, named: l
 
 
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
-    modules: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    modules: Modules, tmp_path: Path, capsys: Capsys
 ) -> None:
     saved(modules.load(), tmp_path / "run", 3)
     runs = __import__("runs")
@@ -125,7 +125,7 @@ def test_what_a_crash_has_left_goes(modules: Modules, tmp_path: Path) -> None:
 
 
 def test_a_restart_by_torchrun_goes_on_with_its_own_run_and_no_other(
-    modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Modules, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     module, runs = modules.load(), __import__("runs")
     store = dist.HashStore()
@@ -154,7 +154,7 @@ def test_an_output_folder_that_cannot_be_written(runs: ModuleType, tmp_path: Pat
         runs.open_run(tmp_path, resume=False)
 
 
-def test_the_failure_of_one_rank_reaches_all(runs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_of_one_rank_reaches_all(runs: ModuleType, monkeypatch: Patch) -> None:
     def gather(results: list[Any], own: Any, group: Any) -> None:
         results[:] = [own, (None, "disk full")]
 

@@ -7,16 +7,13 @@ from unittest import mock
 
 import pytest
 
-from trees import failing
+from trees import build_file_tree, failing
+from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.verifier.errors import UserError
 
 FILES = {"train.py": "a = 1\n", "tests/test_train.py": "b = 2\n"}
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_files_manifest_and_bases(tmp_path: Path) -> None:
@@ -39,8 +36,7 @@ def test_an_empty_folder_is_filled_even_as_the_current_one(tmp_path: Path, monke
 
 def test_a_folder_in_use_needs_force_which_replaces_only_files_of_the_scaffold(tmp_path: Path) -> None:
     mine = {"mine.txt": "mine", "train.py": "old"}
-    for name, text in mine.items():
-        (tmp_path / name).write_text(text)
+    build_file_tree(tmp_path, mine)
     with pytest.raises(UserError, match="not empty"):
         scaffold.write(FILES, tmp_path)
     assert tree(tmp_path) == mine
@@ -60,20 +56,21 @@ def test_a_file_as_target_is_refused(tmp_path: Path, force: bool) -> None:
 
 def test_nothing_is_written_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "tests").symlink_to(tmp_path / "elsewhere")
+    build_file_tree(tmp_path, {"out/tests": tmp_path / "elsewhere"})
     with pytest.raises(UserError, match="in the way"):
         scaffold.write(FILES, tmp_path / "out", force=True)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+FULL = OSError(28, "No space left on device")
 
 
 def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     scaffold.write({"train.py": "old\n", "tests/test_train.py": "old\n"}, out)
     before = tree(out)
-    full = OSError(28, "No space left on device")
     with (
-        failing(full, lambda source, _: source.name == "test_train.py" and source.parent.parent.name == "new"),
+        failing(FULL, lambda source, _: source.name == "test_train.py" and source.parent.parent.name == "new"),
         pytest.raises(UserError, match="No space left"),
     ):
         scaffold.write(FILES, out, force=True)
@@ -81,7 +78,6 @@ def test_a_failure_half_way_leaves_all_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_a_fresh_write_leaves_nothing(tmp_path: Path) -> None:
-    full = OSError(28, "No space left on device")
-    with mock.patch.object(Path, "write_bytes", side_effect=full), pytest.raises(UserError, match="No space left"):
+    with mock.patch.object(Path, "write_bytes", side_effect=FULL), pytest.raises(UserError, match="No space left"):
         scaffold.write(FILES, tmp_path / "out")
     assert not list(tmp_path.iterdir())

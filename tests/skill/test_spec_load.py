@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from records import cases
-from verified_fsdp2.skill.spec import SpecError, build, data_files, load, schema
+from scripts import written
+from verified_fsdp2.skill.spec import SpecError, build, data_files, load
 from verified_fsdp2.skill.spec.model import decoder_parameters
 from verified_fsdp2.verifier.errors import UserError
 
@@ -21,9 +22,7 @@ train: {steps: 20, global_batch: 8}
 
 @pytest.fixture
 def minimal(tmp_path: Path) -> Path:
-    path = tmp_path / "spec.yaml"
-    path.write_text(MINIMAL)
-    return path
+    return written(tmp_path, MINIMAL, "spec.yaml")
 
 
 def refused(path: Path, *overrides: str) -> SpecError:
@@ -34,17 +33,6 @@ def refused(path: Path, *overrides: str) -> SpecError:
 
 def problems(path: Path, *overrides: str) -> list[str]:
     return [problem.message for problem in refused(path, *overrides).problems]
-
-
-def test_defaults_are_those_of_the_schema(minimal: Path) -> None:
-    found = load(minimal).to_dict()
-    for name, section in schema.properties(schema.load()).items():
-        if not isinstance(found[name], dict):
-            assert found[name] == section.get("default", 1)
-            continue
-        for key, below in schema.properties(section).items():
-            if not schema.required(section, key) and key in found[name] and below["default"] != "auto":
-                assert found[name][key] == below["default"], f"{name}.{key}"
 
 
 def test_derived_values_are_numbers(minimal: Path) -> None:
@@ -146,8 +134,7 @@ def test_missing_file_folder_and_huge_file(tmp_path: Path) -> None:
 
 
 def test_many_problems_are_cut(tmp_path: Path) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text("".join(f"k{number}: 1\n" for number in range(500)))
+    path = written(tmp_path, "".join(f"k{number}: 1\n" for number in range(500)), "spec.yaml")
     error = refused(path)
     assert str(error).endswith("... and 404 more problems") and len(error.problems) == 504
 

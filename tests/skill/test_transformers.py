@@ -1,18 +1,20 @@
 """Models of Hugging Face transformers in generated projects: as the library itself has them, bit for bit, there and back."""
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_scaffold_launch import steps_of
 
 from model_project import built, imported, values, whole, write
 from records import cases
+from scripts import TORCHRUN, python
 from trees import Patch
 from verified_fsdp2.verifier.errors import UserError
 
@@ -47,6 +49,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+def train_state(modules: dict[str, ModuleType], model: Any, *more: Any) -> Any:
+    optimizer = modules["optim"].build_optimizer(model)
+    return modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer), *more)
+
+
+def exported(modules: dict[str, ModuleType], state: Any, folder: Path, monkeypatch: Patch) -> Path:
+    """The checkpoint of this state, after its export to a folder `exported`."""
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    modules["checkpoint"].Checkpointer(folder / "run", 1, -1).save(state)
+    checkpoint = folder / "run" / "checkpoints" / "step_00000000"
+    monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(folder / "exported")])
+    modules["export"].main()
+    return checkpoint
+
+
 def from_folder(folder: Path) -> dict[str, Any]:
     return {"kind": "transformers", "pretrained": str(folder), "vocabulary": 64, "sequence_length": 16}
 
@@ -63,13 +80,7 @@ def test_there_and_back_bit_for_bit(tmp_path: Path, folders: dict[str, Path], na
         buffers, wanted = dict(model.named_buffers()), dict(original.named_buffers())
         for mine, theirs in ((held, expected), (buffers, wanted)):
             assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-        optimizer = modules["optim"].build_optimizer(model)
-        state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer))
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-        modules["checkpoint"].Checkpointer(tmp_path / "run", 1, -1).save(state)
-        checkpoint = tmp_path / "run" / "checkpoints" / "step_00000000"
-        monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(tmp_path / "exported")])
-        modules["export"].main()
+        exported(modules, train_state(modules, model), tmp_path, monkeypatch)
         logits = model.train(False)(TOKENS, use_cache=False).logits
         assert torch.equal(logits, original.train(False)(TOKENS, use_cache=False).logits)
     opened, wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict(), original.state_dict()
@@ -85,32 +96,24 @@ def test_adapters_are_all_that_is_saved_and_exported(
     project = write(tmp_path, from_folder(folders["gpt2"]), lora, "checkpoint.export=true")
     with imported(project) as modules:
         model = built(modules)
-        optimizer = modules["optim"].build_optimizer(model)
+        state = train_state(modules, model, 0, base := modules["model"].fingerprint())
         model(TOKENS, use_cache=False).logits.square().mean().backward()
-        optimizer.step()
-        scheduler, base = modules["optim"].build_scheduler(optimizer), modules["model"].fingerprint()
-        state = modules["checkpoint"].TrainState(model, optimizer, scheduler, 0, base)
+        state.optimizer.step()
         adapters = {name: whole(value) for name, value in model.named_parameters() if value.requires_grad}
         assert len(adapters) == 4 and state.to_dict()["model"].keys() == adapters.keys()
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-        modules["checkpoint"].Checkpointer(tmp_path / "run", 1, -1).save(state)
-        checkpoint = tmp_path / "run" / "checkpoints" / "step_00000000"
-        monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(tmp_path / "adapters")])
-        modules["export"].main()
-
+        checkpoint = exported(modules, state, tmp_path, monkeypatch)
         fresh = built(modules, seed=1)
-        again = modules["optim"].build_optimizer(fresh)
-        state = modules["checkpoint"].TrainState(fresh, again, modules["optim"].build_scheduler(again), 0, base)
+        state = train_state(modules, fresh, 0, base)
         modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
         assert all(torch.equal(value, values(model)[name]) for name, value in values(fresh).items())
         state.base = "another"
         with pytest.raises(modules["distributed"].SetupError, match="other frozen weights"):
             modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
-    stored = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    stored = load_file(tmp_path / "exported" / "adapter_model.safetensors")
     assert {name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()} == {
         name: value.tolist() for name, value in adapters.items()
     }
-    config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "exported" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["c_attn"] and config["r"] == 2 and config["fan_in_fan_out"] is True
 
 
@@ -169,10 +172,8 @@ def test_the_loss_does_not_depend_on_the_ranks(tmp_path: Path, name: str, settin
     losses = []
     for ranks in (1, 2):
         project = write(tmp_path / str(ranks), {**LLAMA, "config": MODELS[name]}, *settings)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [*launcher, "train.py", "--steps", "3", "--micro-batch", "4"]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
+        words = ("train.py", "--steps", 3, "--micro-batch", 4, "--out", tmp_path / str(ranks))
+        done = python(*TORCHRUN, ranks, *words, cwd=project, status=None)
         assert done.returncode == 0 or "terminate called" in done.stderr, done.stderr[-2000:]
-        (metrics,) = project.glob("*/run-001/metrics.jsonl")
-        losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()][:3])
+        losses.append([record["loss"] for record in steps_of(tmp_path / str(ranks))])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)

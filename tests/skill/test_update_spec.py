@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from records import cases
+from scripts import Command
 from trees import SPEC, Workshop, build_file_tree, file_tree
-from verified_fsdp2.skill import cli, scaffold
+from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import load, parse, rewrite
 
 FILES = {"a.py": "STEPS = {steps}\n"}
@@ -202,19 +203,17 @@ def test_rewritten(text: str, before: dict[str, object], after: dict[str, object
     assert rewrite.rewritten(text, before, after) == expected
 
 
-def test_real_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_templates(tmp_path: Path, command: Command) -> None:
     """Two updates of a project with edits give what a new project of the last spec has, and the edits."""
     build_file_tree(tmp_path, {"spec.yaml": SPEC})
     out = tmp_path / "out"
-    assert cli.main(["new", str(tmp_path / "spec.yaml"), str(out)]) == 0
+    command("new", tmp_path / "spec.yaml", out, code=0)
     with (out / "train.py").open("a") as file:
         file.write("# mine\n")
     settings = ["train.steps=30", "optimizer.kind=adamw", "train.max_norm=null", "checkpoint.mode=thread"]
-    assert cli.main(["update", str(out), "--set", settings[0]]) == 0
-    assert cli.main(["update", str(out), *[word for text in settings[1:] for word in ("--set", text)]]) == 0
+    for some in (settings[:1], settings[1:]):
+        command("update", out, *[word for text in some for word in ("--set", text)], code=0)
     spec = parse((tmp_path / "spec.yaml").read_bytes(), tmp_path / "spec.yaml", settings)
     for path, text in scaffold.render(spec).items():
         assert (out / path).read_text() == text + ("# mine\n" if path == "train.py" else "")
-    capsys.readouterr()
-    assert cli.main(["diff", str(out), "--stat"]) == 1
-    assert capsys.readouterr().out.split() == ["edited", "train.py", "yours", "+1", "-0"]
+    assert command("diff", out, "--stat", code=1).out.split() == ["edited", "train.py", "yours", "+1", "-0"]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from verified_fsdp2.skill import cli, scaffold
 from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
+Generate = Callable[..., ModuleType]  # what the fixture `generate` gives
 DECODER = {"kind": "decoder", "layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence_length": 16}
 SMALL = {  # a decoder that learns quickly
     "version": 1,
@@ -53,6 +54,10 @@ def file_tree(folder: Path) -> dict[str, bytes]:
         elif place.is_file():
             found[str(place.relative_to(folder))] = place.read_bytes()
     return found
+
+
+def text_tree(folder: Path) -> dict[str, str]:
+    return {path: data.decode() for path, data in file_tree(folder).items()}
 
 
 def write_project(folder: Path, written: Mapping[str, Any], *settings: str) -> Path:

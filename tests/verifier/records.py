@@ -3,6 +3,7 @@
 import re
 import textwrap
 import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -19,6 +20,8 @@ from verified_fsdp2.verifier.trace.typed import KINDS, conversions, default_of
 Capsys = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 LINE = Place(file="train.py", line=1, function="main", code="code")
+NAMES = ("embed.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.1.down.weight", "head.weight")
+DIRECTION = (1.0, -2.0, 0.5, 3.0)
 
 
 def cases(names: str, *rows: Any, **more: Any) -> pytest.MarkDecorator:
@@ -92,15 +95,88 @@ def steps(*between: dict[str, Any]) -> list[dict[str, Any]]:
     return [model(), *between, micro(), step(), stepped()]
 
 
+def end(error: str, message: str = "", **more: Any) -> dict[str, Any]:
+    """The last record of a rank that raised."""
+    return {"kind": "end", "how": "exception", "error": error, "message": message, "frames": [LINE], **more}
+
+
 def run(*ranks: list[dict[str, Any]], role: str = "train", **more: Any) -> Run:
-    """A completed run; each argument is what one rank recorded."""
-    traces = []
+    """A run; each argument is what one rank recorded, which completed if its last record is no end."""
+    traces, exits = [], []
     for rank, records in enumerate(ranks):
-        ended = [*records, {"kind": "end", "how": "stopped"}]
+        ended = records if records and records[-1]["kind"] == "end" else [*records, {"kind": "end", "how": "stopped"}]
         full = [{"seq": k, "at": float(k), "at_line": LINE, **record} for k, record in enumerate(ended)]
         traces.append(trace(rank, full))
-    exits = tuple(Ended(rank, 0, False) for rank in range(len(ranks)))
-    return Run(role, len(ranks), tuple(traces), exits, **more)
+        exits.append(Ended(rank, int(ended[-1]["how"] == "exception"), False))
+    return Run(role, len(ranks), tuple(traces), tuple(exits), **more)
+
+
+def stopped(error: str, message: str, *ranks: list[dict[str, Any]]) -> Run:
+    """The run of `ranks`, of which rank 0 raised."""
+    return run([*ranks[0], end(error, message)], *ranks[1:])
+
+
+def ended(made: Run, how: str = "exception") -> Run:
+    """The run, each rank of which ended so."""
+    for one in made.traces:
+        object.__setattr__(one.end, "how", how)
+    return made
+
+
+def vector(length: float) -> list[float]:
+    """The sketch of a tensor in DIRECTION."""
+    return [length * length * 4.0, *(length * x for x in DIRECTION)]
+
+
+def gradients(lengths: float | Mapping[str, float | None]) -> dict[str, Any]:
+    """Gradients in one direction, of these lengths (1 for the rest)."""
+    own = dict.fromkeys(NAMES, lengths) if isinstance(lengths, float) else {**dict.fromkeys(NAMES, 1.0), **lengths}
+    return {name: None if length is None else vector(length) for name, length in own.items()}
+
+
+def trained(
+    ranks: int = 2,
+    grads: float | Mapping[str, float | None] = 1.0,
+    at_step: float | Mapping[str, float | None] | None = None,
+    moves: Sequence[Mapping[str, float]] = (),
+    losses: tuple[float, ...] = (3.0, 2.0, 1.0),
+    micros: int = 1,
+    along: float = -0.1,
+    **more: Any,
+) -> Run:
+    """A run of as many steps as losses; `moves[k]` are extra lengths of weights after step k+1, by parameter."""
+    records: list[list[dict[str, Any]]] = []
+    found = {"grads": gradients(grads), "grads_at_step": gradients(grads if at_step is None else at_step)}
+    for rank in range(ranks):
+        rows = [model(*(parameter(name, copy=rank) for name in NAMES))]
+        for k, loss in enumerate(losses):
+            extra = moves[k] if moves else {}
+            before, after = (
+                {name: [1.0, *(x * (1.0 - 0.1 * at + more_of.get(name, 0.0)) for x in DIRECTION)] for name in NAMES}
+                for at, more_of in ((k, {}), (k + 1, extra))
+            )
+            own = tuple(range(1, 9))[rank::ranks]
+            rows += [micro(k + 1, loss, own)] + [micro(k + 1, 0.0)] * (micros - 1)
+            rows += [step(k + 1, **found, weights=before)]
+            rows += [stepped(k + 1, weights=after, moved={key: [0.01, along, 8.0] for key in NAMES})]
+        records.append(rows)
+    return run(*records, **more)
+
+
+class Recorder:
+    """Stands in for a session, or its writer and frames: it keeps what is written."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def write(self, event: Event) -> None:
+        self.events.append(event)
+
+    def report(self, symbol: str, error: BaseException) -> None:
+        raise error
+
+    def here(self) -> Place:
+        return LINE
 
 
 def judge(rule: str, *ranks: Any, **more: Any) -> Finding:

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from records import cases, micro, model, run, step, stepped
+from records import cases, judge, model, run, steps
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.trial import average_of_one_and_two
 from verified_fsdp2.verifier.launch.workspace import Workspace
@@ -24,8 +23,7 @@ from verified_fsdp2.verifier.rules import RULES
 
 
 def verdict(average: float | None, version: str = "2.13.0+cpu") -> Finding:
-    train = run([{"kind": "start", "torch": version}, model(), micro(), step(), stepped()])
-    return judge_one(RULES["gloo-avg-is-sum"], Evidence(train=train, average=average))
+    return judge("gloo-avg-is-sum", steps({"kind": "start", "torch": version}), average=average)
 
 
 @cases("average, status", (1.5, "pass"), (3.0, "fail"), (1.0, "fail"), (math.nan, "inconclusive"), (None, "pass"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from records import cases
+from scripts import written
 from verdicts import verdict
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.finding import Finding
@@ -30,9 +31,7 @@ def report(*findings: Finding, **more: Any) -> dict[str, Any]:
 def compare(now: Sequence[Finding], before: Sequence[Finding], looked_for: Sequence[str] = ()) -> Comparison:
     """`looked_for`: rules of a static tier, which reports none as passed."""
     made = replace(verdict(*now), facts={"sources": {"rules": looked_for}} if looked_for else {})
-    held = baseline.held_against(made, OLD, report(*before)).baseline
-    assert held is not None
-    return held
+    return baseline.held_against(made, OLD, report(*before)).baseline
 
 
 FAULT = Finding("optim-before-shard", "fail", "built in line 7", location=place())
@@ -91,10 +90,8 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
         "note": "",
     }
     old |= {"schema": 1, "runs": [{**run, "losses": [], "grad_norms": []}]}
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(old))
+    path = written(tmp_path, json.dumps(old), "old.json")
     held = baseline.held_against(verdict(FAULT, Finding("c", "fail", "")), path, baseline.load(path)).baseline
-    assert held is not None
     assert ([f.rule for f in held.standing], [f.rule for f in held.new]) == (["optim-before-shard"], ["c"])
     path.write_text(json.dumps({**old, "schema": 2}))
     with pytest.raises(UserError, match="not a report of fsdp2"):
@@ -154,8 +151,7 @@ def test_a_baseline_must_be_there(tmp_path: Path) -> None:
 
 def test_odd_values_of_a_report_do_not_stop_it(tmp_path: Path) -> None:
     odd = report(replace(FAULT, location=place(file="", line=-1, code="\ud800")), command="it's", script="")
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(odd))
+    path = written(tmp_path, json.dumps(odd), "old.json")
     baseline.name_of(baseline.load(path)["target"])
     gone = report(Finding("a", "fail", "\ud800", location=place(file="", code="\ud800"), measured=1e308, limit=0.0))
     held = baseline.held_against(verdict(Finding("a", "pass", "")), OLD, gone)

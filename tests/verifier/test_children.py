@@ -1,12 +1,11 @@
 """Processes that a script starts by multiprocessing's spawn and forkserver, on a machine without a GPU."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from verified_fsdp2.verifier.verdict import Verdict
+from scripts import Verify, written
 
 SCRIPT = """
 import torch
@@ -59,11 +58,8 @@ if __name__ == "__main__":
 
 @pytest.mark.launch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_spawned_processes_have_cuda_and_end_with_a_stopped_rank(
-    verify_script: Callable[..., Verdict], tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+def test_spawned_processes_have_cuda_and_end_with_a_stopped_rank(verify_script: Verify, tmp_path: Path) -> None:
+    script = written(tmp_path, SCRIPT)
     verdict = verify_script(script, ("run-completes",), steps=2, timeout=200.0)
     assert [finding.status for finding in verdict.findings] == ["pass"]
     assert verdict.environment["cuda_on_cpu"] is True

@@ -14,8 +14,9 @@ import yaml
 
 from documents import blocks
 from records import cases
-from verdicts import REPORT
-from verified_fsdp2.skill.cli import main
+from scripts import FAULTS, ZOO, Command, written
+from trees import build_file_tree
+from verdicts import REPORT, verdict
 from verified_fsdp2.skill.cli.verify import FLAGS
 from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.config.policy import Policy, Skip, Widening
@@ -79,17 +80,18 @@ until = "2026-11-20"
 """
 
 
+BOTH = cases("name, content", ("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML))
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "train.py").write_text("import torch\n")
-    (tmp_path / "project" / "verify.yaml").write_text("nproc: 3\ntimeout: 30\nsave_args: --save\n")
-    (tmp_path / "one.py").write_text("import torch\n")
+    files = dict.fromkeys(("project/train.py", "one.py"), "import torch\n")
+    build_file_tree(tmp_path, files | {"project/verify.yaml": "nproc: 3\ntimeout: 30\nsave_args: --save\n"})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+@BOTH
 def test_several_targets_and_what_holds_for_all(repository: Path, name: str, content: str) -> None:
     (repository / name).write_text(content)
     small, large = resolve_all(None, {"nproc": None}, config_in(Path()))
@@ -111,7 +113,7 @@ def test_several_targets_and_what_holds_for_all(repository: Path, name: str, con
         resolve_all(Path("one.py"), {}, Path(name))
 
 
-@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+@BOTH
 def test_a_skip_holds_on_its_last_day_and_no_longer(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     _, large = read(tmp_path / name, TODAY)
@@ -168,22 +170,10 @@ PIECES = [
     "true",
 ]
 PIECES += ["-1", "1e999", "9" * 30, "targets", "skip", "name: small\n", "nproc: 2\n", "until: 2026-99-99"]
-PIECES += [
-    "null",
-    "true",
-    "-1",
-    "1e999",
-    "9" * 30,
-    "targets",
-    "skip",
-    "name: small\n",
-    "nproc: 2\n",
-    "until: 2026-99-99",
-]
 PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
-@pytest.mark.parametrize(("name", "content"), [("verify.yaml", EVERYTHING), (PYPROJECT, IN_TOML)])
+@BOTH
 def test_a_mangled_file_is_reported_as_wrong_or_read(tmp_path: Path, name: str, content: str) -> None:
     """200 times something is cut out, put in or moved: never an error of another kind."""
     chance = random.Random(0)
@@ -218,7 +208,7 @@ def test_one_configuration_a_folder(repository: Path) -> None:
         config_in(repository)
 
 
-def test_the_schema_is_draft_7_names_every_key_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_is_draft_7_names_every_key_and_is_printed(command: Command) -> None:
     jsonschema.Draft7Validator.check_schema(FORM.root)
     definitions = FORM.root["definitions"]
     of_target = set(definitions["one_target"]["properties"]) - {"name", "folder"}
@@ -229,8 +219,7 @@ def test_the_schema_is_draft_7_names_every_key_and_is_printed(capsys: pytest.Cap
             for example in part["examples"]:
                 jsonschema.Draft7Validator(part | {"definitions": definitions}).validate(example)
     assert of_target == {*FLAGS, "script", "args", "required", "tolerances", "skip"}, "the same keys as the flags"
-    assert main(["spec", "schema", "--verify"]) == 0
-    assert json.loads(capsys.readouterr().out) == FORM.root
+    assert json.loads(command("spec", "schema", "--verify", code=0).out) == FORM.root
 
 
 def test_limits_that_can_be_widened_are_those_that_are_worked_out() -> None:
@@ -246,10 +235,6 @@ def test_limits_that_can_be_widened_are_those_that_are_worked_out() -> None:
 def skip(rule: str, over: bool = False) -> Skip:
     location = Place(file="/w/verify.yaml", line=3, function="skip", code=f"- rule: {rule}")
     return Skip(rule, "a reason", "2026-11-20", over, location, column=5)
-
-
-def verdict(*findings: Finding) -> Verdict:
-    return Verdict("pass", {"name": "", "command": "fsdp2 verify"}, {"torch": "x", "python": "y"}, (), findings)
 
 
 OPEN = Finding("matches-ddp", "inconclusive", "no oracle")
@@ -303,12 +288,9 @@ def test_a_widened_limit_is_reported_first_and_skipped_and_required_is_refused()
 SHORT = EVERYTHING.replace("2026-11-21", str(datetime.date.today())).replace("2026-11-20", str(datetime.date.today()))
 
 
-def test_the_command_verifies_all_targets_and_the_worst_counts(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_verifies_all_targets_and_the_worst_counts(repository: Path, command: Command) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    assert main(["verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text"]) == 4
-    shown = capsys.readouterr().out
+    shown = command("verify", "--tier", "static", "--report", "json=out/{target}.json", "--report", "text", code=4).out
     assert shown.index("target small") < shown.index("target large")
     reports = {path.name: json.loads(path.read_text()) for path in (repository / "out").iterdir()}
     assert set(reports) == {"small.json", "large.json"}
@@ -317,15 +299,15 @@ def test_the_command_verifies_all_targets_and_the_worst_counts(
         assert (report["verdict"], report["facts"]["sources"]["files"]) == ("inconclusive", 1), "these hold no training"
     assert (reports["large.json"]["skipped"][0]["rule"], reports["small.json"]["skipped"]) == ("root-only-wrap", [])
     (repository / "verify.yaml").write_text(SHORT.replace(f"until: {datetime.date.today()}\n", "until: 2020-01-01\n"))
-    assert main(["verify", "--tier", "static"]) == 1
-    assert main(["verify", "--tier", "static", "--target", "small"]) == 4
-    (repository / "one.py").write_text((Path(__file__).parents[1] / "faults" / "optim_before_shard.py").read_text())
+    command("verify", "--tier", "static", code=1)
+    command("verify", "--tier", "static", "--target", "small", code=4)
+    (repository / "one.py").write_text((FAULTS / "optim_before_shard.py").read_text())
     (repository / "verify.yaml").write_text(SHORT)
-    assert main(["verify", "--tier", "static"]) == 1, "the first one decides if it is the worst"
+    command("verify", "--tier", "static", code=1)
 
 
 def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
     verify = pipeline._verified
@@ -336,8 +318,7 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
         return verify(target, *more, **options)
 
     monkeypatch.setattr(pipeline, "_verified", refusing)
-    assert main(["verify", "--tier", "static"]) == 4
-    said = capsys.readouterr()
+    said = command("verify", "--tier", "static", code=4)
     assert "too few devices" in said.err and "target large" in said.out
     assert "NO RANKS WERE JUDGED, only the static tier" in said.out
 
@@ -349,29 +330,26 @@ def test_a_target_that_this_machine_refuses_is_open_and_the_others_are_verified(
     (["--target", "none"], "no such target"),
 )
 def test_reports_of_several_targets_do_not_meet(
-    repository: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str
+    repository: Path, command: Command, given: list[str], message: str
 ) -> None:
     (repository / "verify.yaml").write_text(SHORT)
-    assert main(["verify", *given]) == 2
-    assert message in capsys.readouterr().err
+    assert message in command("verify", *given, code=2).err
 
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_policy_in_a_real_verification(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> None:
     """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
     never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
-    script = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    (repository / "train.py").write_text(script + never_called, encoding="utf-8")
+    written(repository, (ZOO / "minimal.py").read_text(encoding="utf-8") + never_called)
     (repository / "verify.yaml").write_text(
         "script: train.py\n"
         "required: [optimizer, wrapping]\n"
         "tolerances: {matches-ddp: {times: 50, reason: because}}\n"
         f"skip:\n  - {{rule: clipping, reason: it does not clip, until: {day}}}\n"
     )
-    assert main(["verify", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = command("verify", "--json", code=0).data
     findings = {f["rule"]: f for f in report["findings"]}
     assert report["verdict"] == "pass" and findings["resume-is-exact"]["status"] == "inconclusive"
     assert not findings["resume-is-exact"]["required"]

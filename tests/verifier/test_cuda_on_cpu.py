@@ -2,39 +2,42 @@
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from cuda_spelling import for_gpus
 
-from records import LINE, cases, trace
+from records import cases, end, run
+from scripts import ZOO, Verify, edited, python, written
 from verified_fsdp2.verifier.analysis.platform import asks_for_cuda, beyond_cuda_on_cpu
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge
 from verified_fsdp2.verifier.probe.compat.names import DTENSOR_PART
 from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.marks import mark_of
-from verified_fsdp2.verifier.trace import Ended, Run
-from verified_fsdp2.verifier.verdict import Verdict
+from verified_fsdp2.verifier.trace import Run
 
-Verify = Callable[..., Verdict]
-ZOO = Path(__file__).parents[1] / "zoo"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
+WORDS = {'"gloo"': '"nccl"', '"cpu"': '"cuda"', "torch.Generator()": 'torch.Generator("cuda")'}
+BEGUN = re.compile(r"^( *)(?:torch\.)?(?:distributed|dist)\.init_process_group\(.*\)$", re.MULTILINE)
+DEVICE = 'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))\n{0}torch.set_default_device("cuda")\n{0}'
 RESPELLED = (
     *("minimal", "mixed_precision", "gradient_accumulation", "fp16_scaler", "autocast", "activation_checkpointing"),
     *("tied_embeddings", "manual_global_clip", "distributed_sampler", "ema", "checkpoint_functions", "hsdp"),
 )
 
 
+def for_gpus(text: str) -> str:
+    """The script with NCCL, and CUDA for its meshes and tensors."""
+    for old, new in WORDS.items():
+        text = text.replace(old, new)
+    begun = BEGUN.search(text)
+    return text[: begun.start(1)] + begun[1] + DEVICE.format(begun[1]) + text[begun.start() + len(begun[1]) :]
+
+
 def test_what_training_code_calls() -> None:
-    environment = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
-    command = [sys.executable, str(Path(__file__).with_name("cuda_calls.py"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = python(Path(__file__).with_name("cuda_calls.py"), env={**os.environ, "LOCAL_WORLD_SIZE": "2"})
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
@@ -57,9 +60,7 @@ def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify, only: tup
 
 @pytest.mark.launch
 def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verify, tmp_path: Path) -> None:
-    text = (ZOO / "written_for_gpus.py").read_text(encoding="utf-8")
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(text.replace("gradient_sync(micro == 1)", "gradient_sync(micro == 0)"))
+    wrong = edited(tmp_path, ("gradient_sync(micro == 1)", "gradient_sync(micro == 0)"), of="written_for_gpus")
     (found,) = verify_script(wrong, ("accum-never-resynced",)).findings
     assert found.status == "fail"
 
@@ -76,8 +77,7 @@ def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", RESPELLED)
 def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path: Path) -> None:
-    script = tmp_path / f"{name}.py"
-    script.write_text(for_gpus((ZOO / f"{name}.py").read_text(encoding="utf-8")), encoding="utf-8")
+    script = written(tmp_path, for_gpus((ZOO / f"{name}.py").read_text(encoding="utf-8")), f"{name}.py")
     verdict = verify_script(script)
     assert verdict.environment["cuda_on_cpu"] is True
     assert [f for f in verdict.findings if f.status in ("fail", "error")] == []
@@ -98,23 +98,20 @@ def test_which_errors_ask_for_cuda(error: str, message: str, asks: bool) -> None
 
 def test_any_rank_may_be_the_one_that_asks_for_cuda() -> None:
     """Ranks stop at different lines: here the first to stop found no device with its number."""
-    run = _stopped("RuntimeError", "the local rank is larger than the number of CPUs", "Torch not compiled with CUDA")
-    assert asks_for_cuda(run)
+    made = _stopped("RuntimeError", "the local rank is larger than the number of CPUs", "Torch not compiled with CUDA")
+    assert asks_for_cuda(made)
 
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_script_that_ends_where_it_counts_gpus_asks_for_cuda(asks: bool) -> None:
-    end = {"kind": "end", "how": "return", "seq": 1, "at": 0.0}
-    asked = {"kind": "asks_for_accelerators", "at_line": LINE, "seq": 0, "at": 0.0}
-    run = Run("train", 1, (trace(0, [asked, end] if asks else [end]),), (Ended(0, 0, False),))
-    assert asks_for_cuda(run) is asks
+    records = [{"kind": "asks_for_accelerators"}] * asks + [{"kind": "end", "how": "return"}]
+    assert asks_for_cuda(run(records)) is asks
 
 
 @pytest.mark.launch
 def test_a_script_that_refuses_to_run_without_gpus(verify_script: Verify, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    text = (ZOO / "minimal.py").read_text(encoding="utf-8")
-    script.write_text(f"import sys\nimport torch\nif torch.accelerator.device_count() < 2:\n    sys.exit()\n{text}")
+    refuses = "import sys\nimport torch\nif torch.accelerator.device_count() < 2:\n    sys.exit()\n"
+    script = written(tmp_path, refuses + (ZOO / "minimal.py").read_text(encoding="utf-8"))
     verdict = verify_script(script, ("run-completes",))
     assert verdict.environment["cuda_on_cpu"] is True
     assert [finding.status for finding in verdict.findings] == ["pass"]
@@ -129,20 +126,7 @@ def test_kernels_are_inconclusive_and_never_a_failure() -> None:
 
 def _stopped(error: str, *messages: str) -> Run:
     """A run whose ranks stopped in the order of their numbers."""
-    ends = [
-        {
-            "kind": "end",
-            "how": "exception",
-            "error": error,
-            "message": text,
-            "frames": [LINE],
-            "seq": 0,
-            "at": float(rank),
-        }
-        for rank, text in enumerate(messages)
-    ]
-    ended = tuple(Ended(rank, 1, False) for rank in range(len(ends)))
-    return Run("train", len(ends), tuple(trace(rank, [end]) for rank, end in enumerate(ends)), ended)
+    return run(*([end(error, text, at=float(rank))] for rank, text in enumerate(messages)))
 
 
 def test_a_tensor_that_answers_as_its_own_local_part(monkeypatch: pytest.MonkeyPatch) -> None:

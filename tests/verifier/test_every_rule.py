@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from records import entropy, micro, model, parameter, run, step, stepped, wrap
+from records import ended, entropy, micro, model, parameter, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
-from verified_fsdp2.verifier.trace import Run
 
 JUDGED_ON_RUNS = [name for name, rule in RULES.items() if not isinstance(rule, SourceRule)]
 
@@ -35,17 +34,10 @@ def recorded(rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def cut(after: int) -> Run:
-    made = run(recorded(0)[:after], recorded(1)[:after])
-    for trace in made.traces:
-        object.__setattr__(trace.end, "how", "exception")
-    return made
-
-
 @pytest.mark.parametrize("name", JUDGED_ON_RUNS)
 def test_a_run_that_is_cut_is_never_an_error(name: str) -> None:
     for after in range(len(recorded(0)) + 1):
-        train = cut(after)
+        train = ended(run(recorded(0)[:after], recorded(1)[:after]))
         found = judge_one(RULES[name], Evidence(train=train, full_precision=train))
         assert found.status in ("pass", "inconclusive", "not_applicable", "fail"), (after, found.evidence)
         assert found.status != "fail" or name == "run-completes", (after, found.evidence)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from records import cases, judge, micro, model, run, step, stepped, trace
+from records import cases, end, ended, judge, run, steps, trace
+from scripts import edited
 from verified_fsdp2.verifier.analysis import branches
 from verified_fsdp2.verifier.analysis.divergence import parting
 from verified_fsdp2.verifier.analysis.root_cause import root_cause
@@ -163,9 +164,7 @@ def test_a_branch_that_jumps_over_a_collective(
 ) -> None:
     source = LOOP.format(between=between)
     found = Script(tmp_path, source).named(TURN + logs[0], TURN + logs[1])
-    assert found is not None
     assert (found.rule, condition in found.evidence) == ("rank-local-control-flow", True)
-    assert found.location is not None
     assert found.location.line == line(source, between)
 
 
@@ -212,7 +211,7 @@ def main():
 def test_a_loader_that_ends_on_one_rank(tmp_path: Path) -> None:
     logs = (TURN + "forward@F", TURN + "end_data=1@F all_reduce@R")
     found = Script(tmp_path, LOOP.format(between="if loss < 1: break")).named(*logs)
-    assert found is not None and found.rule == "uneven-batches-hang"
+    assert found.rule == "uneven-batches-hang"
     assert all(part in found.evidence for part in ("rank 1", "1 batch,")), found.evidence
 
 
@@ -231,19 +230,16 @@ def test_a_plain_loop(tmp_path: Path, between: str, first: str, second: str, whe
 
 def test_an_error_of_the_script_is_no_hang(tmp_path: Path) -> None:
     script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
-    end = {"kind": "end", "how": "exception", "error": "ValueError", "message": "bad", "frames": [], "at": 1.0}
-    traces = (trace(0, ()), trace(1, (end,)))
-    ended = (Ended(1, 1, False), Ended(0, -9, True))
+    traces = (trace(0, ()), trace(1, (end("ValueError", "bad", at=1.0),)))
+    exits = (Ended(1, 1, False), Ended(0, -9, True))
     assert script.named(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False) is None
     run = script.hung(TURN + "forward@F", TURN + "all_reduce@R", timed_out=False)
-    assert parting(Run("train", 2, traces, ended, progress=run.progress)) is None
+    assert parting(Run("train", 2, traces, exits, progress=run.progress)) is None
 
 
 def test_a_peer_that_left_in_silence_is_named(tmp_path: Path) -> None:
     script = Script(tmp_path, LOOP.format(between="if loss < 1: break"))
-    frame = {"file": "train.py", "line": 4, "function": "main", "code": ""}
-    lost = {"kind": "end", "how": "exception", "error": "RuntimeError", "frames": [frame], "at": 2.0}
-    lost["message"] = "Connection closed by peer [127.0.0.1]:1"
+    lost = end("RuntimeError", "Connection closed by peer [127.0.0.1]:1", at=2.0)
     traces = (trace(0, (lost,)), trace(1, ({"kind": "end", "how": "return", "code": 0, "at": 1.0},)))
     logs = script.hung(TURN + "forward@F", TURN)
     left = Run("train", 2, traces, (Ended(1, 0, False), Ended(0, 1, False)), progress=logs.progress)
@@ -266,12 +262,10 @@ def main():
   File "{script.path}", line {number} in main
 """
     found = script.named("forward@F", "forward@F backward@B", stacks={0: dump, 1: ""})
-    assert found is not None and found.location is not None
     assert (found.rule, found.location.line) == ("rank-conditional-collective", number)
 
 
-class TestLengthsForeseen:
-    SOURCE = """
+LOADER = """
 def main():
     for batch in {loader}:  # D
         loss = model(batch)  # F
@@ -279,49 +273,33 @@ def main():
     for batch in other:
         use(batch)
 """
+BOTH = ("data=8@D forward@F", "data=6@D forward@F")
 
-    def judge(self, tmp_path: Path, logs: tuple[str, str], loader: str = "loader", inside: str = "pass") -> Finding:
-        script = Script(tmp_path, self.SOURCE.format(loader=loader, inside=inside))
-        rank = [model(), micro(), step(), stepped()]
-        done = run(rank, rank, progress={r: script.events(log) for r, log in enumerate(logs)})
-        return judge_one(RULES["uneven-batches-hang"], Evidence(train=done, sources=read_sources((), [done])))
 
-    def test_lengths_that_differ_fail_where_the_loop_takes_all(self, tmp_path: Path) -> None:
-        found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader="tqdm(loader)")
-        assert (found.status, "8, 6" in found.evidence) == ("fail", True)
-        assert found.location is not None
-        assert found.location.line == 3
-
-    @pytest.mark.parametrize(
-        ("loader", "inside"),
-        [("loader", "if step > 9: break"), ("islice(loader, 5)", "pass"), ("zip(loader, range(5))", "pass")],
-    )
-    def test_a_loop_that_may_end_sooner_passes_and_names_the_lengths(
-        self, tmp_path: Path, loader: str, inside: str
-    ) -> None:
-        found = self.judge(tmp_path, ("data=8@D forward@F", "data=6@D forward@F"), loader, inside)
-        assert (found.status, "8, 6" in found.evidence) == ("pass", True)
-
-    @cases(
-        "first, second",
-        ("data=8@D forward@F", "data=8@D forward@F"),
-        ("data=8@D", "data@D"),
-        ("forward@F", "forward@F"),
-        ("data=8@D", "data=6@D"),  # a loop without the model
-    )
-    def test_other_lengths_pass(self, tmp_path: Path, first: str, second: str) -> None:
-        assert self.judge(tmp_path, (first, second)).status == "pass"
+@cases(
+    "loader, inside, logs, status",
+    ("tqdm(loader)", "pass", BOTH, "fail"),  # the loop takes all
+    ("loader", "if step > 9: break", BOTH, "pass"),  # it may end sooner
+    ("islice(loader, 5)", "pass", BOTH, "pass"),
+    ("zip(loader, range(5))", "pass", BOTH, "pass"),
+    ("loader", "pass", (BOTH[0], BOTH[0]), "pass"),
+    ("loader", "pass", ("data=8@D", "data@D"), "pass"),
+    ("loader", "pass", ("forward@F", "forward@F"), "pass"),
+    ("loader", "pass", ("data=8@D", "data=6@D"), "pass"),  # a loop without the model
+)
+def test_lengths_foreseen(tmp_path: Path, loader: str, inside: str, logs: tuple[str, str], status: str) -> None:
+    script = Script(tmp_path, LOADER.format(loader=loader, inside=inside))
+    done = run(steps(), steps(), progress={rank: script.events(log) for rank, log in enumerate(logs)})
+    found = judge("uneven-batches-hang", done, sources=read_sources((), [done]))
+    assert (found.status, "8, 6" in found.evidence) == (status, "data=6@D" in logs[1])
+    assert status == "pass" or found.location.line == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_waits_for_no_other_and_a_run_that_stopped_for_another_reason_is_inconclusive(name: str) -> None:
-    rank = [model(), micro(), step(), stepped()]
-    made = run(rank, rank)
-    assert judge(name, run(rank)).status == "not_applicable"
-    assert judge(name, made).status == "pass"
-    for one in made.traces:
-        object.__setattr__(one.end, "how", "exception")
-    assert judge(name, made).status == "inconclusive"
+    assert judge(name, steps()).status == "not_applicable"
+    assert judge(name, steps(), steps()).status == "pass"
+    assert judge(name, ended(run(steps(), steps()))).status == "inconclusive"
 
 
 def test_a_source_that_is_gone_explains_nothing() -> None:
@@ -340,21 +318,15 @@ def test_a_progress_log_is_read(tmp_path: Path) -> None:
 
 @cases("quiet, status", (0.5, "inconclusive"), (9.0, "fail"))
 def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, status: str) -> None:
-    left = run([model(), micro(), step(), stepped()], timed_out=True, timeout=10.0, quiet=quiet)
-    found = judge_one(RULES["run-completes"], Evidence(train=left))
+    found = judge("run-completes", run(steps(), timed_out=True, timeout=10.0, quiet=quiet))
     assert (found.status, "--timeout" in found.evidence) == (status, status == "inconclusive")
 
 
 @pytest.mark.launch
 @cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))
 def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launcher: Any, body: str, slow: bool) -> None:
-    script = tmp_path / "train.py"
-    text = (Path(__file__).parents[1] / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    loop = next(line for line in text.splitlines() if line.strip().startswith("for step in range("))
-    indent = " " * (len(loop) - len(loop.lstrip()) + 4)
-    script.write_text(
-        text.replace(loop, f"    import time\n    for step in range(1000):\n{indent}{body}"), encoding="utf-8"
-    )
+    loop = "    for step in range(STEPS):\n"
+    script = edited(tmp_path, (loop, f"    import time\n    for step in range(1000):\n        {body}\n"))
     request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=15.0)
     answer = launcher.finish(launcher.start(request))
     assert answer["timed_out"] and (answer["quiet"] < 1.5) is slow

@@ -1,16 +1,15 @@
 """How ranks are started: as a module, by fork or by torchrun, beside one another, several on a GPU."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import cases
-from verified_fsdp2.skill import cli
+from records import Patch, cases
+from scripts import FAULTS, TORCHRUN, ZOO, Command, Verify, python, written
+from trees import build_file_tree
 from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.config.modules import find, root
 from verified_fsdp2.verifier.config.target import resolve
@@ -62,22 +61,14 @@ def batch(step, rank, world):
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for name, text in {
-        "pkg/__init__.py": "",
-        "pkg/train.py": TRAIN,
-        "pkg/model.py": "import torch\ndef build():\n    return torch.nn.Linear(8, 8)\n",
-        "pkg/data.py": DATA,
-        "pkg/other.py": "x = 1\n",
-        "common.py": "y = 1\n",
-        "single.py": "print(1)\n",
-        "run/__main__.py": "print(2)\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    files = {"pkg/__init__.py": "", "pkg/train.py": TRAIN, "pkg/data.py": DATA, "pkg/other.py": "x = 1\n"}
+    files["pkg/model.py"] = "import torch\ndef build():\n    return torch.nn.Linear(8, 8)\n"
+    more = {"common.py": "y = 1\n", "single.py": "print(1)\n", "run/__main__.py": "print(2)\n"}
+    build_file_tree(tmp_path, files | more)
     return tmp_path
 
 
-def test_a_module_is_found_from_the_current_folder(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_found_from_the_current_folder(package: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(package)
     target = resolve(None, {"module": "pkg.train", "nproc": "2", "args": ["--lr", "0.1"]})
     assert (target.script, target.cwd, target.module) == (package / "pkg" / "train.py", package, "pkg.train")
@@ -102,9 +93,8 @@ def test_a_module_named_in_verify_yaml(package: Path) -> None:
 
 
 def test_a_module_below_folders_without_init(package: Path) -> None:
+    build_file_tree(package, {"outer/inner/train.py": ""})
     script = package / "outer" / "inner" / "train.py"
-    script.parent.mkdir(parents=True)
-    script.write_text("")
     assert find("outer.inner.train", package) == script and root(script, "outer.inner.train") == package
 
 
@@ -118,14 +108,10 @@ def test_a_module_below_folders_without_init(package: Path) -> None:
     ("sys", "is not Python source"),
     ("", "nothing to verify"),
 )
-def test_wrong_modules(
-    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
+def test_wrong_modules(package: Path, monkeypatch: Patch, command: Command, name: str, words: str) -> None:
     monkeypatch.chdir(package)
-    assert cli.main(["verify", *(["-m", name] if name else [])]) == 2
-    message = capsys.readouterr().err
+    (message,) = command("verify", *(["-m", name] if name else []), code=2).err.splitlines()
     assert words in message
-    assert len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.launch
@@ -143,7 +129,7 @@ def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp
 @pytest.mark.full
 @pytest.mark.launch
 def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "faults" / "optim_before_shard.py"
+    script = FAULTS / "optim_before_shard.py"
     chosen = ("optim-before-shard", "run-completes")
     found = []
     for how in ("fork", "torchrun"):
@@ -158,18 +144,16 @@ ENVIRONMENT = "import json, os, pathlib\npathlib.Path(os.environ['INTO'] + os.en
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_forked_rank_has_the_environment_of_a_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_rank_has_the_environment_of_a_real_one(tmp_path: Path, monkeypatch: Patch) -> None:
     """What differs: names of files, the port, the run's id, and the store's address, which we give as a number."""
-    script = tmp_path / "script.py"
-    script.write_text(ENVIRONMENT)
+    script = written(tmp_path, ENVIRONMENT, "script.py")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it itself when it imports its compiler
     monkeypatch.setenv("INTO", str(tmp_path / "ours"))
     with Launcher() as launcher:
         launcher.run(Request(str(tmp_path), str(script), str(tmp_path), world_size=2))
     monkeypatch.setenv("INTO", str(tmp_path / "real"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    python(*TORCHRUN, 2, script)
     for rank in range(2):
         ours = json.loads((tmp_path / f"ours{rank}").read_text())
         real = json.loads((tmp_path / f"real{rank}").read_text())
@@ -190,8 +174,7 @@ assert torch.get_num_threads() == 2, torch.get_num_threads()
 
 
 def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(EARLY)
+    script = written(tmp_path, EARLY, "script.py")
     assert settings.before_torch(script) == [(2, "OMP_NUM_THREADS"), (3, "TORCH_SHOW_CPP_STACKTRACES")]
     assert "script.py:2 sets OMP_NUM_THREADS, TORCH_SHOW_CPP_STACKTRACES" in settings.note(script)
     script.write_text(EARLY.replace("import os\n", "import os\nimport torch\n"))
@@ -201,8 +184,7 @@ def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(EARLY)
+    script = written(tmp_path, EARLY, "script.py")
     request: dict[str, Any] = {"script": str(script), "cwd": str(tmp_path), "world_size": 1, "timeout": 240.0}
     codes = {}
     for how in ("fork", "torchrun"):
@@ -214,10 +196,8 @@ def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launche
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_runs_beside_one_another_give_the_same(
-    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = Path(__file__).parents[1] / "zoo" / "minimal.py"
+def test_runs_beside_one_another_give_the_same(launcher: Launcher, tmp_path: Path, monkeypatch: Patch) -> None:
+    script = ZOO / "minimal.py"
     found = []
     for room in (2, 8):
         monkeypatch.setattr("verified_fsdp2.verifier.execute.Executor.room", room)
@@ -282,11 +262,9 @@ class WithGPUs:
 
 
 def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
-    for name in ("train.py", "old.py"):
-        (tmp_path / name).write_text("")
     launcher: Any = WithGPUs(1)
-    flags = {"oversubscribe": True, "device": "cuda", "nproc": 2, "reference": [str(tmp_path / "old.py")]}
-    target = resolve(tmp_path / "train.py", flags)
+    flags = {"oversubscribe": True, "device": "cuda", "nproc": 2, "reference": [str(written(tmp_path, "", "old.py"))]}
+    target = resolve(written(tmp_path, ""), flags)
     work = tmp_path / "work"
     backend = backend_for(launcher, target.nproc, target.oversubscribe, work)
     original = plan._original(planned(target, ["matches-original"]), exact=False)
@@ -295,9 +273,8 @@ def test_the_original_shares_a_gpu_too(tmp_path: Path) -> None:
 
 
 def test_runs_side_by_side_have_no_gpu_in_common(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
     launcher: Any = WithGPUs(4)
-    settings = planned(resolve(tmp_path / "train.py", {"device": "cuda", "nproc": 2}), ["matches-ddp"])
+    settings = planned(resolve(written(tmp_path, ""), {"device": "cuda", "nproc": 2}), ["matches-ddp"])
     runs = [settings.run(role, world) for role, world in (("full_precision", 2), ("single", 1), ("reference", 2))]
     work = tmp_path / "work"
     Executor(launcher, work, Workspace(work)).make(runs)  # the third waits for the first
@@ -320,18 +297,16 @@ def test_the_gpus_that_a_run_sees(own: list[int], total: int, visible: str | Non
 
 
 @pytest.mark.parametrize(("backend", "seen"), [("", "5,7"), ("nccl", "7")])
-def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_rank_names_its_gpus(backend: str, seen: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
     request = Request("/x", "/x/train.py", "/x", world_size=4, devices=[0, 2], backend=backend).as_dict()
     assert manager.environment(request, 3, 0)["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_no_gpu_to_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("")
-    assert cli.main(["verify", str(script), "--oversubscribe"]) == 2
-    assert "need `--device cuda`" in capsys.readouterr().err
+def test_no_gpu_to_share(tmp_path: Path, command: Command) -> None:
+    script = written(tmp_path, "", "script.py")
+    assert "need `--device cuda`" in command("verify", str(script), "--oversubscribe", code=2).err
 
 
 CLICK = """\
@@ -365,33 +340,27 @@ cli()
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_click_command(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_click_command(verify_script: Verify, tmp_path: Path) -> None:
     """click ends every command by sys.exit(0), and catches what it knows on the way."""
     pytest.importorskip("click")
-    script = tmp_path / "script.py"
-    script.write_text(CLICK)
-    target = resolve(script, {"args": ["train", "--lr", "0.1"]})
-    verdict = verify_with(launcher, target, tmp_path / "work", select(("run-completes", "matches-ddp"), ()))
+    flags = {"args": ["train", "--lr", "0.1"], "steps": None}
+    verdict = verify_script(written(tmp_path, CLICK), ("run-completes", "matches-ddp"), **flags)
     assert [f.status for f in verdict.findings] == ["pass", "pass"], verdict.findings
 
 
 @pytest.mark.launch
-def test_an_error_that_a_launcher_reports_is_the_cause(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_error_that_a_launcher_reports_is_the_cause(verify_script: Verify, tmp_path: Path) -> None:
     """Hydra catches what the script raises, prints it and exits with 1."""
-    script = tmp_path / "script.py"
-    script.write_text("import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n")
-    target = resolve(script, {"steps": 2, "device": "cpu"})
-    verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes"])
-    (finding,) = verdict.findings
+    text = "import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n"
+    (finding,) = verify_script(written(tmp_path, text), ("run-completes",), steps=2, device="cpu").findings
     assert finding.status == "fail" and "ValueError" in finding.evidence
-    assert finding.location is not None and finding.location.line == 3
+    assert finding.location.line == 3
 
 
 @pytest.mark.launch
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
     step = "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(), 0.1)\nm(m.weight).sum().backward()\no.step()\n"
-    script.write_text(f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", encoding="utf-8")
+    script = written(tmp_path, f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", "script.py")
     settings = planned(resolve(script, {"nproc": 1}), ["run-completes"])
     failing, good = settings.run("train", 1, "fail"), settings.run("reference", 1)
     with Workspace(tmp_path / "work") as files:

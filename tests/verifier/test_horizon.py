@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from records import cases, run, step, stepped
+from records import cases, ended, judge, run, step, stepped
+from scripts import edited
 from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
 from verified_fsdp2.verifier.errors import PROBE_FAILED
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.source.reach import blocks
 from verified_fsdp2.verifier.trace import Ended
 
@@ -104,6 +103,21 @@ def test_another_model_that_is_trained_first() -> None:
     assert steps_of(run([*teacher, *student])) == 3
 
 
+@cases(
+    "saves, resumed",
+    ([("save", 2), ("save", 4), ("save", 5)], 2),  # the last one with three steps after it
+    ([("save", 3), ("save", 4), ("save", 5)], 4),  # none has: the last one before the last step
+    ([("torch.save", 3)], 3),
+    ([("save", 3), ("torch.save", 4)], 3),  # an export is no checkpoint beside dcp
+    ([("save", 5)], None),
+)
+def test_the_save_that_is_resumed(saves: list[tuple[str, int]], resumed: int | None) -> None:
+    rows = [record for number in range(1, 6) for record in (step(number), stepped(number))]
+    rows += [{"kind": "checkpoint", "op": op, "after_step": after} for op, after in saves]
+    assert Evidence(train=run(rows)).saved_after() == resumed
+    assert Evidence(train=None).saved_after() is None
+
+
 TEACHER = """
 teacher = torch.nn.Linear(4, 4)
 first = torch.optim.SGD(teacher.parameters(), lr=0.1)
@@ -116,13 +130,13 @@ for _ in range(9):
 
 @pytest.mark.launch
 def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[1] / "zoo" / "best_weights.py").read_text(encoding="utf-8")
-    text = text.replace("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n")
-    text = text.replace("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7")
-    keep = "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n    dist"
-    text = text.replace("    set_model_state_dict(model, best)\n    dist", keep)
-    script = tmp_path / "train.py"
-    script.write_text(text, encoding="utf-8")
+    script = edited(
+        tmp_path,
+        ("    model = build()\n", TEACHER.replace("\n", "\n    ") + "\n    model = build()\n"),
+        ("EVAL_EVERY = 16, 128, 16, 2", "EVAL_EVERY = 16, 128, 16, 7"),
+        ("    set_model_state_dict(model, best)\n", "    if STEPS > 99:\n        torch.save(best, 'best.pt')\n"),
+        of="best_weights",
+    )
     only = ("same-data-on-every-rank", "run-completes")
     verdict = verify_script(script, only=only, steps="auto")
     assert {f.rule: f.status for f in verdict.findings} == dict.fromkeys(only, "pass")
@@ -136,10 +150,8 @@ def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> 
 def test_an_error_of_the_probe_in_the_survey_is_not_the_scripts(code: int, status: str) -> None:
     train = run([one for k in (1, 2) for one in (step(k), stepped(k))])
     error = {"kind": "probe_error", "symbol": "survey", "text": "KeyError: x", "where": ""}
-    made = replace(run([error] * (code == PROBE_FAILED), role="survey"), ended=(Ended(0, code, False),))
+    made = ended(run([error] * (code == PROBE_FAILED), role="survey"))
     for trace in made.traces:
-        if code == PROBE_FAILED:
-            object.__setattr__(trace, "records", trace.records[:-1])  # it has no end
-        else:
-            object.__setattr__(trace.end, "how", "exception")
-    assert judge_one(RULES["run-completes"], Evidence(train=train, survey=made)).status == status
+        object.__setattr__(trace, "records", trace.records[: -1 if code == PROBE_FAILED else None])  # it has no end
+    made = replace(made, ended=(Ended(0, code, False),))
+    assert judge("run-completes", train, survey=made).status == status

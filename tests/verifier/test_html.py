@@ -1,8 +1,6 @@
 """The page: sound HTML that loads nothing, in which whatever a script says is text, never longer than it may be."""
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 from records import cases, micro, model, parameter, run, step, stepped, wrap
+from scripts import python
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import RENDERERS, html, html_plots, html_tables, json_report
@@ -275,7 +274,7 @@ def test_curves_need_no_package(tmp_path: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from verified_fsdp2.verifier.report import html_plots as p; "
     run_ = {"role": "train", "world_size": 2, "losses": [2.0, 1.0], "grad_norms": [1.0]}
     code += f"print(len(p.figures({{'runs': [{run_}], 'facts': {{}}}})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-c", code, cwd=tmp_path)
     assert done.stdout == "2\n" and not list(tmp_path.iterdir())
 
 

@@ -203,33 +203,46 @@ test_same_model_throughout = judged_as(
 )
 
 
-@cases("mine, other_rank, status", (1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
-def test_a_tensor_beside_the_weights(mine: float, other_rank: float, status: str) -> None:
-    """What differs between ranks is data of theirs."""
-
-    def of_rank(value: float) -> list[dict[str, Any]]:
-        return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
-
-    train = run(of_rank(mine), of_rank(other_rank))
-    evidence = Evidence(train=train, full_precision=train, single=alone(of_rank(1.0)), sources=SOURCES)
-    assert judge("state-same-in-one-process", evidence).status == status
-
-
 def alone(rank: list[dict[str, Any]]) -> Run:
     """One process with the samples of two such ranks."""
     rows = [{**r, "rows": r["rows"] * 2} if r["kind"] == "micro" else r for r in rank]
     return run([{"kind": "model", "starting_point": "loaded"}, *rows], role="single")
 
 
-@cases(
-    "path, live, status",
-    ("main.kept['w']", True, "fail"),
-    ("main.kept['w']", False, "pass"),
-    ("main.shards[0]", True, "not_applicable"),  # other variables may be live
+def averaging(value: float) -> list[dict[str, Any]]:
+    return [*steps(), state(1, main__average=tensor(0.5)), state(2, main__average=tensor(value))]
+
+
+def keeping(path: str, live: bool) -> list[dict[str, Any]]:
+    return [*steps(), {**state(2), "values": {path: tensor(1.0, live=live)}}]
+
+
+REPLACED = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
+KEPT, READ, MEAN = "snapshot-is-a-copy", "replaced-parameter-read", "gradient-of-mean-loss"
+SAME = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepped(k))]
+test_the_status = judged_as(
+    *(  # a tensor beside the weights: what differs between ranks is data of theirs
+        row("state-same-in-one-process", status, of(averaging(a), averaging(b), single=alone(averaging(1.0))))
+        for a, b, status in ((1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
+    ),
+    row(KEPT, "fail", of(keeping("main.kept['w']", True))),  # weights that are kept under a comparison
+    row(KEPT, "pass", of(keeping("main.kept['w']", False))),
+    row(KEPT, "not_applicable", of(keeping("main.shards[0]", True))),  # other variables may be live
+    row(READ, "fail", of([*steps(), REPLACED], steps())),
+    row(READ, "pass", of(steps(), steps())),
+    *(  # the sum of micro-batches, and their mean
+        row(MEAN, status, of(*[[micro(1, loss / 2, criteria=entropy(4, 1.0))] * 2 + [step(1), stepped(1)]] * 2))
+        for loss, status in ((2.0, "fail"), (1.0, "pass"))
+    ),
+    *(
+        row("same-samples-every-step", status, of(*[[*loader, *SAME]] * 2))
+        for loader, status in (
+            ([{"kind": "loader_started", "samples": 64, "step": 1}], "fail"),
+            ([{"kind": "loader_started", "samples": 1, "step": 1}], "pass"),
+            ([], "not_applicable"),
+        )
+    ),
 )
-def test_weights_that_are_kept_under_a_comparison(path: str, live: bool, status: str) -> None:
-    values = {path: tensor(1.0, live=live)}
-    assert judge("snapshot-is-a-copy", of([*steps(), {**state(2), "values": values}])).status == status
 
 
 @cases(
@@ -254,30 +267,8 @@ def test_a_training_loss_is_no_evaluation() -> None:
 @cases("mine, status, measured", (1.5, "fail", 1 / 3), (1.0, "pass", None))
 def test_another_value_in_one_process(mine: float, status: str, measured: float | None) -> None:
     ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, 1.0)]
-    train = run(ranks[0], ranks[0])
-    evidence = Evidence(train=train, full_precision=train, single=alone(ranks[1]), sources=SOURCES)
-    found = judge("evaluation-same-in-one-process", evidence)
+    found = judge("evaluation-same-in-one-process", of(ranks[0], ranks[0], single=alone(ranks[1])))
     assert found.status == status and (measured is None or found.measured == pytest.approx(measured))
-
-
-REPLACED = {"kind": "replaced_read", "name": "w", "by": "norm", "step": 1}
-test_a_replaced_parameter_is_read = judged_as(
-    row("replaced-parameter-read", "fail", of([*steps(), REPLACED], steps())),
-    row("replaced-parameter-read", "pass", of(steps(), steps())),
-)
-
-
-@pytest.mark.parametrize("loss, status", [(2.0, "fail"), (1.0, "pass")])
-def test_the_sum_of_micro_batches(loss: float, status: str) -> None:
-    records = [micro(1, loss / 2, criteria=entropy(4, 1.0))] * 2 + [step(1), stepped(1)]
-    assert judge("gradient-of-mean-loss", of(records, records)).status == status
-
-
-@pytest.mark.parametrize("samples, status", [(64, "fail"), (1, "pass"), (0, "not_applicable")])
-def test_the_same_samples_in_every_step(samples: int, status: str) -> None:
-    same = [one for k in range(1, 5) for one in (micro(k, rows=(7,)), step(k), stepped(k))]
-    loader = [{"kind": "loader_started", "samples": samples, "step": 1}] * bool(samples)
-    assert judge("same-samples-every-step", of([*loader, *same], [*loader, *same])).status == status
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.family == "laws"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from records import cases, micro, model, run, step, stepped
+from records import Recorder, cases, micro, model, run, step, stepped
+from trees import build_file_tree
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.probe.substitutes import libraries
 from verified_fsdp2.verifier.rules.parity.matches_ddp import MatchesDdp
@@ -34,30 +35,14 @@ class AcceleratorState:
 """
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.records: list[str] = []
-
-    def write(self, event: Any) -> None:
-        self.records.append(event.kind)
-
-    def report(self, symbol: str, error: BaseException) -> None:
-        raise error
-
-    def here(self) -> None:
-        return None
-
-
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module `accelerate.state` with what the adapter touches, imported with the adapter installed."""
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "__init__.py").touch()
-    (tmp_path / "accelerate" / "state.py").write_text(STATE)
+    build_file_tree(tmp_path, {"accelerate/__init__.py": "", "accelerate/state.py": STATE})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    heard = Heard()
-    libraries.install(heard)  # type: ignore[arg-type]
+    heard = Recorder()
+    libraries.install(heard)
     yield importlib.import_module("accelerate.state"), heard
     for name in ("accelerate", "accelerate.state"):
         sys.modules.pop(name, None)
@@ -70,7 +55,10 @@ def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(
     module, heard = state
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
     module.AcceleratorState("bf16", True, **asked)
-    assert (module.AcceleratorState._shared_state["distributed_type"], heard.records) == (kind, recorded)
+    assert (module.AcceleratorState._shared_state["distributed_type"], [e.kind for e in heard.events]) == (
+        kind,
+        recorded,
+    )
 
 
 def test_the_finding_says_which_call_kept_ddp_out() -> None:

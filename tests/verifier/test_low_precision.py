@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 
-from corpus import TESTS
-from records import micro, model, parameter, run, step, stepped
+from records import judge, micro, model, parameter, run, step, stepped
+from scripts import edited
 from verified_fsdp2.verifier.analysis.precision import low_precision
 from verified_fsdp2.verifier.config.policy import Widening
-from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 SHARD = {"kind": "shard", "parameters": [], "param_dtype": "bfloat16", "reduce_dtype": "float32"}
@@ -24,39 +21,34 @@ def first_step(off: float = 0.0, rows: tuple[int, ...] = (1, 2), shard: dict[str
     return run([shard, model(parameter()), micro(rows=rows), step(grads=grads), stepped()])
 
 
-def judge(low: Run, exact: Run | None = None, rounded: Run | None = None, **more: Any) -> Finding:
-    evidence = Evidence(
-        train=low, plain=low, full_precision=exact or first_step(), rounded_weights=rounded or first_step(0.01), **more
-    )
-    return judge_one(RULES["matches-full-precision"], evidence)
+def judged(low: Run, rounded: Run | None = None, **more: Any) -> Finding:
+    runs = {"plain": low, "full_precision": first_step(), "rounded_weights": rounded or first_step(0.01)}
+    return judge("matches-full-precision", low, **runs, **more)
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.0, "pass"), (0.03, "pass"), (0.1, "fail"), (1.0, "fail")])
 def test_the_limit_is_measured_with_rounded_weights(off: float, status: str) -> None:
-    found = judge(first_step(off))
+    found = judged(first_step(off))
     assert found.status == status
-    assert found.measured is not None
-    assert found.limit is not None
     assert (found.measured <= found.limit) == (status == "pass")
 
 
 def test_a_team_may_widen_the_limit() -> None:
-    wider = judge(first_step(0.1), tolerances={"matches-full-precision": Widening(3, "a reason")})
-    plain = judge(first_step(0.1))
-    assert plain.limit is not None and wider.limit == pytest.approx(3 * plain.limit)
+    wider = judged(first_step(0.1), tolerances={"matches-full-precision": Widening(3, "a reason")})
+    plain = judged(first_step(0.1))
+    assert wider.limit == pytest.approx(3 * plain.limit)
     assert (plain.status, wider.status) == ("fail", "pass")
 
 
 def test_noise_of_the_same_size_is_no_fault_and_other_samples_are_inconclusive() -> None:
-    assert judge(first_step(0.1), rounded=first_step(0.09)).status == "pass"
-    assert judge(first_step(0.1, rows=(3, 4))).status == "inconclusive"
-    missing = Evidence(train=first_step(), plain=first_step(), full_precision=first_step())
-    assert judge_one(RULES["matches-full-precision"], missing).status == "inconclusive"
+    assert judged(first_step(0.1), rounded=first_step(0.09)).status == "pass"
+    assert judged(first_step(0.1, rows=(3, 4))).status == "inconclusive"
+    assert judge("matches-full-precision", first_step(), plain=first_step()).status == "inconclusive"
 
 
 def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
     whole = first_step(0.5, shard={**SHARD, "param_dtype": None})
-    assert judge(whole).status == "not_applicable"
+    assert judged(whole).status == "not_applicable"
     assert low_precision(whole) is None
     assert low_precision(run([{"kind": "autocast", "dtype": "float16"}])) == "float16"
     assert low_precision(first_step()) == "bfloat16"
@@ -65,12 +57,9 @@ def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
 @pytest.mark.full
 @pytest.mark.launch
 def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None:
-    text = (TESTS / "zoo" / "mixed_precision.py").read_text(encoding="utf-8")
-    script = tmp_path / "train.py"
-    dropped = text.replace("x = self.embed(tokens)", "x = F.dropout(self.embed(tokens), 0.3, self.training)")
-    assert dropped != text
-    script.write_text(dropped, encoding="utf-8")
+    drop = ("x = self.embed(tokens)", "x = F.dropout(self.embed(tokens), 0.3, self.training)")
+    script = edited(tmp_path, drop, of="mixed_precision")
     verdict = verify_script(script, only=("matches-full-precision",))
     assert [r["role"] for r in verdict.runs] == ["train", "full_precision", "undropped", "rounded_weights"]
     (found,) = verdict.findings
-    assert (found.status, found.measured is not None and found.measured < 0.01) == ("pass", True), found.evidence
+    assert (found.status, found.measured < 0.01) == ("pass", True), found.evidence

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from records import cases, run, steps
+from scripts import FAULTS, Verify, written
 from verified_fsdp2.verifier.analysis.checkpoints import loaded_before, unwritten
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
@@ -72,7 +73,6 @@ dist.destroy_process_group()
 SAVES = 'if args.out and (number + 1) % 2 == 0:\n        save(f"{args.out}/step_{number + 1}", number + 1)'
 RESUMES = "if args.resume:\n    begin = load(args.resume)"
 Write = Callable[..., Path]
-Check = Callable[..., Verdict]
 
 
 @pytest.fixture
@@ -86,18 +86,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         text = SCRIPT
         for name, part in parts.items():
             text = text.replace(f"#{name}", part)
-        (project / "train.py").write_text(text)
-        return project / "train.py"
+        return written(project, text)
 
     return made
-
-
-@pytest.fixture
-def check(launcher: Launcher, tmp_path: Path) -> Check:
-    def checked(script: Path, only: Sequence[str], **flags: str) -> Verdict:
-        return verify_with(launcher, resolve(script, {"steps": 5, **flags}), tmp_path / "work", select(only, ()))
-
-    return checked
 
 
 def statuses(verdict: Verdict) -> dict[str, str]:
@@ -114,18 +105,18 @@ CHECKS_ITS_NORM = """norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1
 
 
 @pytest.mark.launch
-def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, check: Check) -> None:
-    verdict = check(write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip"))
+def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, verify_script: Verify) -> None:
+    verdict = verify_script(write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip"))
     assert [(run["role"], run["completed"]) for run in verdict.runs] == [("train", True), ("provoked", False)]
     assert statuses(verdict)["run-completes"] == "pass"
     assert statuses(verdict)["manual-local-norm-clip"] != "fail"
 
 
 @pytest.mark.launch
-def test_memory_is_filled_only_where_it_is_looked_for(write: Write, check: Check) -> None:
+def test_memory_is_filled_only_where_it_is_looked_for(write: Write, verify_script: Verify) -> None:
     """What is written by arithmetic on memory that nobody has written is wrong, and seen; the script's end is its own."""
     begin = 'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
-    verdict = check(write(begin=begin), ("run-completes", "meta-params-not-reset"))
+    verdict = verify_script(write(begin=begin), ("run-completes", "meta-params-not-reset"))
     assert statuses(verdict) == {"run-completes": "pass", "meta-params-not-reset": "pass"}
     assert [run["role"] for run in verdict.runs] == ["train", "provoked"]
 
@@ -140,11 +131,11 @@ SAVES_ALWAYS = 'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open(
 
 
 @pytest.mark.launch
-def test_runs_do_not_meet_in_a_fixed_folder(write: Write, check: Check, tmp_path: Path) -> None:
+def test_runs_do_not_meet_in_a_fixed_folder(write: Write, verify_script: Verify, tmp_path: Path) -> None:
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     (script.parent / "log.txt").write_text("mine\n")
     before = tree(script.parent)
-    verdict = check(script, ("run-completes", "matches-ddp", "checkpoint-holds-what-ranks-held"))
+    verdict = verify_script(script, ("run-completes", "matches-ddp", "checkpoint-holds-what-ranks-held"))
     assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
     assert tree(script.parent) == before and not (script.parent / "ckpt").exists()
     assert any("log.txt" in note or "ckpt" in note for note in verdict.environment["notes"])
@@ -152,7 +143,7 @@ def test_runs_do_not_meet_in_a_fixed_folder(write: Write, check: Check, tmp_path
 
 @pytest.mark.full
 @pytest.mark.launch
-def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_there_before_is_named(write: Write, verify_script: Verify, tmp_path: Path) -> None:
     """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     by_hand = tmp_path / "by_hand"
@@ -161,7 +152,7 @@ def test_a_checkpoint_that_was_there_before_is_named(write: Write, check: Check,
         own.run(Request(str(by_hand), str(script), str(script.parent), world_size=2, steps=2))
     before = tree(script.parent)
     assert any(name.startswith("ckpt/") for name in before)
-    (found,) = check(script, ("resume-is-exact",), resume_args="--resume ckpt").findings
+    (found,) = verify_script(script, ("resume-is-exact",), resume_args="--resume ckpt").findings
     assert found.status == "inconclusive" and str(script.parent / "ckpt") in found.evidence
     assert tree(script.parent) == before
 
@@ -174,7 +165,7 @@ def test_what_a_run_loads_of_its_own_is_not_there_before() -> None:
 
 
 @pytest.mark.launch
-def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> None:
+def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Verify) -> None:
     export = SAVES + (
         "\n    whole = {name: p.full_tensor() for name, p in model.named_parameters()}"
         '\n    if rank == 0 and number == 2: torch.save(whole, "export.pt")'
@@ -184,7 +175,7 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> 
     before = tree(script.parent)
     only = ("checkpoint-holds-what-ranks-held", "resume-is-exact")
     options = {"save_args": "--out {checkpoint}", "resume_args": "--resume {checkpoint}/step_4", "reshard_to": ""}
-    verdict = check(script, only, **options)
+    verdict = verify_script(script, only, **options)
     assert set(statuses(verdict).values()) == {"pass"}, verdict.findings
     assert tree(script.parent) == before
 
@@ -197,25 +188,25 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, check: Check) -> 
     ({"save_args": "--out {checkpoint}", "resume_args": "--resum {checkpoint}/step_4 --no-such"}, "--resume-args"),
 )
 def test_arguments_that_the_script_refuses_are_a_usage_error(
-    write: Write, check: Check, flags: dict[str, str], option: str
+    write: Write, verify_script: Verify, flags: dict[str, str], option: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        check(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), reshard_to="", **flags)
+        verify_script(write(begin=RESUMES, stepped=SAVES), ("resume-is-exact",), reshard_to="", **flags)
     assert option in str(error.value) and "unrecognized arguments" in str(error.value)
 
 
 @pytest.mark.launch
 @cases("step", 6, 500)
-def test_steps_are_chosen_so_that_the_checkpoint_is_written(write: Write, check: Check, step: int) -> None:
+def test_steps_are_chosen_so_that_the_checkpoint_is_written(write: Write, verify_script: Verify, step: int) -> None:
     resume = f"--resume {{checkpoint}}/step_{step}"
     options = {"save_args": "--out {checkpoint}", "resume_args": resume, "reshard_to": ""}
     script = write(begin=RESUMES, stepped=SAVES)
     if step == 6:
-        verdict = check(script, ("resume-is-exact",), **options)
+        verdict = verify_script(script, ("resume-is-exact",), **options)
         assert statuses(verdict) == {"resume-is-exact": "pass"}, verdict.findings
         return
     with pytest.raises(UserError, match=r"\{checkpoint\}/step_500.*\{checkpoint\}/step_2"):
-        check(script, ("resume-is-exact",), **options)
+        verify_script(script, ("resume-is-exact",), **options)
 
 
 @cases(
@@ -257,8 +248,7 @@ class TestCheckpointsThatAreNotThere:
         ("model.state_dict()", False),
     )
     def test_what_counts_as_saving(self, tmp_path: Path, line: str, saves: bool) -> None:
-        script = tmp_path / "train.py"
-        script.write_text(f"import torch\n{line}\n")
+        script = written(tmp_path, f"import torch\n{line}\n")
         assert (scan(script).saving is not None) is saves
 
     def test_skip_checkpoint_leaves_out_all_that_needs_a_resume(self, write: Write) -> None:
@@ -275,7 +265,7 @@ def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher
     def progress(line: str, going: Sequence[str]) -> None:
         lines.append((line, tuple(going)))
 
-    script = Path(__file__).parents[1] / "faults" / "optim_before_shard.py"
+    script = FAULTS / "optim_before_shard.py"
     chosen = select(("optim-before-shard", "matches-ddp"), ())
     verify_with(launcher, resolve(script, {"steps": 5}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)

@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 from test_rules_checkpoint import A, saving, tensor, train
 
-from records import LINE, cases, judge, micro, model, run, step, stepped
-from verified_fsdp2.verifier.finding import Finding
+from records import LINE, cases, end, ended, judge, micro, model, run, step, stepped
+from scripts import written
 from verified_fsdp2.verifier.rules import RULES
-from verified_fsdp2.verifier.trace import Ended, Run
-from verified_fsdp2.verifier.verdict import verdict_of
-
-
-def ended(run_: Run, how: str = "exception") -> Run:
-    for one in run_.traces:
-        object.__setattr__(one.end, "how", how)
-    return run_
+from verified_fsdp2.verifier.trace import Run
 
 
 class TestNotApplicable:
@@ -70,14 +63,9 @@ class TestNotApplicable:
 
     def test_an_error_is_judged_before_anything_was_saved(self) -> None:
         text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
-        end = {"kind": "end", "how": "exception", "error": "PicklingError", "message": text, "frames": [LINE]}
-        rank = [model(), step(), stepped(), end]
-        made = run(rank, rank)
-        for one in made.traces:
-            object.__setattr__(one, "records", one.records[:-1])
-        stopped = replace(made, ended=tuple(Ended(k, 1, False) for k in range(2)))
+        rank = [model(), step(), stepped(), end("PicklingError", text)]
         for more in ({}, {"saving": LINE}):
-            assert judge("pickled-fsdp-model", stopped, **more).status == "fail"
+            assert judge("pickled-fsdp-model", rank, rank, **more).status == "fail"
 
 
 def test_ranks_that_share_their_samples() -> None:
@@ -100,17 +88,9 @@ def test_a_sampler_with_one_epoch(call: list[dict[str, Any]], how: str, status: 
     assert judge("set-epoch-missing", ended(run(rank, rank), how)).status == status
 
 
-def test_where_no_rule_applies_nothing_was_checked() -> None:
-    absent, held = Finding("a", "not_applicable", "none"), Finding("b", "pass", "held")
-    assert verdict_of([absent]) == "inconclusive"
-    assert verdict_of([absent, held]) == "pass"
-
-
 @pytest.mark.launch
 def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("print('nothing to train')\n")
-    verdict = verify_script(script)
+    verdict = verify_script(written(tmp_path, "print('nothing to train')\n"))
     assert verdict.verdict == "inconclusive"
     assert "fail" not in {f.status for f in verdict.findings}
     inconclusive = {f.rule for f in verdict.findings if f.status == "inconclusive"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from records import Recorder
 from verified_fsdp2.verifier.probe.opener import open_all
 from verified_fsdp2.verifier.probe.saving import entries
-from verified_fsdp2.verifier.trace.events import Event
 
 STATE = {
     "model": {"w": torch.arange(12.0).reshape(3, 4)},
@@ -21,19 +21,11 @@ STATE = {
 }
 
 
-class Memory:
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-
-    def write(self, event: Event) -> None:
-        self.records.append(event)
-
-
 def opened(path: Path) -> Any:
-    memory = Memory()
-    assert open_all([str(path)], memory) == 0  # type: ignore[arg-type]
-    assert [r.kind for r in memory.records] == ["inspected_checkpoint", "end"]
-    return memory.records[0]
+    recorder = Recorder()
+    assert open_all([str(path)], recorder) == 0
+    assert [event.kind for event in recorder.events] == ["inspected_checkpoint", "end"]
+    return recorder.events[0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -1,7 +1,5 @@
 """Which settings a script takes, which of them save and resume, and `set:` in copies of configuration files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 import yaml
 
 from records import cases
+from scripts import written
 from verified_fsdp2.verifier.config.option import Option, by_purpose, command, suggested
 from verified_fsdp2.verifier.config.settings import applied
 from verified_fsdp2.verifier.config.target import resolve
@@ -115,8 +114,7 @@ def test_purposes(name: str, purpose: str) -> None:
 
 
 def test_set_changes_a_copy(tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("checkpoint:\n  every: 0\nout: '{checkpoint}/x'\n")
+    config = written(tmp_path, "checkpoint:\n  every: 0\nout: '{checkpoint}/x'\n", "run.yaml")
     (tmp_path / "other.json").write_text(json.dumps({"lr": 1}))
     words = ["--config=run.yaml", "set:checkpoint.every=3", "set:+new.key=true", "--other", "other.json", "set:lr=0.5"]
     given, copies = applied(words, tmp_path, "/c", tmp_path / "run")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from corpus import TESTS
 from records import cases
+from scripts import ZOO, edited, written
 
 pytestmark = pytest.mark.launch
 
@@ -20,11 +20,7 @@ RIGHT = pytest.param(("x", "x"), "pass", marks=pytest.mark.full)
 
 @cases("edit, status", RIGHT, (("loss.backward()", "(loss * world).backward()"), "fail"))
 def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[str, str], status: str) -> None:
-    text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    assert text.count(AFTER) == 1 and edit[0] in text
-    script = tmp_path / "train.py"
-    script.write_text(text.replace(AFTER, ASKS + AFTER).replace(*edit), encoding="utf-8")
-    verdict = verify_script(script, only=ONLY)
+    verdict = verify_script(edited(tmp_path, (AFTER, ASKS + AFTER), edit), only=ONLY)
     found = {f.rule: f for f in verdict.findings}
     assert found["matches-ddp"].status == "inconclusive"
     assert "`mesh = model.head.weight.device_mesh`" in found["matches-ddp"].evidence
@@ -34,7 +30,7 @@ def test_one_process_decides_alone(verify_script, tmp_path: Path, edit: tuple[st
     if status == "fail":
         one = found["matches-single-process"]
         assert one.measured == pytest.approx(1.0, abs=0.01)  # the loss is twice as large
-        assert one.limit is not None and 2.0**-18 <= one.limit < 1e-2
+        assert 2.0**-18 <= one.limit < 1e-2
 
 
 @pytest.mark.full
@@ -43,7 +39,7 @@ def test_a_script_for_one_process_is_an_oracle_too(
     verify_script, tmp_path: Path, change: tuple[str, str], status: str
 ) -> None:
     """Its model was never distributed: it runs on one rank, with the whole global batch."""
-    text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
+    text = (ZOO / "minimal.py").read_text(encoding="utf-8")
     plain = (
         text.replace('    dist.init_process_group("gloo")\n', "")
         .replace("dist.get_rank(), dist.get_world_size()", "0, 1")
@@ -52,8 +48,6 @@ def test_a_script_for_one_process_is_an_oracle_too(
     plain = re.sub(r".*(fully_shard|init_device_mesh|import torch.distributed).*\n", "", plain)
     plain = re.sub(r"    for block in model.blocks:\n", "", plain)
     assert "dist" not in plain
-    (tmp_path / "before.py").write_text(plain.replace(*change, 1), encoding="utf-8")
-    (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    before = str(tmp_path / "before.py")
-    (found,) = verify_script(tmp_path / "train.py", only=("matches-original",), reference=before).findings
+    before = written(tmp_path, plain.replace(*change, 1), "before.py")
+    (found,) = verify_script(written(tmp_path, text), only=("matches-original",), reference=str(before)).findings
     assert found.status == status, found.evidence

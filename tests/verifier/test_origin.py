@@ -1,8 +1,6 @@
 """Whose code a frame is: by where libraries really are, never by a part of a name."""
 
 import json.decoder
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import torch.distributed.fsdp
 
 from records import cases, run
+from scripts import python
 from verified_fsdp2.verifier import pipeline
 from verified_fsdp2.verifier.analysis.root_cause import own_frames, root_cause
 from verified_fsdp2.verifier.probe.frames import Frames
@@ -57,7 +56,7 @@ def test_a_path_below_torch_is_known_without_an_import_of_it() -> None:
     assert origin.within_torch(TORCH) == "distributed/fsdp/__init__.py"
     assert origin.within_torch("/home/me/torch/distributed/fsdp/__init__.py") == ""
     words = "import sys; from verified_fsdp2.verifier.trace.origin import origin; origin('/x.py'); assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+    python("-c", words)
 
 
 DUMP = """Current thread 0x1 (most recent call first):
@@ -75,7 +74,6 @@ def test_a_users_folder_called_torch_or_verifier_is_blamed() -> None:
         found = root_cause(
             replace(run([], []), ended=killed, timed_out=True, stacks={0: DUMP.format(torch=TORCH, own=own), 1: busy})
         )
-        assert found.location is not None
         assert (found.rank, found.location.file, found.location.line) == (1, own, 9)
 
 

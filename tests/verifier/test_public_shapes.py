@@ -1,12 +1,13 @@
 """Shapes of right scripts that were met in public trainers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from corpus import TESTS
+from records import cases
+from scripts import Verify, edited
+from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.pipeline import verify
 
 pytestmark = pytest.mark.launch
 
@@ -31,14 +32,34 @@ EDITS = (
     ("F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())", "loss_of(hidden, batch[:, 1:].chunk(2))"),
 )  # fmt: skip
 RULES = ("root-not-wrapped", "same-data-on-every-rank", "matches-ddp", "matches-single-process")
+BUILT = "    optimizer = torch.optim.AdamW("
+DRAWN = f"    with torch.no_grad():\n        nn.init.trunc_normal_(model.head.weight, 0.0, 0.02, -0.04, 0.04)\n{BUILT}"
 
 
-def test_a_loss_with_the_head_of_a_model_that_trains_in_eval_mode(verify_script, tmp_path: Path) -> None:
-    text = (TESTS / "zoo" / "minimal.py").read_text(encoding="utf-8")
-    for old, new in EDITS:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    verdict = verify_script(tmp_path / "train.py", only=RULES)
-    found = {f.rule: f.status for f in verdict.findings}
-    assert found == dict.fromkeys(RULES, "pass"), [f.evidence for f in verdict.findings]
+@cases(
+    "edits, rules",
+    (EDITS, RULES),  # the loss has the model's head, and the model trains in eval mode
+    (((BUILT, DRAWN),), ("grad-norm-item-partial",)),  # torch reads a norm: each rank draws until its part is in bounds
+    ids=["loss", "trunc_normal_"],
+)
+def test_it_passes(
+    verify_script: Verify, tmp_path: Path, edits: tuple[tuple[str, str], ...], rules: tuple[str, ...]
+) -> None:
+    findings = verify_script(edited(tmp_path, *edits), only=rules).findings
+    assert {f.rule: f.status for f in findings} == dict.fromkeys(rules, "pass"), [f.evidence for f in findings]
+
+
+OPTION = (
+    'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--batch-size", type=int, default=8)\n'
+)
+READ = f"\n{OPTION}BATCH_PER_RANK = parser.parse_args().batch_size\n\n\n@dataclass"
+BATCH = ("BATCH_PER_RANK, SAMPLES, STEPS = 16, 8, 512, 20", "SAMPLES, STEPS = 16, 512, 20")
+
+
+@cases("edits, status", ((BATCH, ("\n@dataclass", READ)), "pass"), ((), "inconclusive"))
+def test_a_batch_per_rank(tmp_path: Path, edits: tuple[tuple[str, str], ...], status: str) -> None:
+    """One process takes the batch of all ranks, by the script's own option."""
+    script = edited(tmp_path, *edits, of="per_rank_batch")
+    verdict = verify(resolve(script, {"steps": "3"}), tmp_path / "work", ["matches-single-process"])
+    assert [finding.status for finding in verdict.findings] == [status], verdict.findings
+    assert any("--batch-size 16" in note for note in verdict.environment["notes"]) is bool(edits)

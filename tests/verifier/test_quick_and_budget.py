@@ -1,7 +1,5 @@
 """`--quick` and `--budget`: fewer runs, and a verdict that says what they leave out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,17 +1,18 @@
 """Rules that name an error of torch: each on the text that torch 2.13.0 really gave, and none on a neighbour's text."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from records import cases, judge, model, parameter, step, stepped, trace
+from records import cases, end, judge, model, parameter, run, step, stepped
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import RaisedRule
-from verified_fsdp2.verifier.trace import Ended, Run
+from verified_fsdp2.verifier.trace import Run
 
 NAMES = [name for name, rule in RULES.items() if isinstance(rule, RaisedRule)]
 MIXED = "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!"
@@ -71,10 +72,8 @@ OTHERS = [(*error, *more[:2]) for rule, errors, *more in ENTRIES if not rule for
 
 def stopped(error: str, message: str, frames: list[dict[str, Any]], records: list[dict[str, Any]]) -> Run:
     own = [line(f["line"], f["function"]) for f in frames if f["own"]]
-    raised = {"kind": "raised", "error": error, "frames": frames}
-    end = {"kind": "end", "how": "exception", "error": error, "message": message, "frames": own}
-    full = [{"seq": k, "at": float(k), "at_line": None, **r} for k, r in enumerate([*records, raised, end])]
-    return Run("train", 1, (trace(0, tuple(full)),), (Ended(0, 1, False),))
+    rows = [*records, {"kind": "raised", "error": error, "frames": frames}, end(error, message, frames=own)]
+    return run([{"at_line": None, **row} for row in rows])
 
 
 @cases("rule, error, message, frames, records, where", *CASES)
@@ -83,7 +82,7 @@ def test_one_rule_names_it(rule: str, error: str, message: str, frames: Any, rec
     found = {name: judge_one(RULES[name], evidence) for name in NAMES}
     assert [name for name, f in found.items() if f.status == "fail"] == [rule]
     assert error in found[rule].evidence and found[rule].fix
-    assert found[rule].location is not None and found[rule].location.line == where
+    assert found[rule].location.line == where
     assert {f.status for name, f in found.items() if name != rule} == {"inconclusive"}
 
 
@@ -95,10 +94,9 @@ def test_no_rule_names_what_is_none_of_theirs(error: str, message: str, frames: 
 
 def test_plain_weights_in_an_optimizer_are_the_root_rules() -> None:
     for error, message, frames, records in OTHERS[2:4]:
-        run = stopped(error, message, frames, [shard(60), *records])
-        rule = RULES["root-not-wrapped"]
-        two = Run("train", 2, (run.traces[0], trace(1, run.traces[0].records)), run.ended)
-        assert rule.judge(Evidence(train=two)).status == "fail"
+        made = stopped(error, message, frames, [shard(60), *records])
+        two = replace(made, world_size=2, traces=(made.traces[0], replace(made.traces[0], rank=1)))
+        assert judge("root-not-wrapped", two).status == "fail"
 
 
 def test_the_dtypes_at_the_line_are_named() -> None:

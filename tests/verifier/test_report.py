@@ -80,6 +80,8 @@ def test_text_has_a_bound_and_a_consequence_one_line() -> None:
     (["pass", "inconclusive"], "inconclusive"),
     (["inconclusive", "fail", "error"], "fail"),
     (["error", "pass"], "error"),
+    (["not_applicable"], "inconclusive"),  # nothing was checked
+    (["not_applicable", "pass"], "pass"),
 )
 def test_verdict(statuses: list[Status], expected: str) -> None:
     assert verdict_of([Finding("r", status, "") for status in statuses]) == expected

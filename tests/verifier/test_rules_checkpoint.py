@@ -3,17 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from records import LINE, cases, end, judge, judged_as, micro, model, parameter, row, run, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
-from verified_fsdp2.verifier.evidence import Evidence
-from verified_fsdp2.verifier.finding import Finding
-from verified_fsdp2.verifier.judge import judge_one
-from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
-from verified_fsdp2.verifier.trace import Ended, Run
+from verified_fsdp2.verifier.trace import Run
 
 A, B, C = ([float(k + 1), float(k), 2.0, 3.0, 4.0] for k in range(3))
 WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
@@ -123,31 +117,36 @@ def test_renames_are_followed() -> None:
     assert final_path(run_, all_saves(run_)[0]) == "/c/1/state.pt"
 
 
-class TestLenient:
-    @staticmethod
-    def lenient(missing: tuple[str, ...], unused: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[str, Any]:
-        base = {"kind": "lenient", "how": "strict=False", "wanted": 2, "names": list(names or missing), "step": 1}
-        lists = {"missing": list(missing), "unused": list(unused)}
-        return {**base, **lists, "missing_count": len(missing), "unused_count": len(unused)}
+def lenient(missing: str = "", unused: str = "", names: str = "") -> dict[str, Any]:
+    lists = {"missing": missing.split(), "unused": unused.split(), "names": (names or missing).split()}
+    counts = {f"{key}_count": len(lists[key]) for key in ("missing", "unused")}
+    return {"kind": "lenient", "how": "strict=False", "wanted": 2, "step": 1, **lists, **counts}
 
-    @cases(
-        "missing, unused, status",
-        ((), (), "pass"),
-        (("head.w",), ("old_head.w",), "pass"),
-        (("lora.a",), (), "pass"),
-        (("w",), ("module.w",), "fail"),
-        (("model.w",), ("_orig_mod.w",), "fail"),
-        (("a", "b"), ("c", "d"), "fail"),
-    )
-    def test_a_pretrained_load(self, missing: tuple[str, ...], unused: tuple[str, ...], status: str) -> None:
-        assert judge("lenient-load-hides-mismatch", train([self.lenient(missing, unused)], [])).status == status
 
-    @pytest.mark.parametrize(("weights", "status"), [(A, "pass"), (B, "fail")])
-    def test_a_resume_is_judged_by_what_came_back(self, weights: list[float], status: str) -> None:
-        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
-        saved = run([*[model(), micro(), step(), stepped(), checkpoint], step(2, weights={"w": A}), stepped(2)])
-        again = run([model(), self.lenient((), ("module.w",), ("w",)), step(weights={"w": weights}), stepped()])
-        assert judge("lenient-load-hides-mismatch", saved, resume=replace(again, role="resume")).status == status
+def resumed(*records: dict[str, Any], weights: list[float] = A) -> Run:
+    return run([model(), *records, step(weights={"w": weights}), stepped()], role="resume")
+
+
+SAVED = [model(), micro(), step(), stepped(), {"kind": "checkpoint", "op": "save", "after_step": 1}]
+THEN = [step(2, weights={"w": A}), stepped(2)]
+LENIENT = "lenient-load-hides-mismatch"
+test_lenient_loads = judged_as(
+    *(
+        row(LENIENT, status, train([lenient(*keys)], []))
+        for status, *keys in (
+            ("pass",),
+            ("pass", "head.w", "old_head.w"),
+            ("pass", "lora.a"),
+            ("fail", "w", "module.w"),
+            ("fail", "model.w", "_orig_mod.w"),
+            ("fail", "a b", "c d"),
+        )
+    ),
+    *(  # a resume is judged by what came back
+        row(LENIENT, status, [*SAVED, *THEN], resume=resumed(lenient("", "module.w", "w"), weights=weights))
+        for weights, status in ((A, "pass"), (B, "fail"))
+    ),
+)
 
 
 def generators(*states: tuple[str, list[float]]) -> Run:
@@ -162,51 +161,52 @@ test_random_states_without_a_resume = judged_as(
 )
 
 
-class TestTemplates:
-    @staticmethod
-    def template(**more: Any) -> dict[str, Any]:
-        base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
-        return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
+def template(**more: Any) -> dict[str, Any]:
+    base = {"kind": "template", "op": "get_state_dict", "step": 2, "full": False, "offload": False}
+    return {**base, "optimizers": 1, "states": 1, "bytes": 64, "had_state": False, "had_grads": False, **more}
 
-    @cases(
-        "more, keeps, status",
-        ({"had_grads": True, "states": 0}, True, "fail"),
-        ({"had_grads": True, "states": 0}, False, "not_applicable"),
-        ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
-        ({}, True, "pass"),
-    )
-    def test_gradients_before_a_step(self, more: dict[str, Any], keeps: bool, status: str) -> None:
-        state = {"w": {"exp_avg": A}} if keeps else {}
-        run_ = run([model(), micro(), saving({}), self.template(**more), step(2, state=state), stepped(2)])
-        assert judge("optim-template-with-grads", run_, resume=run_).status == status
-        assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
 
-    def test_a_full_dict_on_idle_ranks_fails(self) -> None:
-        save, whole = saving({"w": tensor()}, "torch.save"), self.template(full=True)
-        found = judge("full-state-dict-oom", train([whole, save], [whole]))
-        assert (found.status, "64 bytes" in found.evidence) == ("fail", True)
-        for other in ({**whole, "bytes": 0}, {**whole, "offload": True}):
-            assert judge("full-state-dict-oom", train([whole, save], [other])).status == "pass"
-        both = train([whole, save], [whole, saving({}, "torch.save", "/b")])
-        assert judge("full-state-dict-oom", both).status == "pass"
-        for none in ([[whole], [whole]], [[saving({})], [saving({})]], [[whole, save]]):
-            assert judge("full-state-dict-oom", train(*none)).status == "not_applicable"
+@cases(
+    "more, keeps, status",
+    ({"had_grads": True, "states": 0}, True, "fail"),
+    ({"had_grads": True, "states": 0}, False, "not_applicable"),
+    ({"had_grads": True, "states": 1, "had_state": True}, True, "pass"),
+    ({}, True, "pass"),
+)
+def test_gradients_before_a_step(more: dict[str, Any], keeps: bool, status: str) -> None:
+    state = {"w": {"exp_avg": A}} if keeps else {}
+    run_ = run([model(), micro(), saving({}), template(**more), step(2, state=state), stepped(2)])
+    assert judge("optim-template-with-grads", run_, resume=run_).status == status
+    assert judge("optim-template-with-grads", run_).status == ("inconclusive" if status == "pass" else status)
 
-    @pytest.mark.parametrize(
-        ("counter", "loaded", "status"),
-        [(0.0, False, "pass"), (1.0, False, "fail"), (1.0, True, "not_applicable"), (None, False, "not_applicable")],
-    )
-    def test_the_counter_before_the_first_step(self, counter: float | None, loaded: bool, status: str) -> None:
-        load = [{"kind": "checkpoint", "op": "load", "after_step": 0}] if loaded else []
-        first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
-        steps = [step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
-        assert judge("step0-save-advances-adam", run([model(), *load, micro(), *steps])).status == status
 
-    @pytest.mark.parametrize(("apart", "status"), [(False, "fail"), (True, "pass")])
-    def test_a_collective_in_flight(self, apart: bool, status: str) -> None:
-        flight = {"kind": "save_in_flight", "what": "a forward", "saved_line": LINE, "apart": apart}
-        run_ = train([saving({}, "async_save"), flight], [saving({}, "async_save")])
-        assert judge("async-save-process-group", run_).status == status
+def counted(counter: float | None, *load: dict[str, Any]) -> list[dict[str, Any]]:
+    first, second = ({"w": {"step": counter + k}} if counter is not None else {} for k in range(2))
+    return [model(), *load, micro(), step(state=first), stepped(), saving({}), step(2, state=second), stepped(2)]
+
+
+def in_flight(apart: bool) -> Run:
+    flight = {"kind": "save_in_flight", "what": "a forward", "saved_line": LINE, "apart": apart}
+    return train([saving({}, "async_save"), flight], [saving({}, "async_save")])
+
+
+SAVE, FULL = saving({"w": tensor()}, "torch.save"), template(full=True)
+MEMORY, COUNTER = "full-state-dict-oom", "step0-save-advances-adam"
+test_templates = judged_as(
+    row(MEMORY, "fail", train([FULL, SAVE], [FULL]), names=("64 bytes",)),  # a full dict on a rank that does not save
+    *(row(MEMORY, "pass", train([FULL, SAVE], [{**FULL, **other}])) for other in ({"bytes": 0}, {"offload": True})),
+    row(MEMORY, "pass", train([FULL, SAVE], [FULL, saving({}, "torch.save", "/b")])),
+    *(
+        row(MEMORY, "not_applicable", train(*none))
+        for none in ([[FULL], [FULL]], [[saving({})], [saving({})]], [[FULL, SAVE]])
+    ),
+    row(COUNTER, "pass", counted(0.0)),
+    row(COUNTER, "fail", counted(1.0)),
+    row(COUNTER, "not_applicable", counted(1.0, {"kind": "checkpoint", "op": "load", "after_step": 0})),
+    row(COUNTER, "not_applicable", counted(None)),
+    row("async-save-process-group", "fail", in_flight(False)),
+    row("async-save-process-group", "pass", in_flight(True)),
+)
 
 
 def crashed(after: int = 6, place: str = "/c/{}") -> Run:
@@ -222,91 +222,68 @@ def recovered(*weights: dict[str, Any]) -> Run:
     return run(*[[model(), step(weights=w, grads={"w": C}), stepped()] for w in weights], role="recovered")
 
 
-def refused() -> Run:
-    ranks = [[{"kind": "end", "how": "exception", "error": "OSError", "message": "no .metadata", "frames": [LINE]}]] * 2
-    return replace(run(*ranks, role="recovered"), ended=tuple(Ended(rank, 1, False) for rank in range(2)))
+REFUSED = run(*[[end("OSError", "no .metadata")]] * 2, role="recovered")
+WHOLE_, TORN, FRESH = ({"w": w, "v": w} for w in (A, B, C))
+AGAIN = run(*[[model(), step(weights={"w": A}), stepped()]] * 2)
+CHOSEN, MIXES = "incomplete-checkpoint-chosen", "partial-overwrite-mixes-checkpoints"
+ALONE = run(
+    [model(), saving({}, after=3)], [model(), saving({}, after=3), {"kind": "killed"}], role="crash", note="killed"
+)
 
 
-class TestCrash:
-    @staticmethod
-    def evidence(crash: Run, after: Run) -> Evidence:
-        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
-        base = [model(), step(), stepped(), checkpoint, step(2, weights={"w": A}), stepped(2)]
-        again = [model(), step(weights={"w": A}), stepped()]
-        return Evidence(train=run(base, base), resume=run(again, again), crashes=((crash, after),))
-
-    def statuses(self, crash: Run, after: Run) -> tuple[str, str]:
-        evidence = self.evidence(crash, after)
-        names = ("incomplete-checkpoint-chosen", "partial-overwrite-mixes-checkpoints")
-        return tuple(judge_one(RULES[name], evidence).status for name in names)  # type: ignore[return-value]
-
-    def test_the_last_complete_one(self) -> None:
-        whole = {"w": A, "v": A}
-        assert self.statuses(crashed(), recovered(whole, whole)) == ("pass", "pass")
-        torn = {"w": B, "v": B}
-        assert self.statuses(crashed(), recovered(torn, torn)) == ("pass", "pass")
-
-    @pytest.mark.parametrize("other", [{"w": B, "v": A}, {"w": A, "v": C}])
-    def test_a_mixture(self, other: dict[str, Any]) -> None:
-        assert self.statuses(crashed(), recovered({"w": A, "v": A}, other))[1] == "fail"
-
-    def test_a_refusal_where_another_folder_is_complete(self) -> None:
-        assert self.statuses(crashed(), refused()) == ("fail", "pass")
-        assert self.statuses(crashed(place="/c/one"), refused()) == ("pass", "pass")
-
-    def test_a_new_beginning(self) -> None:
-        fresh = {"w": C, "v": C}
-        assert self.statuses(crashed(), recovered(fresh, fresh)) == ("fail", "pass")
-        unseeded = {"w": [9.0, 9.0, 9.0, 9.0, 9.0], "v": C}
-        assert outcome_of(crashed(), recovered(unseeded, unseeded)).fresh
-        alone = run([model(), saving({}, after=3)], [model(), saving({}, after=3), {"kind": "killed"}], role="crash")
-        assert self.statuses(replace(alone, note="killed"), recovered(fresh, fresh)) == ("pass", "pass")
-
-    def test_a_resume_that_never_brings_all_back_is_not_a_new_beginning(self) -> None:
-        fresh = {"w": C, "v": C}
-        evidence = self.evidence(crashed(), recovered(fresh, fresh))
-        other = [model(), step(weights={"w": B}), stepped()]
-        found = judge_one(RULES["incomplete-checkpoint-chosen"], replace(evidence, resume=run(other, other)))
-        assert found.status == "pass"
-
-    def test_a_frozen_tensor_is_of_every_save(self) -> None:
-        def rank(w: list[float]) -> dict[str, Any]:
-            return {"w": w, "frozen": C}
-
-        saves = [saving({}, after=k, to=f"/c/{k}", weights=rank(w)) for k, w in ((3, A), (6, B))]
-        made = run([model(), step(weights=rank(C)), *saves, {"kind": "killed"}], role="crash")
-        assert outcome_of(made, recovered(rank(A))).step == 3
-        assert outcome_of(made, recovered(rank(C))).fresh
-
-    def test_a_damaged_one_that_is_loaded_in_part(self) -> None:
-        evidence = self.evidence(crashed(), refused())
-        before = [model(), step(weights={"w": C}), saving({}, weights={"w": A})]
-        checkpoint = {"kind": "checkpoint", "op": "save", "after_step": 1}
-        rank = [*before, stepped(), checkpoint, step(2, weights={"w": A}), stepped(2)]
-        train_ = run(rank, rank)
-
-        def found(*weights: dict[str, Any]) -> Finding:
-            damaged = replace(recovered(*weights), note="cut")
-            return judge_one(RULES["damaged-checkpoint-loaded"], replace(evidence, train=train_, damaged=(damaged,)))
-
-        part = found({"w": A}, {"w": C})
-        assert (part.status, "1 of 2" in part.evidence) == ("fail", True), part.evidence  # tensors
-        assert found({"w": A}, {"w": A}).status == "pass"
-        assert found({"w": C}, {"w": C}).status == "pass"
-        assert found().status == "pass"
+def after_crash(crash: Run, after: Run, chosen: str, mixes: str = "pass") -> list[Any]:
+    """A row for each of the two rules on crashes."""
+    crashes = {"crashes": ((crash, after),), "resume": AGAIN}
+    return [row(rule, s, *[[*SAVED, *THEN]] * 2, **crashes) for rule, s in ((CHOSEN, chosen), (MIXES, mixes)) if s]
 
 
-class TestMoments:
-    def test_the_second_save_comes_first(self) -> None:
-        both = train(*[[saving({}, after=3)] for _ in range(2)])
-        first = moments(both, thorough=False)[0]
-        assert (first.rank, first.call, first.moment, first.steps) == (1, 2, "before-data", 7)
-        assert {m.moment for m in moments(both, thorough=True)} == {"before-data", "before-metadata"}
+test_crashes = judged_as(
+    *after_crash(crashed(), recovered(WHOLE_, WHOLE_), "pass"),
+    *after_crash(crashed(), recovered(TORN, TORN), "pass"),
+    *after_crash(crashed(), recovered(WHOLE_, {"w": B, "v": A}), "", "fail"),  # a mixture
+    *after_crash(crashed(), recovered(WHOLE_, {"w": A, "v": C}), "", "fail"),
+    *after_crash(crashed(), REFUSED, "fail"),  # another folder is complete
+    *after_crash(crashed(place="/c/one"), REFUSED, "pass"),
+    *after_crash(crashed(), recovered(FRESH, FRESH), "fail"),  # a new beginning
+    *after_crash(ALONE, recovered(FRESH, FRESH), "pass"),
+    row(  # a resume that never brings all back is no new beginning
+        *(CHOSEN, "pass", [*SAVED, *THEN], [*SAVED, *THEN]),
+        crashes=((crashed(), recovered(FRESH, FRESH)),),
+        resume=run(*[[model(), step(weights={"w": B}), stepped()]] * 2),
+    ),
+    *(
+        row(
+            *("damaged-checkpoint-loaded", status),
+            *[[model(), step(weights={"w": C}), saving({}, weights={"w": A}), stepped(), SAVED[-1], *THEN]] * 2,
+            resume=AGAIN,
+            damaged=(replace(recovered(*weights), note="cut"),),
+            names=names,
+        )
+        for status, weights, names in (
+            ("fail", ({"w": A}, {"w": C}), ("1 of 2",)),  # tensors
+            ("pass", ({"w": A}, {"w": A}), ()),
+            ("pass", ({"w": C}, {"w": C}), ()),
+            ("pass", (), ()),
+        )
+    ),
+)
 
-    def test_a_script_that_writes_one_file_loses_half_of_it(self) -> None:
-        one = train([saving({}, "torch.save", after=2), saving({}, "torch.save", after=4)], [])
-        first = moments(one, thorough=False)[0]
-        assert (first.rank, first.call, first.moment, first.steps) == (0, 2, "half-file", 5)
 
-    def test_no_save_no_moment(self) -> None:
-        assert moments(train([], []), thorough=True) == []
+def test_what_a_resume_after_a_crash_began_with() -> None:
+    unseeded = {"w": [9.0] * 5, "v": C}
+    assert outcome_of(crashed(), recovered(unseeded, unseeded)).fresh
+    weights = [{"w": w, "frozen": C} for w in (A, B, C)]  # a frozen tensor is of every save
+    saves = [saving({}, after=k, to=f"/c/{k}", weights=w) for k, w in zip((3, 6), weights, strict=False)]
+    made = run([model(), step(weights=weights[2]), *saves, {"kind": "killed"}], role="crash")
+    assert outcome_of(made, recovered(weights[0])).step == 3
+    assert outcome_of(made, recovered(weights[2])).fresh
+
+
+def test_moments_of_crashes() -> None:
+    both = train(*[[saving({}, after=3)] for _ in range(2)])
+    one = train([saving({}, "torch.save", after=2), saving({}, "torch.save", after=4)], [])  # it loses half of the file
+    for made, expected in ((both, (1, 2, "before-data", 7)), (one, (0, 2, "half-file", 5))):
+        first = moments(made, thorough=False)[0]
+        assert (first.rank, first.call, first.moment, first.steps) == expected
+    assert {m.moment for m in moments(both, thorough=True)} == {"before-data", "before-metadata"}
+    assert moments(train([], []), thorough=True) == []

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from scripts import written
 from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
@@ -239,9 +240,8 @@ class TestMatrixOptimizer:
 
 
 def test_the_line_that_takes_a_shard_is_one_of_the_optimizer_s_class_if_it_has_one(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     muon = "class Muon:\n    def step(self, p):\n        return p._local_tensor\n"
-    script.write_text(f"def clip(p):\n    return p.to_local()\n\n{muon}")
+    script = written(tmp_path, f"def clip(p):\n    return p.to_local()\n\n{muon}")
     found = [find_shard_use(read_sources((script,), ()), name) for name in ("Muon", "Other")]
     assert [place.line for place in found if place is not None] == [6, 2]
     script.write_text("def clip(p):\n    return p.full_tensor()\n")

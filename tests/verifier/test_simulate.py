@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus import TESTS
+from scripts import training, written
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
@@ -46,9 +47,8 @@ for step in range(3):
 
 
 def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
     counts = tmp_path.with_name(tmp_path.name + "-counts.json")  # what a run writes beside its script is taken away
-    script.write_text(COUNTED.replace("OUT", repr(str(counts))))
+    script = written(tmp_path, COUNTED.replace("OUT", repr(str(counts))), "script.py")
     verdict = verify_with(launcher, resolve(script, {"steps": 2}), tmp_path / "work", ["run-completes"])
     torch_counts = json.loads(counts.read_text())
     ours = verdict.facts["traffic"]
@@ -63,31 +63,17 @@ def test_counts_are_those_of_comm_debug_mode(launcher: Launcher, tmp_path: Path)
 
 
 BESIDE = """
-import threading
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-model = nn.Linear(16, 16)
-fully_shard(model)
-other = dist.new_group()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    model(torch.ones(2, 16)).sum().backward()
-    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": other})
-    thread.start()
-    thread.join()
-    optimizer.step()
-    optimizer.zero_grad()
+thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": other})
+thread.start()
+thread.join()
 """
 
 
 def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(BESIDE)
-    facts = verify_with(launcher, resolve(script, {"steps": 3}), tmp_path / "work", ["run-completes"]).facts
+    beside = training("other = dist.new_group()", "nn.Linear(16, 16)", "torch.ones(2, 16)", BESIDE)
+    facts = verify_with(
+        launcher, resolve(written(tmp_path, beside), {"steps": 3}), tmp_path / "work", ["run-completes"]
+    ).facts
     assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
     counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
     assert counted == {"fsdp_forwards": 1, "all_gather_model": 1, "reduce_scatter_model": 1}
@@ -102,25 +88,12 @@ def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp
 
 
 WIDE = """
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
 mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
 group = dist.new_group(backend="gloo")
 assert dist.get_world_size() == 1024
 states = [None] * 1024
 dist.all_gather_object(states, {"rank": dist.get_rank()})
 dist.barrier()
-model = nn.Linear(64, 64)
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(4):
-    model(torch.ones(1, 64)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
 
 
@@ -133,9 +106,8 @@ def open_or_failed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def test_a_two_dimensional_mesh_of_many_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(WIDE)
-    verdict = whole(launcher, resolve(script, {"nproc": 1024}), tmp_path / "work")
+    wide = training(WIDE, "nn.Linear(64, 64)", "torch.ones(1, 64)", wrap="model, mesh=mesh", optimizer="AdamW")
+    verdict = whole(launcher, resolve(written(tmp_path, wide), {"nproc": 1024}), tmp_path / "work")
     assert (verdict.verdict, open_or_failed(verdict)) == ("pass", [])
     assert {f.tier for f in verdict.findings} == {"simulate", "static"}
     assert verdict.facts["mesh"] == {"dp_replicate": 128, "dp_shard": 8}
@@ -158,19 +130,19 @@ def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
 
 
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import os\nimport torch.distributed as dist\n"
         'store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 64, False)\n'
-        'store.set("key", "7")\nprint("it is", store.get("key"))\n'
+        'store.set("key", "7")\nprint("it is", store.get("key"))\n',
+        "script.py",
     )
     run = simulated(resolve(script, {"nproc": 64, "timeout": 20}), launcher, tmp_path)
-    assert run is not None and run.completed
+    assert run.completed
 
 
 def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n")
+    script = written(tmp_path, "raise SystemExit('a global batch of 8 does not divide into 64 ranks')\n", "script.py")
     verdict = whole(launcher, resolve(script, {"nproc": 64}), tmp_path / "work")
     assert verdict.verdict == "inconclusive"
     assert any("64 ranks" in f.evidence for f in verdict.findings)
@@ -178,5 +150,5 @@ def test_a_script_that_refuses_is_open_and_not_passed(launcher: Launcher, tmp_pa
 
 def test_one_process_and_no_store(launcher: Launcher, tmp_path: Path) -> None:
     run = simulated(resolve(TESTS / "zoo" / "minimal.py", {"nproc": 8}), launcher, tmp_path)
-    assert run is not None and run.completed
+    assert run.completed
     assert ([trace.rank for trace in run.traces], run.world_size) == ([0], 8)

@@ -1,7 +1,7 @@
 """The same script twice: the same report byte for byte, but for the fields that the schema marks."""
 
 import json
-import textwrap
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from corpus import TESTS
 from records import cases
+from scripts import training, written
 from verdicts import REPORT
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch.client import Launcher
@@ -17,28 +18,8 @@ from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import json_report
 from verified_fsdp2.verifier.report.redact import stable
 
-FAULTY = """
-    import sys
-    import time
-
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(6):
-        torch.manual_seed(10 * step + dist.get_rank())
-        if step == 2 and dist.get_rank() == 1:
-            FAULT
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
+MODEL = "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))"
+FAULTY = "torch.manual_seed(10 * step + dist.get_rank())\nif step == 2 and dist.get_rank() == 1:\n    "
 FAULTS = {
     "hangs": "time.sleep(1000)",
     "raises": "raise RuntimeError(f'{object()} is not in {sys.argv[1]}, ask localhost:{time.time_ns() % 60000}')",
@@ -77,13 +58,8 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
             walk(schema["items"], path)
 
     walk(REPORT, "")
-    times = [
-        "findings.seconds: time",
-        "runs.seconds: time",
-        "facts.horizon: time",
-        "facts.memory.process: memory",
-        "seconds: time",
-    ]
+    times = [f"{name}: time" for name in ("findings.seconds", "runs.seconds", "facts.horizon", "seconds")]
+    times.insert(3, "facts.memory.process: memory")
     assert [name for name in found if not name.endswith(": path")] == times
 
 
@@ -113,7 +89,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     assert facts["expected_traffic"] == {kind: facts["traffic"].get(f"{kind}_model", 0) for kind in kinds}
     for shard in facts["shards"]:
-        assert sum(shard["elements"]) == _product(shard["shape"]), shard
+        assert sum(shard["elements"]) == math.prod(shard["shape"]), shard
     for row in facts["memory"]:
         held = 4 * sum(shard["elements"][row["rank"]] for shard in facts["shards"])
         assert row["parameters"] == row["gradients"] == held and 2 * held <= row["optimizer"] < 2 * held + 8192
@@ -123,8 +99,7 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
 def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(FAULTY).replace("FAULT", FAULTS[fault]))
+    script = written(tmp_path, training("", MODEL, "torch.randn(4, 8)", FAULTY + FAULTS[fault]))
     flags = {"args": "{checkpoint}", "timeout": "5"}
     one, two = (report(launcher, script, tmp_path / name, **flags) for name in ("one", "two"))
     assert one["verdict"] == "fail"
@@ -146,10 +121,3 @@ def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -
 )
 def test_words_that_are_the_same_each_time(text: str, expected: str) -> None:
     assert stable(text, Path("/w")).startswith(expected)
-
-
-def _product(shape: list[int]) -> int:
-    whole = 1
-    for size in shape:
-        whole *= size
-    return whole

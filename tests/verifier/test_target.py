@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from records import cases
+from scripts import written
+from trees import build_file_tree
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.source.lines import find_local_norm
@@ -13,12 +15,10 @@ from verified_fsdp2.verifier.source.sources import project_files, read_sources
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text("import model\n")
-    (tmp_path / "model.py").write_text("from parts.block import Block\n")
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "block.py").write_text("def clip(g):\n    n = g.to_local().norm()\n    return n\n")
-    (tmp_path / "other.py").write_text("x = y.to_local().norm()\n")
-    (tmp_path / "verify.yaml").write_text('nproc: 4\nargs: --out {checkpoint}\nresume_args: --resume "a b"\n')
+    files = {"train.py": "import model\n", "model.py": "from parts.block import Block\n"}
+    files["parts/block.py"] = "def clip(g):\n    n = g.to_local().norm()\n    return n\n"
+    files["verify.yaml"] = 'nproc: 4\nargs: --out {checkpoint}\nresume_args: --resume "a b"\n'
+    build_file_tree(tmp_path, files | {"other.py": "x = y.to_local().norm()\n"})
     return tmp_path
 
 
@@ -78,13 +78,11 @@ def test_only_imported_files_belong_to_the_project(project: Path) -> None:
     files = project_files(project / "train.py")
     assert [f.relative_to(project).as_posix() for f in files] == ["train.py", "model.py", "parts/block.py"]
     place = find_local_norm(read_sources(files, ()))
-    assert place is not None
     assert (Path(place.file).name, place.line, place.function) == ("block.py", 2, "clip")
 
 
 def test_the_script_that_it_was_converted_from(project: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old.py"
-    old.write_text("print('old')\n")
+    old = written(tmp_path, "print('old')\n", "old.py")
     target = resolve(project, {"reference": f"{old} --small 'a b'"})
     assert target.reference == (str(old), "--small", "a b")
     assert target.describe()["reference"].startswith(str(old))

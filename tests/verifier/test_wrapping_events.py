@@ -5,22 +5,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from records import Recorder
 from verified_fsdp2.verifier.probe.events.wrapping import Wrapping, install
 from verified_fsdp2.verifier.probe.session import Session
-from verified_fsdp2.verifier.trace.events import Event, Late, Place, ProbeError
+from verified_fsdp2.verifier.trace.events import Late, ProbeError
 
 REQUEST = {"steps": 1, "mode": "ddp", "from_sharding_on": False}
-
-
-class Written:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def write(self, event: Event) -> None:
-        self.events.append(event)
-
-    def here(self) -> Place:
-        return Place(file="train.py", line=1, function="main", code="")
 
 
 class Tied(nn.Module):
@@ -30,12 +20,12 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def session() -> tuple[Session, Written]:
-    written = Written()
-    return Session(REQUEST, 0, written, written), written  # type: ignore[arg-type]
+def session() -> tuple[Session, Recorder]:
+    written = Recorder()
+    return Session(REQUEST, 0, written, written), written
 
 
-def wrapping() -> tuple[Wrapping, Written]:
+def wrapping() -> tuple[Wrapping, Recorder]:
     own, written = session()
     return Wrapping(own), written
 

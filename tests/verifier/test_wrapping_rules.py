@@ -6,22 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped, steps
-from verified_fsdp2.verifier.evidence import Evidence, Sources
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, step, stepped, steps, stopped
+from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
 from verified_fsdp2.verifier.probe.measures import shard_digest
-from verified_fsdp2.verifier.trace import Run
 
 Records = list[dict[str, Any]]
-
-
-def stopped(error: str, message: str, *ranks: Records) -> Run:
-    """The run of `ranks`, of which rank 0 raised."""
-    whole = run(*ranks)
-    trace = whole.traces[0]
-    assert trace.end is not None
-    end = replace(trace.end, how="exception", error=error, message=message, frames=[LINE])
-    return replace(whole, traces=(replace(trace, records=(*trace.records[:-1], end)), *whole.traces[1:]))
 
 
 NO_FILE = ("ValueError", "no such file")
@@ -70,79 +60,63 @@ def blocks(blocks: int, groups: int) -> Records:
     return [root, micro(), step(), stepped()]
 
 
-# rule, {what the ranks record: (their records or their run, the status)}
-JUDGED: dict[str, dict[str, tuple[Any, str]]] = {
-    "tied-weights-split-groups": {
-        "no tie": ([steps(), steps()], "not_applicable"),
-        "no tie before an error": ([stopped(*NO_FILE, steps(), steps())], "inconclusive"),
-    },
-    "params-added-after-shard": {
-        "gradients that differ": (late(A, B), "fail"),
-        "gradients that the script reduces": (late(A, A), "pass"),
-        "a plain parameter that was there": (late(A, B, late=False), "pass"),
-    },
-    "root-not-wrapped": {
-        "a late parameter is the other rule's": (late(A, B), "pass"),
-        "a plain parameter that was there": (late(A, B, late=False), "fail"),
-    },
-    "rank-divergent-param-use": {
-        "a rank that lacks nothing writes nothing": ([steps(reduce("a")), steps()], "fail"),
-        "the same on all ranks": ([steps(reduce("a")), steps(reduce("a"))], "pass"),
-        "zeros": ([steps(reduce("a", filled=True)), steps(reduce("b", filled=True))], "pass"),
-        "a second reduction of one backward": ([steps(reduce("a"), reduce("a", "b")), steps(reduce("a"))], "pass"),
-        "different meshes": ([steps(reduce("a", ranks=[0])), steps(reduce("b", ranks=[1]))], "pass"),
-        "a rank that raised before": ([stopped(*NO_FILE, [model()], [model(), reduce("a")])], "inconclusive"),
-    },
-    "inplace-op-on-output-view": {
-        "a changed view alone": ([steps(VIEW), steps(VIEW)], "pass"),
-        "gradients that are not reduced": ([[model(), VIEW, micro(), step(unsynced=["w"]), stepped()]] * 2, "fail"),
-        "freed weights": ([stopped("RuntimeError", FREED, *[[model(), VIEW]] * 2)], "fail"),
-        "freed weights without a view": ([stopped("RuntimeError", FREED, [model()], [model()])], "inconclusive"),
-    },
-    "stale-unsharded-after-step": {"no stale group": ([steps(), steps()], "pass")},
-    "dtensor-rng-identical-shards-cpu": {
-        "equal shards": ([digests(w="a", v="b"), digests(w="a", v="b")], "fail"),
-        "a few among many": ([digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")], "pass"),
-        "no digests": ([digests(w=None), digests(w=None)], "inconclusive"),
-        "one rank": ([digests(w="a")], "not_applicable"),
-        "replicas": ([digests(0, w="a"), digests(1, w="a")], "not_applicable"),
-    },
-    "rank0-sd-without-broadcast": {
-        "keys on rank 0": ([steps(given(9)), steps(given(0))], "fail"),
-        "a broadcast": ([steps(given(9, True)), steps(given(0, True))], "pass"),
-        "keys on both ranks": ([steps(given(9)), steps(given(9))], "pass"),
-        "some keys on the other rank": ([steps(given(9)), steps(given(4))], "pass"),
-        "before the first forward": (
-            [stopped("RuntimeError", "Connection closed by peer", [given(9)], [given(0)])],
-            "fail",
-        ),
-        "no call": ([steps(), steps()], "not_applicable"),
-    },
-    "local-shard-assumptions": {
-        "the whole shape": ([local(6, 4), local(6, 4)], "pass"),
-        "a shape of its own": ([local(6, 4), local(4, 4)], "fail"),
-        "other lines are other tensors": ([local(6, 4), local(4, 4, line=replace(LINE, line=2))], "pass"),
-        "another number of calls": ([local(6, 4), steps()], "inconclusive"),
-        "no call": ([steps(), steps()], "not_applicable"),
-        "no call before an error": ([stopped(*NO_FILE, steps(), steps())], "inconclusive"),
-    },
-    "root-only-wrap": {
-        "blocks and one group": ([blocks(1, 1)] * 2, "fail"),
-        "blocks and two groups": ([blocks(1, 2)] * 2, "pass"),
-        "no blocks": ([blocks(0, 1)] * 2, "not_applicable"),
-        "blocks and no group": ([blocks(1, 0)] * 2, "inconclusive"),
-        "nothing": ([blocks(0, 0)] * 2, "inconclusive"),
-    },
-    "shards-are-even": {"one rank": ([steps()], "not_applicable"), "two ranks": ([steps(), steps()], "pass")},
-    "shard-option-unread": {
-        "an unread option": ([[UNREAD, *steps()], [SHARD, *steps()]], "fail"),
-        "none": ([[SHARD, *steps()], [SHARD, *steps()]], "pass"),
-    },
-}
-
-
+TIED, ADDED, ROOT, DIVERGENT = (
+    *("tied-weights-split-groups", "params-added-after-shard"),
+    *("root-not-wrapped", "rank-divergent-param-use"),
+)
+INPLACE, STALE_GROUP, EQUAL, RANK_0 = (
+    *("inplace-op-on-output-view", "stale-unsharded-after-step"),
+    *("dtensor-rng-identical-shards-cpu", "rank0-sd-without-broadcast"),
+)
+LOCAL, ROOT_ONLY, EVEN, UNREAD_OPTION = (
+    *("local-shard-assumptions", "root-only-wrap"),
+    *("shards-are-even", "shard-option-unread"),
+)
 test_the_status = judged_as(
-    *(row(rule, status, *ranks) for rule, rows in JUDGED.items() for ranks, status in rows.values())
+    row(TIED, "not_applicable", steps(), steps()),  # no tie
+    row(TIED, "inconclusive", stopped(*NO_FILE, steps(), steps())),  # no tie before an error
+    row(ADDED, "fail", *late(A, B)),  # gradients that differ
+    row(ADDED, "pass", *late(A, A)),  # gradients that the script reduces
+    row(ADDED, "pass", *late(A, B, late=False)),  # a plain parameter that was there
+    row(ROOT, "pass", *late(A, B)),  # a late parameter is the other rule's
+    row(ROOT, "fail", *late(A, B, late=False)),  # a plain parameter that was there
+    row(DIVERGENT, "fail", steps(reduce("a")), steps()),  # a rank that lacks nothing writes nothing
+    row(DIVERGENT, "pass", steps(reduce("a")), steps(reduce("a"))),  # the same on all ranks
+    row(DIVERGENT, "pass", steps(reduce("a", filled=True)), steps(reduce("b", filled=True))),  # zeros
+    row(DIVERGENT, "pass", steps(reduce("a"), reduce("a", "b")), steps(reduce("a"))),  # two of one backward
+    row(DIVERGENT, "pass", steps(reduce("a", ranks=[0])), steps(reduce("b", ranks=[1]))),  # different meshes
+    row(DIVERGENT, "inconclusive", stopped(*NO_FILE, [model()], [model(), reduce("a")])),  # a rank that raised before
+    row(INPLACE, "pass", steps(VIEW), steps(VIEW)),  # a changed view alone
+    row(INPLACE, "fail", *[[model(), VIEW, micro(), step(unsynced=["w"]), stepped()]] * 2),  # it was not reduced
+    row(INPLACE, "fail", stopped("RuntimeError", FREED, *[[model(), VIEW]] * 2)),  # freed weights
+    row(INPLACE, "inconclusive", stopped("RuntimeError", FREED, [model()], [model()])),  # freed weights without a view
+    row(STALE_GROUP, "pass", steps(), steps()),  # no stale group
+    row(EQUAL, "fail", digests(w="a", v="b"), digests(w="a", v="b")),  # equal shards
+    row(EQUAL, "pass", digests(w="a", v="b", u="c"), digests(w="a", v="d", u="e")),  # a few among many
+    row(EQUAL, "inconclusive", digests(w=None), digests(w=None)),  # no digests
+    row(EQUAL, "not_applicable", digests(w="a")),  # one rank
+    row(EQUAL, "not_applicable", digests(0, w="a"), digests(1, w="a")),  # replicas
+    row(RANK_0, "fail", steps(given(9)), steps(given(0))),  # keys on rank 0
+    row(RANK_0, "pass", steps(given(9, True)), steps(given(0, True))),  # a broadcast
+    row(RANK_0, "pass", steps(given(9)), steps(given(9))),  # keys on both ranks
+    row(RANK_0, "pass", steps(given(9)), steps(given(4))),  # some keys on the other rank
+    row(RANK_0, "fail", stopped("RuntimeError", "Connection closed by peer", [given(9)], [given(0)])),  # no forward
+    row(RANK_0, "not_applicable", steps(), steps()),  # no call
+    row(LOCAL, "pass", local(6, 4), local(6, 4)),  # the whole shape
+    row(LOCAL, "fail", local(6, 4), local(4, 4)),  # a shape of its own
+    row(LOCAL, "pass", local(6, 4), local(4, 4, line=replace(LINE, line=2))),  # other lines are other tensors
+    row(LOCAL, "inconclusive", local(6, 4), steps()),  # another number of calls
+    row(LOCAL, "not_applicable", steps(), steps()),  # no call
+    row(LOCAL, "inconclusive", stopped(*NO_FILE, steps(), steps())),  # no call before an error
+    row(ROOT_ONLY, "fail", *[blocks(1, 1)] * 2),  # blocks and one group
+    row(ROOT_ONLY, "pass", *[blocks(1, 2)] * 2),  # blocks and two groups
+    row(ROOT_ONLY, "not_applicable", *[blocks(0, 1)] * 2),  # no blocks
+    row(ROOT_ONLY, "inconclusive", *[blocks(1, 0)] * 2),  # blocks and no group
+    row(ROOT_ONLY, "inconclusive", *[blocks(0, 0)] * 2),  # nothing
+    row(EVEN, "not_applicable", steps()),  # one rank
+    row(EVEN, "pass", steps(), steps()),  # two ranks
+    row(UNREAD_OPTION, "fail", [UNREAD, *steps()], [SHARD, *steps()]),  # an unread option
+    row(UNREAD_OPTION, "pass", [SHARD, *steps()], [SHARD, *steps()]),  # none
 )
 
 
@@ -151,7 +125,6 @@ def gathered(weights: int, *lines: dict[str, Any]) -> list[Records]:
     return [[*steps(), micro(2), step(2), stepped(2), traffic]] * 2
 
 
-TIED = "tied-weights-split-groups"
 test_what_is_named = judged_as(
     *(
         row(TIED, status, *[ties(k)] * 2, names=("embed.weight", "head.weight"))
@@ -254,8 +227,7 @@ class TestPresence:
 @cases("line, status", (3, "pass"), (4, "fail"))
 def test_a_gather_under_a_condition_may_be_that_of_the_best_weights(line: int, status: str) -> None:
     source = "for step in range(9):\n    if value < best:\n        kept = whole(model)\n    other = whole(model)\n"
-    place = {"file": "train.py", "line": line, "function": "main", "code": ""}
-    evidence = Evidence(
-        train=run(*gathered(64, {"at_line": place})), sources=Sources({"train.py": source}, ("train.py",))
-    )
-    assert judge("model-gathered-every-step", evidence).status == status
+    place = replace(LINE, line=line)
+    sources = Sources({"train.py": source}, ("train.py",))
+    ranks = gathered(64, {"at_line": place})
+    assert judge("model-gathered-every-step", *ranks, sources=sources).status == status

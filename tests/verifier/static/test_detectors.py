@@ -9,6 +9,7 @@ import yaml
 from corpus import faults
 from pairs import HEAD, MODEL, PRELUDE
 from records import brief
+from scripts import written
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SourceRule
 from verified_fsdp2.verifier.source.lint import look
@@ -19,9 +20,8 @@ SHARED = {"HEAD": HEAD, "MODEL": MODEL}
 
 
 def hits(tmp_path: Path, source: str) -> list[str]:
-    script = tmp_path / "train.py"
     first, _, rest = source.partition("\n")
-    script.write_text(PRELUDE + SHARED.get(first, first + "\n") + rest, encoding="utf-8")
+    script = written(tmp_path, PRELUDE + SHARED.get(first, first + "\n") + rest)
     ast.parse(script.read_text(encoding="utf-8"))
     found = look([script]).hits
     assert all(map(brief, found))

@@ -1,13 +1,12 @@
 """No hit on right code: other people's styles, the zoo, the hosts, and what the scaffold writes."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from corpus import right
-from verified_fsdp2.skill.cli import main
+from scripts import Command, written
 from verified_fsdp2.verifier.source.lint import look
 
 ROOT = Path(__file__).parents[3]
@@ -15,12 +14,8 @@ STYLES = yaml.safe_load(Path(__file__).with_name("styles.yaml").read_text(encodi
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-IN_EVERY_TEST_RUN = (
-    "hsdp-tp",
-    "long-run",
-    "lora",
-    "transformers-tp",
-)  # together they have most of what a spec can ask for
+# Together they have most of what a spec can ask for.
+IN_EVERY_TEST_RUN = ("hsdp-tp", "long-run", "lora", "transformers-tp")
 SPECS = [path if path.stem in IN_EVERY_TEST_RUN else pytest.param(path, marks=pytest.mark.full) for path in EXAMPLES]
 
 
@@ -30,9 +25,7 @@ def reported(*scripts: Path) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_styles(tmp_path: Path, style: str) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STYLES[style], encoding="utf-8")
-    assert reported(script) == []
+    assert reported(written(tmp_path, STYLES[style])) == []
 
 
 @pytest.mark.parametrize("case", right(), ids=lambda case: case.name)
@@ -41,8 +34,6 @@ def test_right_scripts(case) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
-def test_generated_projects(tmp_path: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", str(spec), str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert main(["lint", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "no_findings"
+def test_generated_projects(tmp_path: Path, spec: Path, command: Command) -> None:
+    command("new", spec, tmp_path / "run", code=0)
+    assert command("lint", tmp_path / "run", "--json", code=0).data["verdict"] == "no_findings"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pairs import HEAD, PRELUDE
 from records import cases
+from scripts import written
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.judge import apply_suppressions, judge
@@ -18,8 +19,7 @@ ROOT_ONLY = HEAD + "model = Net()\n{above}fully_shard(model){after}\nfit(model)\
 
 def verdict(tmp_path: Path, above: str = "", after: str = "", source: str = ROOT_ONLY) -> list[tuple[str, str]]:
     """(rule, what is said) of each finding of lint."""
-    script = tmp_path / "train.py"
-    script.write_text(PRELUDE + source.format(above=above, after=after), encoding="utf-8")
+    script = written(tmp_path, PRELUDE + source.format(above=above, after=after))
     return [(f.rule, f.evidence) for f in lint([script]).findings]
 
 
@@ -75,8 +75,7 @@ class TestInAFullVerification:
     """Findings of runs are covered too, and what covers nothing is known when all rules have judged."""
 
     def evidence(self, tmp_path: Path, comment: str) -> tuple[Evidence, Path]:
-        script = tmp_path / "train.py"
-        script.write_text(PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"), encoding="utf-8")
+        script = written(tmp_path, PRELUDE + ROOT_ONLY.format(above="", after=f"  {comment}"))
         return with_sources(Evidence(), script), script
 
     @cases(
