@@ -97,7 +97,7 @@ ACTS = (
         "exception",
         "raise ValueError('bad')",
         "fail",
-        ("rank 1 raised ValueError: bad in script.py:", "act <- script.py:"),
+        ("rank 1 raised ValueError: bad in script.py:", "act <- :"),
         at_line=True,
     ),
     Awkward(

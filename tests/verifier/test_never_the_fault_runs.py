@@ -1,6 +1,5 @@
 """What the verifier does to a run, and to the user's files, is never reported as a fault of the script."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,4 +269,4 @@ def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher
     verify_with(launcher, resolve(script, {"steps": 5}), tmp_path / "work", chosen, progress)
     first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)
     assert first < next(n for n, (_, going) in enumerate(lines) if any(name.startswith("reference") for name in going))
-    assert os.fspath(script) in lines[first][0]
+    assert script.name in lines[first][0]

@@ -12,7 +12,7 @@ from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.workspace import Workspace
-from verified_fsdp2.verifier.pipeline import gather, planned, select, verify_with
+from verified_fsdp2.verifier.pipeline import gather, planned, read, select, verify_with
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.verdict import Verdict
 
@@ -126,7 +126,9 @@ def test_a_generated_project_as_one_rank_of_many(launcher: Launcher, tmp_path: P
 
 def simulated(target: Target, launcher: Launcher, work: Path) -> Run | None:
     with Workspace(work) as files:
-        return gather(planned(target, ["run-completes"], "simulate"), Executor(launcher, work, files)).train
+        return gather(
+            planned(target, ["run-completes"], "simulate"), Executor(launcher, work, files), read(target)
+        ).train
 
 
 def test_a_store_of_the_script_s_own_needs_no_server(launcher: Launcher, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def read_run(
     )
 
 
-def _read(path: Path, secret: str, place: tuple[str, str]) -> list[Event]:
+def _read(path: Path, secret: str, place: tuple[str, str] = ("", "")) -> list[Event]:
     """Whole lines of a trace; a line cut short by a kill is left out."""
     found = []
     old, new = (json.dumps(name)[1:-1] for name in place)
