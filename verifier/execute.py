@@ -110,7 +110,7 @@ class Executor:
     def room(self) -> int:
         """How many ranks may go on at a time."""
         cores = len(os.sched_getaffinity(0))
-        return int(self.launcher.versions["devices"]) or cores + cores // 2  # ranks wait for one another
+        return int(self.launcher.versions["devices"]) or 2 * cores + 1  # ranks wait for one another
 
     def timeout(self, planned: PlannedRun) -> float:
         """Once a run has ended, the limit for others is a multiple of its time, in whole minutes."""

@@ -21,6 +21,7 @@ from .analysis.root_cause import root_cause
 from .config.target import Target
 from .errors import UserError
 from .evidence import Evidence
+from .judge import judge_one
 from .launch.checkpoints import KINDS
 from .rules import RULES
 from .trace import Run
@@ -269,16 +270,19 @@ def _with_the_whole_batch(settings: Settings, evidence: Evidence, exact: bool) -
 
 
 def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
-    """The reference once more, from weights one unit in the last place away: its noise sets the tolerance."""
+    """The reference once more, from weights one unit in the last place away, where a difference needs its noise as a tolerance."""
     train, course = evidence.train, evidence.course
     if not _trained(evidence) or train is None or evidence.perturbed is not None or "perturbed" not in settings.needs:
         return []
-    options = {"full_precision": needs_full_precision(train), "nudge": True}
+    rules, known = map(RULES.__getitem__, settings.chosen), completed(settings, evidence)
+    held = {judge_one(rule, known).status for rule in rules if "perturbed" in rule.needs | rule.reads}
+    if held <= {"pass", "not_applicable"}:
+        return []
+    options = {"full_precision": needs_full_precision(train), "nudge": True, "by_hand": "manual" in course.ways}
     if evidence.reference is not None and not evidence.reference.completed:  # the noise of one process is the measure
         one = _single(settings, options["full_precision"], course.single_ways[-1] if course.single_ways else "ddp")
-        return [replace(one, role="perturbed", probe=options)]
+        return [replace(one, role="perturbed", probe=options | {"by_hand": False})]
     mode = "alone" if course.ways[-1:] == ("alone",) else "ddp"
-    options |= {"by_hand": "manual" in course.ways}
     return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
@@ -314,10 +318,16 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
 def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
     """The script resumes from a checkpoint with a damaged file."""
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
-    fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
-    fields["expected"] = "fault injection: its checkpoint is damaged"
+    fields = {
+        "files": "saved",
+        "damaged": paths,
+        "starting_point": False,
+        "expected": "fault injection: its checkpoint is damaged",
+    }
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
-    return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
+    return [
+        settings.run("damaged", target.nproc, *target.resume_args, steps=1, damage=kind, **fields) for kind in kinds[:1]
+    ]
 
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

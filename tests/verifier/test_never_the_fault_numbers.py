@@ -1,6 +1,7 @@
 """What is not a fault of the script: small differences without a limit, zero but for rounding, a DDP that cannot take part."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,12 @@ from records import (
     trained,
     vector,
 )
+from verified_fsdp2.verifier import plan
 from verified_fsdp2.verifier.analysis.comparison import FLOOR, GROSS, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import NOT_DIVIDED, readings
+from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.pipeline import planned
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Micro, Renamed, Step, Stepped
 
@@ -50,6 +54,16 @@ test_without_noise = judged_as(
         for perturbed, status in ((SHORT, "inconclusive"), (BROKEN, "inconclusive"), (WHOLE, "fail"))
     ),
 )
+
+
+@cases("length, made", (1.0, []), (1.001, ["perturbed"]))
+def test_the_noise_is_measured_where_it_decides(length: float, made: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    settings = planned(resolve(tmp_path / "train.py", {}), [SINGLE, DDP])
+    evidence = Evidence(
+        train=off(length), full_precision=off(length), reference=trained(role="reference"), single=trained(1)
+    )
+    assert [run.role for run in plan.perturbed(settings, evidence)] == made
 
 
 def test_limits_of_an_envelope_that_ended_early_or_is_not_finite() -> None:
