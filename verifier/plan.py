@@ -275,8 +275,7 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if not _trained(evidence) or train is None or evidence.perturbed is not None or "perturbed" not in settings.needs:
         return []
     rules, known = map(RULES.__getitem__, settings.chosen), completed(settings, evidence)
-    held = {judge_one(rule, known).status for rule in rules if "perturbed" in rule.needs | rule.reads}
-    if held <= {"pass", "not_applicable"}:
+    if {judge_one(r, known).status for r in rules if "perturbed" in r.needs | r.reads} <= {"pass", "not_applicable"}:
         return []
     options = {"full_precision": needs_full_precision(train), "nudge": True, "by_hand": "manual" in course.ways}
     if evidence.reference is not None and not evidence.reference.completed:  # the noise of one process is the measure
@@ -292,7 +291,7 @@ def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[
     `early`: beside the resume from an intact checkpoint, without which they decide nothing, and which says what to damage. A script
     that writes elsewhere than to `{checkpoint}` finds what the crash left there only if nothing runs in between.
     """
-    train, elsewhere = evidence.train, bool(evidence.course.created)
+    train, elsewhere = evidence.train, evidence.course.created
     if train is None or (elsewhere if early else no_damage(evidence)):
         return []
     crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
@@ -318,16 +317,10 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
 def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRun]:
     """The script resumes from a checkpoint with a damaged file."""
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
-    fields = {
-        "files": "saved",
-        "damaged": paths,
-        "starting_point": False,
-        "expected": "fault injection: its checkpoint is damaged",
-    }
+    fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
+    fields["expected"] = "fault injection: its checkpoint is damaged"
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
-    return [
-        settings.run("damaged", target.nproc, *target.resume_args, steps=1, damage=kind, **fields) for kind in kinds[:1]
-    ]
+    return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 
 
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:

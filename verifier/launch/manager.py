@@ -108,8 +108,8 @@ def _be_rank(request: dict[str, Any], rank: int, port: int, live: Live) -> int:
     return live(request, rank)
 
 
-def _fork_store() -> int:
-    """The port of the rendezvous store, which a process of its own holds."""
+def _fork_store(attempts: int = 3) -> int:
+    """The port of the rendezvous store, which a process of its own holds. It has been seen to die as it starts."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -129,9 +129,11 @@ def _fork_store() -> int:
     os.close(writer)
     with os.fdopen(reader) as answer:
         text = answer.read()
-    if not text.isdigit():
-        raise OSError(text.removeprefix("!") or "the store process died")
-    return int(text)
+    if text.isdigit():
+        return int(text)
+    if not text and attempts > 1:
+        return _fork_store(attempts - 1)
+    raise OSError(text.removeprefix("!") or f"the store process died ({os.waitpid(pid, 0)[1]})")
 
 
 def _watch(
