@@ -1,7 +1,7 @@
 """What CUDA on the CPU needs of torch's private names."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,9 +27,13 @@ TENSOR_DEVICE: Callable[[Any], torch.device] = Tensor.device.__get__
 FakeTensor, _current_mode, _FAKE = find(FAKE_TENSOR), find(CURRENT_MODE), find(FAKE_MODE)
 
 
-def without_modes() -> AbstractContextManager[Any]:
-    """Operations of the probe on plain tensors, which no dispatch mode sees: CUDA on the CPU would double their time."""
-    return torch._C._DisableTorchDispatch()
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Operations of the probe on plain tensors, which no mode sees: CUDA on the CPU would double their time, and
+    `torch.set_default_device("cuda")` make new tensors where no mode serves them.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
 
 
 def inner_tensor(tensor: Tensor) -> Tensor | None:
