@@ -341,7 +341,7 @@ def test_reports_of_several_targets_do_not_meet(
 def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> None:
     """How this script saves is not shown: its open rules are not required, and one limit is wider."""
     day = datetime.date.today()
-    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'model.pt')\n"
+    never_called = "\n\ndef keep(model):\n    torch.save(model.state_dict(), 'x')\n    torch.load('x')\n"
     written(repository, (ZOO / "minimal.py").read_text(encoding="utf-8") + never_called)
     (repository / "verify.yaml").write_text(
         "script: train.py\n"
