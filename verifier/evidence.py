@@ -61,6 +61,7 @@ class Course:
     left: tuple[str, ...] = ()  # what the train run left there, relative to it
     created: tuple[str, ...] = ()  # what it wrote of the user's files: taken away, and given to runs that resume
     sizes_chosen: bool = False  # whether somebody asked for the other numbers of ranks
+    resumes: bool = False  # whether somebody says how the script resumes
     stale: str = ""  # which checkpoint it loaded that was there before
 
 

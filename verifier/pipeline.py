@@ -154,7 +154,7 @@ def planned(target: Target, chosen: Collection[str], tier: str = "ranks") -> Set
 
 def read(target: Target) -> Evidence:
     """What the sources show, before any run."""
-    course = Course(sizes_chosen=target.sizes_chosen)
+    course = Course(sizes_chosen=target.sizes_chosen, resumes=bool(target.resume_args))
     evidence = Evidence(tolerances=target.policy.tolerances, course=course, watch=target.watch)
     evidence = with_sources(evidence, target.script, target.project if target.module or target.root else None)
     return replace(evidence, options=options_of(evidence.sources, target.args, target.cwd))

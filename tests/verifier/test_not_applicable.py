@@ -9,6 +9,7 @@ from test_rules_checkpoint import A, saving, tensor, train
 
 from records import LINE, cases, end, ended, judge, micro, model, run, step, stepped
 from scripts import written
+from verified_fsdp2.verifier.evidence import Course
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
@@ -60,6 +61,10 @@ class TestNotApplicable:
     def test_a_script_without_checkpoints(self, rule: str) -> None:
         assert judge(rule, train([], [])).status == "not_applicable"
         assert judge(rule, train([], []), saving=LINE).status == "inconclusive", "its sources can save"
+
+    @pytest.mark.parametrize("rule", ["resume-is-exact", "load-without-set", "incomplete-checkpoint-chosen"])
+    def test_arguments_to_resume_say_that_there_are_checkpoints(self, rule: str) -> None:
+        assert judge(rule, train([], []), course=Course(resumes=True)).status == "inconclusive"
 
     def test_an_error_is_judged_before_anything_was_saved(self) -> None:
         text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"

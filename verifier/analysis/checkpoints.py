@@ -60,9 +60,9 @@ def loaded_before(run: Run, own: Collection[str]) -> str:
 
 
 def no_checkpoint(evidence: Evidence) -> str:
-    """Why rules on checkpoints do not apply: neither a run nor the sources save or load one. "" if they apply."""
+    """Why rules on checkpoints do not apply: neither a run nor the sources save or load one. "" if they apply, or somebody says so."""
     train = evidence.train
-    if train is None or train.steps() == 0 or evidence.saving is not None:
+    if train is None or train.steps() == 0 or evidence.saving is not None or evidence.course.resumes:
         return ""
     used = any(r.op in (*SAVES, "load", "torch.load") for r in train.all(Checkpoint))
     used = used or any(trace.first(Saving) or trace.first(Lenient) for trace in train.traces)
