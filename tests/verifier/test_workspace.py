@@ -37,11 +37,14 @@ def begun(work: Path, name: str) -> Path:
 def test_runs_that_resume_have_folders_of_their_own(leave: Leave, tmp_path: Path) -> None:
     files = saved(tmp_path, leave)
     left = sorted(path.name for path in files.checkpoint.iterdir())
-    own = [files.begin(begun(tmp_path, name), (), "saved")[0] for name in ("02-resume", "03-reshard")]
+    runs = [begun(tmp_path, name) for name in ("02-resume", "03-reshard")]
+    own = [files.begin(run, (), "saved")[0] for run in runs]
     assert len({*own, files.checkpoint}) == 3
     assert [sorted(path.name for path in folder.iterdir()) for folder in own] == [left, left]
     (own[0] / "later").touch()
     assert not (own[1] / "later").exists() and not (files.checkpoint / "later").exists()
+    files.end(runs[0], (), keeps=False, leaves=False)
+    assert [folder.exists() for folder in (*own, files.checkpoint)] == [False, True, True]
 
 
 @cases(

@@ -38,6 +38,7 @@ class Workspace:
         self._state = "empty"
         self._beside: set[str] = set()  # what lies beside the common folder when the run that keeps its files begins
         self._left = self.checkpoint
+        self._copies: set[Path] = set()  # of the saved files, for one run each
         self.movable = False  # whether the saved files can be used from a copy in another folder
         self._present: list[Path] = []  # paths of the user's that hold what a run wrote
         self._originals: dict[Path, Path | None] = {}  # what was there before, None if it could not be copied
@@ -85,6 +86,7 @@ class Workspace:
             own.mkdir()
             return own, ""
         if state == "saved" and self.movable and not reads and not self.written:
+            self._copies.add(own)
             return own, _copied(self.checkpoint, own)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         if state == "empty":
@@ -129,10 +131,13 @@ class Workspace:
             self._state = "saved"
             self._keep(wrote)
             self.movable = not self._is_bound()
+        own = folder / self.checkpoint.name
         if leaves:
-            self._left = folder / self.checkpoint.name
+            self._left = own
         else:
             self._clean()
+        if own in self._copies:
+            remove(own)
         return wrote
 
     def _is_bound(self) -> bool:
