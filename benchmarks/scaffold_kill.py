@@ -276,8 +276,8 @@ def measure(folder: Path, kills: int, stops: int) -> dict[str, Any]:
     projects = write_projects(folder)
     straight = {ranks: undisturbed(projects["sync"], ranks, folder / f"straight-{ranks}") for ranks in RANKS}
     reference = straight[2]
-    envelope = max(difference(history.losses, reference.losses) for history in straight.values())
-    limit = TIMES * envelope
+    noise = max(difference(history.losses, reference.losses) for history in straight.values())
+    limit = TIMES * noise
     if any(history.samples != reference.samples or history.problems for history in straight.values()):
         raise SystemExit("the undisturbed runs do not take the same samples")
     rows = []
@@ -293,7 +293,7 @@ def measure(folder: Path, kills: int, stops: int) -> dict[str, Any]:
         noticed = bool(row["problems"]) or row["difference"] > limit
         controls.append({"control": name, "noticed": noticed, **row})
         print(json.dumps(controls[-1]), flush=True)
-    return {"envelope": envelope, "limit": limit, "trials": rows, "controls": controls}
+    return {"noise": noise, "limit": limit, "trials": rows, "controls": controls}
 
 
 def main() -> int:

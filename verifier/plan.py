@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .analysis.batch import whole_batch
-from .analysis.checkpoints import named_paths, number_in, saved_paths, saves_after, unwritten
+from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
@@ -292,7 +292,7 @@ def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[
     that writes elsewhere than to `{checkpoint}` finds what the crash left there only if nothing runs in between.
     """
     train, elsewhere = evidence.train, evidence.course.created
-    if train is None or (elsewhere if early else no_damage(evidence)):
+    if train is None or (elsewhere or outside(train, evidence.course.checkpoint) if early else no_damage(evidence)):
         return []
     crashed = _crash(settings, evidence, train) if "crash" in settings.needs else []
     damaged = _damaged(settings, evidence, train) if "damaged" in settings.needs and not early else []

@@ -86,10 +86,10 @@ class Trainer:
         state = torch.load(path, weights_only=True)  # -> torch.load
         with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT):  # -> state_dict_type
             self.model.load_state_dict(state["model"])  # -> model.load_state_dict(...)
-            told = FSDP.optim_state_dict_to_load(  # -> optim_state_dict_to_load
+            loaded = FSDP.optim_state_dict_to_load(  # -> optim_state_dict_to_load
                 self.model, self.optimizer, state["optimizer"]
             )
-        self.optimizer.load_state_dict(told)  # -> optimizer.load_state_dict(...)
+        self.optimizer.load_state_dict(loaded)  # -> optimizer.load_state_dict(...)
 
     def weights(self):
         with FSDP.summon_full_params(self.model):  # -> summon_full_params

@@ -141,10 +141,10 @@ def test_all_ranks_agree_on_what_is_not_finite(tmp_path: Path, policy: str, bad:
 def test_rank_0_first_tells_the_error_of_rank_0(imported: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     module = imported("distributed")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    heard: list[Any] = []
+    seen_by_others: list[Any] = []
 
     def gather(problems: list[Any], own: Any) -> None:
-        heard.append(own)
+        seen_by_others.append(own)
         problems[:] = ["empty file" if own is None else own, None]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
@@ -158,6 +158,6 @@ def test_rank_0_first_tells_the_error_of_rank_0(imported: Generate, monkeypatch:
 
     with pytest.raises(module.SetupError, match=r"a\.txt is empty"):
         module.rank_0_first(empty, "a.txt")
-    assert heard == [None, "a.txt is empty"]
+    assert seen_by_others == [None, "a.txt is empty"]
     with pytest.raises(module.SetupError, match=r"'nowhere/a\.txt'"):
         module.rank_0_first(Path("nowhere/a.txt").read_bytes)

@@ -41,9 +41,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     build_file_tree(tmp_path, {"accelerate/__init__.py": "", "accelerate/state.py": STATE})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    heard = Recorder()
-    libraries.install(heard)
-    yield importlib.import_module("accelerate.state"), heard
+    recorder = Recorder()
+    libraries.install(recorder)
+    yield importlib.import_module("accelerate.state"), recorder
     for name in ("accelerate", "accelerate.state"):
         sys.modules.pop(name, None)
 
@@ -52,10 +52,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_accelerate_sees_accelerators_where_fsdp_is_asked_for(
     state: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object], kind: str, recorded: list[str]
 ) -> None:
-    module, heard = state
+    module, recorder = state
     monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
     module.AcceleratorState("bf16", True, **asked)
-    assert (module.AcceleratorState._shared_state["distributed_type"], [e.kind for e in heard.events]) == (
+    assert (module.AcceleratorState._shared_state["distributed_type"], [e.kind for e in recorder.events]) == (
         kind,
         recorded,
     )

@@ -66,7 +66,7 @@ def test_the_noise_is_measured_where_it_decides(length: float, made: list[str], 
     assert [run.role for run in plan.perturbed(settings, evidence)] == made
 
 
-def test_limits_of_an_envelope_that_ended_early_or_is_not_finite() -> None:
+def test_limits_where_the_perturbed_run_ended_early_or_is_not_finite() -> None:
     found = [limits(Evidence(single=trained(1), perturbed=one), DDP) for one in (SHORT, WHOLE, BROKEN)]
     assert found[0].underived and not found[1].underived
     assert (found[2].allowed["loss"], found[2].gross["loss"]) == (FLOOR, GROSS)

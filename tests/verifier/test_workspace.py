@@ -1,10 +1,22 @@
-"""The folder of `{checkpoint}` that each run finds, and how its path is recorded."""
+"""What a run finds: the folder of `{checkpoint}`, how its path is recorded, and the store."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from records import cases
+import pytest
+from test_rules_checkpoint import saving, tensor
+
+from records import cases, model, run, step, stepped
+from verified_fsdp2.verifier import plan
+from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.evidence import Course, Evidence
+from verified_fsdp2.verifier.launch import manager, processes
 from verified_fsdp2.verifier.launch.workspace import Workspace
+from verified_fsdp2.verifier.pipeline import planned
 from verified_fsdp2.verifier.trace import read_run
 from verified_fsdp2.verifier.trace.events import Checkpoint
 from verified_fsdp2.verifier.trace.writer import Writer
@@ -81,3 +93,33 @@ def test_the_folder_of_every_run_reads_as_the_common_one(tmp_path: Path) -> None
     answer = {"ranks": [{"rank": 0, "code": 0, "killed": False, "at": 0.0}], "timed_out": False, "seconds": 1.0}
     run = read_run(tmp_path, "resume", answer, 1, "", place=(str(own), str(common)))
     assert [record.to for record in run.places(Checkpoint)] == [f"{common}/step_3"]
+
+
+@cases("path, made", ("/c/step_1", ["crash"]), ("/elsewhere/step_1", []))
+def test_no_save_of_a_crash_goes_to_files_of_the_user(path: str, made: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    settings = planned(resolve(tmp_path / "train.py", {"resume_args": "--resume"}), ["incomplete-checkpoint-chosen"])
+    save = saving({"w": tensor()}, "torch.save", path)
+    evidence = Evidence(
+        train=run([model(), step(), stepped(), save, step(2), stepped(2)]), course=Course(checkpoint="/c")
+    )
+    assert [one.role for one in plan.faults(settings, evidence, early=True)] == made
+
+
+def test_a_store_that_dies_as_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def store(*args: Any, **kwargs: Any) -> SimpleNamespace:
+        if len(list(tmp_path.iterdir())) < 2:
+            (tmp_path / str(os.getpid())).touch()
+            os._exit(1)
+        return SimpleNamespace(port=7)
+
+    monkeypatch.setattr("torch.distributed.TCPStore", store)
+    before = set(processes.children(os.getpid()))
+    assert manager._fork_store() == 7
+    for pid in set(processes.children(os.getpid())) - before:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(OSError, match="the store process died"):
+        manager._fork_store(attempts=2)

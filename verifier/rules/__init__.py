@@ -9,7 +9,7 @@ from types import ModuleType
 
 from .base import Rule
 
-FAMILIES = (
+FIRST_TO_LAST = (
     *("environment", "wrapping", "compile", "device", "init", "mesh", "optimizer", "precision", "data", "gradients"),
     *("clipping", "checkpoint", "hang", "laws", "parity", "source"),
 )
@@ -18,7 +18,8 @@ FAMILIES = (
 def _discover() -> dict[str, Rule]:
     """{name: rule}. Within a family, rules whose failure explains that of others come first."""
     rules: dict[str, Rule] = {}
-    for family in FAMILIES:
+    found = [path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")]
+    for family in sorted(found, key=lambda family: (*FIRST_TO_LAST, family).index(family)):
         names = sorted(path.stem for path in (Path(__file__).parent / family).glob("[!_]*.py"))
         own = [_rule_in(import_module(f".{family}.{name}", __name__))() for name in names]
         rules |= {rule.name: rule for rule in sorted(own, key=lambda rule: (not rule.explains, rule.name))}

@@ -1,5 +1,7 @@
 """What rules on resumes share: the first step of a resumed run, and the lines that save and load."""
 
+from abc import abstractmethod
+
 from ...analysis.presence import absent, begins_elsewhere, unfinished
 from ...evidence import LOADS, SAVES, Evidence
 from ...trace.events import Checkpoint, Place, Step
@@ -17,9 +19,9 @@ class ResumeRule(Rule):
         steps = first_steps(evidence)
         return self.unknown(steps) if isinstance(steps, str) else self.compare(evidence, *steps)
 
+    @abstractmethod
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         """The finding on these two steps of each rank."""
-        raise NotImplementedError
 
 
 def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:

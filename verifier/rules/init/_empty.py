@@ -1,5 +1,6 @@
 """Memory that `to_empty` allocates."""
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from ...trace.events import ToEmpty
@@ -28,6 +29,6 @@ class EmptyRule(Rule):
             return self.failed(what, run.line_of(ToEmpty))
         return self.passed(f"{count(len(self.parts(run)), self.kind)} initialised after to_empty")
 
+    @abstractmethod
     def parts(self, run: Run) -> list[tuple[str, bool]]:
         """(name, whether it is still NaN at the first forward) of what `to_empty` allocates."""
-        raise NotImplementedError

@@ -1,5 +1,7 @@
 """What rules start from that compare other values than losses and weights with those of one process."""
 
+from abc import abstractmethod
+
 from ...analysis.comparison import FLOOR, MULTIPLE, compare, incomparable, limits
 from ...analysis.state import noise
 from ..base import Evidence, Finding, Run
@@ -20,9 +22,9 @@ class OneProcessRule(OracleRule):
             return self.unknown(f"{already}: see matches-single-process")
         return self.compare(evidence, run, single)
 
+    @abstractmethod
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         """The finding on these two runs."""
-        raise NotImplementedError
 
     def allowed(self, evidence: Evidence, paths: set[str]) -> dict[str, float]:
         """{path: how far its value may be from that of one process}."""
