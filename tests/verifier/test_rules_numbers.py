@@ -70,6 +70,14 @@ def recomputed(*same: bool) -> Records:
     return [model(), *({"kind": "recompute", "same": one, "place": "model.py, Block.forward"} for one in same), *BASE]
 
 
+def stream(*states: int | tuple[int, bool]) -> Records:
+    """The generator's state after each step; a pair where it was set since the last one: in an evaluation?"""
+    pairs = [one if isinstance(one, tuple) else (one, None) for one in states]
+    at = [{"at_line": None} if quiet is None else {"at_line": LINE, "evaluating": quiet} for _, quiet in pairs]
+    made = [{"kind": "random_stream", "step": n + 1, "state": state, **at[n]} for n, (state, _) in enumerate(pairs)]
+    return [*PLAIN, *made]
+
+
 def master(dtype: str, **more: Any) -> Records:
     return [shard(), model(parameter(dtype=dtype)), micro(), step(**more), stepped()]
 
@@ -137,6 +145,13 @@ test_the_status = judged_as(
     row(REDUCE, "inconclusive", [shard()]),
     row(REDUCE, "pass", [shard(), *PLAIN]),
     row(REDUCE, "not_applicable", [shard(None, reduce_dtype=None), *PLAIN]),
+    row("random-numbers-repeat", "fail", stream(1, 2, (7, True), 8, (7, True)), at=LINE, names=("3, 5",)),
+    row("random-numbers-repeat", "pass", stream(1, 2, (7, False), 8, (7, False))),  # a phase is begun again
+    row("random-numbers-repeat", "fail", stream(1, 2, (7, False), 8, (7, False), 8, (7, False)), at=LINE),
+    row("random-numbers-repeat", "pass", stream(1, 2, 1, 2, 1)),  # nothing sets it: a roll-back of the whole run
+    row("random-numbers-repeat", "pass", stream(1, (7, True), 7, 7, (7, True), 7)),  # the training draws nothing
+    row("random-numbers-repeat", "pass", stream((7, True), (8, True), (7, True), (8, True))),  # set for each step
+    row("random-numbers-repeat", "pass", stream()),
     row("bf16-master-weights", "pass", master("float32")),
     row("bf16-master-weights", "fail", master("bfloat16")),
     row("bf16-master-weights", "inconclusive", master("bfloat16", cls="torchao.optim.AdamW8bit")),  # has its own

@@ -42,7 +42,7 @@ def install(session: Session) -> None:
         if _recomputed() if session.in_backward else session.depth > 0:
             given, like = call.kwargs.get("generator"), call.given(0, "input")
             device = call.kwargs.get("device") or (like.device if isinstance(like, torch.Tensor) else "cpu")
-            met_again(_hashed(given.get_state()) if given is not None else _state(torch.device(device).type))
+            met_again(hashed(given.get_state()) if given is not None else _state(torch.device(device).type))
 
     if not session.request["full_precision"]:
         watch_dropouts(session, dropped)
@@ -61,10 +61,11 @@ def _recomputed() -> bool:
 
 
 def _state(device: str) -> int:
-    return _hashed(torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state())
+    return hashed(torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state())
 
 
-def _hashed(generator: torch.Tensor) -> int:
+def hashed(generator: torch.Tensor) -> int:
+    """A number for the state of a generator."""
     state = generator.view(torch.int64)
     odd = 2 * torch.arange(state.numel()) + 1
     return int((((state ^ (state >> 29)) * odd) * _MULTIPLY).sum())

@@ -116,6 +116,14 @@ class Recompute(Located):
     place: str
 
 
+class RandomStream(Located):
+    """The state of the default generator after a step; `at_line`: where it was set since the last one (events/random_stream.py)."""
+
+    step: int
+    state: int
+    evaluating: bool = False  # whether gradients were off where it was set
+
+
 class Inexact(Event):
     """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away (events/precision.py, events/randomness.py)."""
 
