@@ -149,6 +149,22 @@ test_lenient_loads = judged_as(
 )
 
 
+def exported(*factors: float) -> Run:
+    merged = [
+        {"kind": "merged", "name": f"layer{n}.weight", "factor": f, "at_line": LINE} for n, f in enumerate(factors)
+    ]
+    return run(merged, role="survey")
+
+
+MERGED = "merged-with-another-scale"
+test_merged_weights = judged_as(
+    row(MERGED, "pass", [*SAVED], survey=exported(1.0, 0.999)),
+    row(MERGED, "fail", [*SAVED], survey=exported(1.0, 0.25), at=LINE, names=("layer1.weight", "0.25")),
+    row(MERGED, "not_applicable", [*SAVED], survey=exported()),
+    row(MERGED, "not_applicable", [*SAVED]),
+)
+
+
 def generators(*states: tuple[str, list[float]]) -> Run:
     entries = [({key: {**tensor(sketch=state), "dtype": "uint8"}}, state) for key, state in states]
     return train(*[[saving(entry, random=state)] for entry, state in entries])

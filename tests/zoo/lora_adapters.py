@@ -1,11 +1,14 @@
-"""Low-rank adapters on a frozen llama-like decoder; only the adapters are trained."""
+"""Low-rank adapters on a frozen llama-like decoder; only the adapters are trained, and merged into the exported weights."""
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
@@ -110,6 +113,16 @@ def add_adapters(model):
     return model
 
 
+def merged(model):
+    """The weights under the names of the plain decoder, on rank 0; {} on the others."""
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    for path, layer in model.named_modules():
+        if full and isinstance(layer, LoRALinear):
+            up, down = full.pop(f"{path}.up.weight"), full.pop(f"{path}.down.weight")
+            full[f"{path}.weight"] = full.pop(f"{path}.base.weight") + layer.scale * (up @ down)
+    return full
+
+
 def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -135,6 +148,10 @@ def main():
         optimizer.zero_grad()
         if rank == 0:
             print(f"step {step + 1:3d} loss {loss.item():.4f}", flush=True)
+    export = merged(model)
+    if rank == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(export, Path(folder) / "merged.pt")
     dist.destroy_process_group()
 
 

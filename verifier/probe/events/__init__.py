@@ -25,7 +25,7 @@ FIRST = (
 LAST = ("stress", "memory")
 
 
-SURVEY = ("checkpoints", "random_stream", "survey")
+SURVEY = ("checkpoints", "merged", "random_stream", "survey")
 
 
 def topics(mode: str = "fsdp") -> Iterator[Callable[[Any], None]]:

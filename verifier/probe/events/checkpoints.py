@@ -18,11 +18,11 @@ from ..session import Session
 from .flight import Flight
 
 _RACE_SECONDS = 0.3
-_DCP = "torch.distributed.checkpoint"
+DCP = "torch.distributed.checkpoint"
 _SETTERS = ("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict")
 _OPERATIONS = {
-    **{f"{_DCP}:{name}": name for name in ("save", "async_save", "load")},
-    **{f"{_DCP}.state_dict:{name}": name for name in _SETTERS},
+    **{f"{DCP}:{name}": name for name in ("save", "async_save", "load")},
+    **{f"{DCP}.state_dict:{name}": name for name in _SETTERS},
     **{f"torch:{name}": f"torch.{name}" for name in ("save", "load")},
 }
 

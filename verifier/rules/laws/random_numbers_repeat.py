@@ -31,9 +31,9 @@ class RandomNumbersRepeat(Rule):
                     return self.failed(
                         f"{same} (expected: never again): this line sets it, other steps draw from it", line
                     )
-        steps = max((len(trace.of(RandomStream)) for trace in run.traces), default=0)
+        made = max((len(trace.of(RandomStream)) for trace in run.traces), default=0)
         return self.passed(
-            f"the default generator is never set back to the state after an earlier step, in {steps} steps"
+            f"the default generator is never set back to the state after an earlier step, in {made} steps"
         )
 
 

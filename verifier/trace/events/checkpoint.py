@@ -61,6 +61,13 @@ class Killed(Event):
     """This rank is about to be killed in a save, as the request asks (crash.py)."""
 
 
+class Merged(Located):
+    """A written weight holds `factor` times what the adapters of its module add to the base weight (events/merged.py)."""
+
+    name: str
+    factor: float
+
+
 class SetState(Located):
     """What a rank passes to `set_model_state_dict` or `set_state_dict` (events/checkpoints.py)."""
 
