@@ -112,6 +112,14 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         yield running
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `launch` every test that uses the launcher."""
+    for item in items:
+        if "launcher" in getattr(item, "fixturenames", ()):
+            item.add_marker("launch")
+
+
 STEPS = {"steps": 5}
 
 

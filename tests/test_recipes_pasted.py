@@ -36,7 +36,6 @@ def test_each_recipe_is_pasted_into_two_scripts() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.launch
 @pytest.mark.parametrize("path", PASTED, ids=lambda path: path.stem)
 def test_it_passes(verify_case, path: Path) -> None:
     case = load(path)

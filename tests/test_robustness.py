@@ -243,7 +243,6 @@ def test_a_trace_that_is_no_file(tmp_path: Path) -> None:
     assert not read_run(tmp_path, *RUN, secret="secret").completed
 
 
-@pytest.mark.launch
 @cases(
     "name, status, named",
     pytest.param("writes into its trace", "fail", "line", marks=pytest.mark.full),
@@ -279,7 +278,6 @@ def test_runs_that_were_made_count_when_a_later_one_cannot_be(folder: Path, comm
     assert (statuses["root-not-wrapped"], statuses["matches-ddp"]) == ("pass", "inconclusive")
 
 
-@pytest.mark.launch
 @cases(
     "name",
     "makes its checkpoint a link",

@@ -11,7 +11,6 @@ from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.report import RENDERERS
 from verified_fsdp2.verifier.verdict import Verdict
 
-pytestmark = pytest.mark.launch
 ROOT = Path(__file__).parents[1]
 
 

@@ -54,7 +54,6 @@ def test_a_version_that_is_not_in_the_table_is_noted(version: str, noted: bool) 
     assert names.averages(version) is not noted
 
 
-@pytest.mark.launch
 def test_this_torch_averages(launcher: Launcher, tmp_path: Path) -> None:
     assert not Executor(launcher, tmp_path, Workspace(tmp_path)).averages
     assert average_of_one_and_two(launcher, tmp_path) == names.MEAN

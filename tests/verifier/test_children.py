@@ -56,7 +56,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.launch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_spawned_processes_have_cuda_and_end_with_a_stopped_rank(verify_script: Verify, tmp_path: Path) -> None:
     script = written(tmp_path, SCRIPT)

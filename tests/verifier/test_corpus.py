@@ -22,7 +22,6 @@ def cases(found: list[Case]) -> list[Any]:
     ]
 
 
-@pytest.mark.launch
 @pytest.mark.parametrize("case", cases(faults()))
 def test_fault_is_found(verify_case, case: Case) -> None:
     commented = re.findall(r"ignore\[([\w-]+)\]", str(case.edits))  # a comment is judged by the rule that it names
@@ -34,7 +33,6 @@ def test_fault_is_found(verify_case, case: Case) -> None:
         assert Path(finding.location.file).name in [p.name for p in case.files()]
 
 
-@pytest.mark.launch
 @pytest.mark.parametrize("case", cases(right()))
 def test_right_script_is_left_alone(verify_case, case: Case) -> None:
     verdict = verify_case(case)

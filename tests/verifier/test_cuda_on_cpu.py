@@ -44,7 +44,6 @@ def test_what_training_code_calls() -> None:
 IN_EVERY_TEST_RUN = ("run-completes", "matches-ddp", "gloo-premul-sum", "device-mismatch")
 
 
-@pytest.mark.launch
 @cases(
     "only",
     IN_EVERY_TEST_RUN,
@@ -58,14 +57,12 @@ def test_a_script_for_gpus_is_judged_unmodified(verify_script: Verify, only: tup
     assert any("CUDA" in note for note in verdict.environment["notes"])
 
 
-@pytest.mark.launch
 def test_gradients_that_are_not_averaged_fail_as_on_the_cpu(verify_script: Verify, tmp_path: Path) -> None:
     wrong = edited(tmp_path, ("gradient_sync(micro == 1)", "gradient_sync(micro == 0)"), of="written_for_gpus")
     (found,) = verify_script(wrong, ("accum-never-resynced",)).findings
     assert found.status == "fail"
 
 
-@pytest.mark.launch
 def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
     verdict = verify_script(ZOO / "minimal.py", ("run-completes", "device-mismatch"))
     assert verdict.environment["cuda_on_cpu"] is False
@@ -73,7 +70,6 @@ def test_a_script_for_the_cpu_gets_no_cuda(verify_script: Verify) -> None:
     assert found == {"run-completes": "pass", "device-mismatch": "not_applicable"}
 
 
-@pytest.mark.launch
 @pytest.mark.full
 @pytest.mark.parametrize("name", RESPELLED)
 def test_scripts_of_the_zoo_for_gpus(name: str, verify_script: Verify, tmp_path: Path) -> None:
@@ -108,7 +104,6 @@ def test_a_script_that_ends_where_it_counts_gpus_asks_for_cuda(asks: bool) -> No
     assert asks_for_cuda(run(records)) is asks
 
 
-@pytest.mark.launch
 def test_a_script_that_refuses_to_run_without_gpus(verify_script: Verify, tmp_path: Path) -> None:
     refuses = "import sys\nimport torch\nif torch.accelerator.device_count() < 2:\n    sys.exit()\n"
     script = written(tmp_path, refuses + (ZOO / "minimal.py").read_text(encoding="utf-8"))

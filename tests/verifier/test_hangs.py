@@ -322,7 +322,6 @@ def test_a_run_that_goes_on_is_slow_and_does_not_hang(quiet: float, status: str)
     assert (found.status, "--timeout" in found.evidence) == (status, status == "inconclusive")
 
 
-@pytest.mark.launch
 @cases("body, slow", ("time.sleep(0.3)", True), ("time.sleep(0.3 if step < 3 else 100)", False))
 def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launcher: Any, body: str, slow: bool) -> None:
     loop = "    for step in range(STEPS):\n"

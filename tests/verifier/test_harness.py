@@ -114,7 +114,6 @@ def test_wrong_modules(package: Path, monkeypatch: Patch, command: Command, name
     assert words in message
 
 
-@pytest.mark.launch
 @cases("how", "fork", pytest.param("torchrun", marks=pytest.mark.full))
 def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp_path: Path, how: str) -> None:
     flags = {"module": "pkg.train", "args": ["--lr", "0.1"], "launcher": how, "single_args": None, "steps": 5}
@@ -127,7 +126,6 @@ def test_a_module_is_run_as_python_m_does(launcher: Launcher, package: Path, tmp
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_both_launchers_find_the_same(launcher: Launcher, tmp_path: Path) -> None:
     script = FAULTS / "optim_before_shard.py"
     chosen = ("optim-before-shard", "run-completes")
@@ -182,7 +180,6 @@ def test_settings_before_torch_are_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launcher, tmp_path: Path) -> None:
     script = written(tmp_path, EARLY, "script.py")
     request: dict[str, Any] = {"script": str(script), "cwd": str(tmp_path), "world_size": 1, "timeout": 240.0}
@@ -195,7 +192,6 @@ def test_with_torchrun_settings_before_torch_have_their_effect(launcher: Launche
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_runs_beside_one_another_give_the_same(launcher: Launcher, tmp_path: Path, monkeypatch: Patch) -> None:
     script = ZOO / "minimal.py"
     found = []
@@ -339,7 +335,6 @@ cli()
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_a_click_command(verify_script: Verify, tmp_path: Path) -> None:
     """click ends every command by sys.exit(0), and catches what it knows on the way."""
     pytest.importorskip("click")
@@ -348,7 +343,6 @@ def test_a_click_command(verify_script: Verify, tmp_path: Path) -> None:
     assert [f.status for f in verdict.findings] == ["pass", "pass"], verdict.findings
 
 
-@pytest.mark.launch
 def test_an_error_that_a_launcher_reports_is_the_cause(verify_script: Verify, tmp_path: Path) -> None:
     """Hydra catches what the script raises, prints it and exits with 1."""
     text = "import sys\ntry:\n    raise ValueError('a fault')\nexcept Exception:\n    sys.exit(1)\n"
@@ -357,7 +351,6 @@ def test_an_error_that_a_launcher_reports_is_the_cause(verify_script: Verify, tm
     assert finding.location.line == 3
 
 
-@pytest.mark.launch
 def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launcher, tmp_path: Path) -> None:
     step = "from torch import nn, optim\nm = nn.Linear(1, 1)\no = optim.SGD(m.parameters(), 0.1)\nm(m.weight).sum().backward()\no.step()\n"
     script = written(tmp_path, f"import sys\nif sys.argv[1:]:\n    raise ValueError('a fault')\n{step}", "script.py")

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from records import cases, ended, judge, run, step, stepped
 from scripts import edited
 from verified_fsdp2.verifier.analysis.horizon import steps_of, steps_to_compare, trains_before_sharding, unreached
@@ -128,7 +126,6 @@ for _ in range(9):
 """
 
 
-@pytest.mark.launch
 def test_a_script_as_its_author_wrote_it(verify_script: Any, tmp_path: Path) -> None:
     script = edited(
         tmp_path,

@@ -55,7 +55,6 @@ def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None:
     drop = ("x = self.embed(tokens)", "x = F.dropout(self.embed(tokens), 0.3, self.training)")
     script = edited(tmp_path, drop, of="mixed_precision")

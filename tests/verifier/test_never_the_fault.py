@@ -54,7 +54,6 @@ def launch(launcher: Launcher, folder: Path, script: Path, **more: Any) -> dict[
 # -- random state -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.launch
 def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launcher, tmp_path: Path) -> None:
     """Measured with torchrun: each rank, and each run, has its own seed of Python, NumPy and torch."""
     script = written(tmp_path, DRAWS, "draws.py")
@@ -67,7 +66,6 @@ def test_ranks_without_a_seed_draw_what_separate_processes_draw(launcher: Launch
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_a_script_without_a_seed(verify_script: Any, tmp_path: Path) -> None:
     script = edited(
         tmp_path,
@@ -202,7 +200,6 @@ OTHER_PATHS = (
 )
 
 
-@pytest.mark.launch
 @cases(
     "words",
     "import torch.distributed._composable.fsdp.fully_shard\nfrom torch.distributed._composable.fsdp import fully_shard",
@@ -215,7 +212,6 @@ def test_fully_shard_by_other_paths(launcher: Launcher, tmp_path: Path, words: s
     assert [[len(trace.of(kind)) for kind in (Shard, Wrap)] for trace in found.traces] == [[3, 3], [3, 3]]
 
 
-@pytest.mark.launch
 def test_ddp_stands_in_for_fully_shard_by_an_old_path(launcher: Launcher, tmp_path: Path) -> None:
     script = edited(tmp_path, (IMPORT, "from torch.distributed._composable.fsdp.fully_shard import fully_shard"))
     answer = launch(launcher, tmp_path / "run", script, steps=1, mode="ddp")
@@ -303,7 +299,6 @@ BREAKS_A_HOOK = """def main():
 """
 
 
-@pytest.mark.launch
 def test_a_hook_that_fails_in_a_rank(verify_script: Any, tmp_path: Path) -> None:
     script = edited(tmp_path, ("def main():\n", BREAKS_A_HOOK))
     made = verify_script(script, only=("run-completes", "root-not-wrapped", "optim-before-shard"))
@@ -320,7 +315,6 @@ import torch
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_a_probe_that_cannot_start_with_torchrun(verify_script: Any, tmp_path: Path) -> None:
     script = edited(tmp_path, ("import torch\nimport", f"{BREAKS_THE_START}import"))
     made = verify_script(script, only=("run-completes",), launcher="torchrun")

@@ -137,7 +137,6 @@ test_what_one_process_computes_too_is_no_fault = judged_as(
 
 
 @pytest.mark.full
-@pytest.mark.launch
 @cases("name", "shard_norm_clip", "thawed_after_wrapping", "tp_some_modules")
 def test_what_ddp_cannot_do_is_no_fault(verify_script, name: str) -> None:
     verdict = verify_script(TESTS / "zoo" / f"{name}.py", only=("matches-ddp", "matches-single-process"))
@@ -173,7 +172,6 @@ def test_a_step_is_what_all_optimizers_found_and_changed() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_an_optimizer_that_steps_in_backward_is_right(verify_script) -> None:
     rules = ("accum-never-resynced", "matches-ddp", "matches-single-process", "same-data-on-every-rank")
     verdict = verify_script(TESTS / "zoo" / "step_in_backward.py", only=rules)

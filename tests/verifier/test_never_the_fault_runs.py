@@ -103,7 +103,6 @@ CHECKS_ITS_NORM = """norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1
     if norm > 1e3: raise RuntimeError("it diverges")"""
 
 
-@pytest.mark.launch
 def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, verify_script: Verify) -> None:
     verdict = verify_script(write(gradients=CHECKS_ITS_NORM), ("run-completes", "manual-local-norm-clip"))
     assert [(run["role"], run["completed"]) for run in verdict.runs] == [("train", True), ("provoked", False)]
@@ -111,7 +110,6 @@ def test_huge_gradients_are_not_in_the_run_whose_end_is_judged(write: Write, ver
     assert statuses(verdict)["manual-local-norm-clip"] != "fail"
 
 
-@pytest.mark.launch
 def test_memory_is_filled_only_where_it_is_looked_for(write: Write, verify_script: Verify) -> None:
     """What is written by arithmetic on memory that nobody has written is wrong, and seen; the script's end is its own."""
     begin = 'model.to_empty(device="cpu")\nfor p in model.parameters():\n    torch.nn.init.normal_(p)'
@@ -129,7 +127,6 @@ RESUMES_BY_ITSELF = 'if os.path.exists("ckpt/.metadata"):\n    begin = load("ckp
 SAVES_ALWAYS = 'if number < 4: save("ckpt", number + 1)\n    if rank == 0: open("log.txt", "a").write("a step\\n")'
 
 
-@pytest.mark.launch
 def test_runs_do_not_meet_in_a_fixed_folder(write: Write, verify_script: Verify, tmp_path: Path) -> None:
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
     (script.parent / "log.txt").write_text("mine\n")
@@ -141,7 +138,6 @@ def test_runs_do_not_meet_in_a_fixed_folder(write: Write, verify_script: Verify,
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_a_checkpoint_that_was_there_before_is_named(write: Write, verify_script: Verify, tmp_path: Path) -> None:
     """The first run, made by hand, leaves a checkpoint; a verification must not go on from it in silence."""
     script = write(begin=RESUMES_BY_ITSELF, stepped=SAVES_ALWAYS)
@@ -163,7 +159,6 @@ def test_what_a_run_loads_of_its_own_is_not_there_before() -> None:
     assert loaded_before(run([{**load, "op": "torch.load", "to": "/x/pretrained.pt"}]), ()) == ""
 
 
-@pytest.mark.launch
 def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Verify) -> None:
     export = SAVES + (
         "\n    whole = {name: p.full_tensor() for name, p in model.named_parameters()}"
@@ -179,7 +174,6 @@ def test_an_export_to_a_fixed_path_is_given_back(write: Write, verify_script: Ve
     assert tree(script.parent) == before
 
 
-@pytest.mark.launch
 @cases(
     "flags, option",
     ({"args": ["--no-such"]}, "after `--`"),
@@ -194,7 +188,6 @@ def test_arguments_that_the_script_refuses_are_a_usage_error(
     assert option in str(error.value) and "unrecognized arguments" in str(error.value)
 
 
-@pytest.mark.launch
 @cases("step", 6, 500)
 def test_steps_are_chosen_so_that_the_checkpoint_is_written(write: Write, verify_script: Verify, step: int) -> None:
     resume = f"--resume {{checkpoint}}/step_{step}"
@@ -257,7 +250,6 @@ class TestCheckpointsThatAreNotThere:
         assert "resume" in planned(resolve(write(), {}), select((), ())).needs
 
 
-@pytest.mark.launch
 def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher: Launcher, tmp_path: Path) -> None:
     lines: list[tuple[str, tuple[str, ...]]] = []
 

@@ -93,7 +93,6 @@ def test_a_sampler_with_one_epoch(call: list[dict[str, Any]], how: str, status: 
     assert judge("set-epoch-missing", ended(run(rank, rank), how)).status == status
 
 
-@pytest.mark.launch
 def test_a_script_without_training_is_inconclusive(verify_script: Any, tmp_path: Path) -> None:
     verdict = verify_script(written(tmp_path, "print('nothing to train')\n"))
     assert verdict.verdict == "inconclusive"

@@ -8,8 +8,6 @@ import pytest
 from records import cases
 from scripts import ZOO, edited, written
 
-pytestmark = pytest.mark.launch
-
 ONLY = ("matches-ddp", "matches-single-process")
 AFTER = "    tokens = make_sequences(SAMPLES)\n    local"
 ASKS = "    mesh = model.head.weight.device_mesh\n    assert mesh.size() == world\n"

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from corpus import TESTS
 from scripts import training, written
 from verified_fsdp2.skill import scaffold, spec
@@ -15,8 +13,6 @@ from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import gather, planned, read, select, verify_with
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.verdict import Verdict
-
-pytestmark = pytest.mark.launch
 
 COUNTED = """
 import json

@@ -64,7 +64,6 @@ def test_what_varies_stands_in_fields_of_its_own() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.launch
 def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
     flags = {"save_args": "--save-every 3 --out {checkpoint}", "resume_args": "--resume {checkpoint}"}
     script = TESTS / "zoo" / "checkpoint_stateful.py"
@@ -96,7 +95,6 @@ def test_a_right_script_twice(launcher: Launcher, tmp_path: Path) -> None:
         assert 0 < row["process"]["before"] < row["process"]["peak"] and row["process"]["cuda"] is None
 
 
-@pytest.mark.launch
 @pytest.mark.parametrize("fault", [pytest.param("hangs", marks=pytest.mark.full), "raises"])
 def test_a_faulty_script_twice(launcher: Launcher, tmp_path: Path, fault: str) -> None:
     script = written(tmp_path, training("", MODEL, "torch.randn(4, 8)", FAULTY + FAULTS[fault]))
