@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from checkpoint_project import Modules
 from data_project import MODULES, Project
-from records import Capsys
+from scripts import Command
 from trees import Generate, Patch, Workshop, write_project
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: Patch, capsys: Capsys) -> Workshop:
+def workshop(tmp_path: Path, monkeypatch: Patch, command: Command) -> Workshop:
     """What `new`, `diff` and `update` work on."""
-    return Workshop(tmp_path, monkeypatch, capsys)
+    return Workshop(tmp_path, monkeypatch, command)
 
 
 @pytest.fixture

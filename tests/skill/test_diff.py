@@ -1,6 +1,5 @@
 """`fsdp2 diff`: whose lines differ, and that nothing is written."""
 
-import json
 import re
 from pathlib import Path
 
@@ -44,18 +43,15 @@ DIFF = """\
 def test_no_difference(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     for arguments in ([], ["--stat"]):
-        assert workshop.run("diff", *arguments) == 0
-        said = workshop.printed()
+        said = workshop.diff(*arguments)
         assert said.out == "" and said.err == f"{workshop.out}: no difference\n"
-    assert workshop.run("diff", "--json") == 0
-    assert json.loads(workshop.printed().out)["files"] == []
+    assert workshop.diff("--json").data["files"] == []
 
 
 def test_edits_and_changes_are_distinguished(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": "b\n"}, {"a.py": WRITTEN.replace("one", "my one"), "b.py": "b\nmine"})
     before = file_tree(workshop.out.parent)
-    assert workshop.run("diff", "--set", "train.steps=30") == 1
-    said = workshop.printed()
+    said = workshop.diff("--set", "train.steps=30", code=1)
     cut = said.out.index("@@", said.out.index("--- spec.yaml"))
     assert said.out[:cut] == DIFF
     assert [line for line in said.out[cut:].splitlines() if line[0] in "+-"] == ["-  steps: 20", "+  steps: 30"]
@@ -78,16 +74,13 @@ STATES = {
 def test_states(workshop: Workshop, state: str) -> None:
     base, ours, theirs, counts = STATES[state]
     workshop.make({"a.py": base}, {"a.py": ours}, {"a.py": theirs})
-    assert workshop.run("diff", "--stat") == 1
-    assert workshop.printed().out == f"{state:<8} {'a.py':<22} {counts}\n"
-    assert workshop.run("diff", "--json") == 1
-    report = json.loads(workshop.printed().out)
+    assert workshop.diff("--stat", code=1).out == f"{state:<8} {'a.py':<22} {counts}\n"
+    report = workshop.diff("--json", code=1).data
     (file,) = report["files"]
     expected = [part for part, word in (("edits", "yours"), ("changes", "spec")) if word in counts]
     assert (file["path"], file["state"], file["note"]) == ("a.py", state, "")
     assert [part for part in ("edits", "changes") if file[part]] == expected
-    assert workshop.run("diff") == 1
-    text = workshop.printed().out
+    text = workshop.diff(code=1).out
     assert text == "".join(file[part]["diff"] for part in expected)
     assert ("/dev/null" in text) == (state in ("added", "removed", "deleted"))
 
@@ -99,23 +92,20 @@ def test_states(workshop: Workshop, state: str) -> None:
 )
 def test_what_is_no_difference(workshop: Workshop, ours: str, theirs: str) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": ours}, {"a.py": theirs})
-    assert workshop.run("diff") == 0
+    workshop.diff()
 
 
 def test_an_edit_of_the_spec(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT})
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 30  # more\n")
-    assert workshop.run("diff", "--stat") == 1
-    shown = [line.split()[:2] for line in workshop.printed().out.splitlines()]
+    shown = [line.split()[:2] for line in workshop.diff("--stat", code=1).out.splitlines()]
     assert shown == [["changed", "a.py"], ["edited", "spec.yaml"]]
 
 
 def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": WRITTEN + "mine\n"})
-    assert workshop.run("update", "--set", "train.steps=30") == 0
-    workshop.printed()
-    assert workshop.run("diff", "--stat") == 1
-    said = workshop.printed()
+    workshop.update("--set", "train.steps=30")
+    said = workshop.diff("--stat", code=1)
     assert said.out == f"edited   {'a.py':<22} yours +1 -0\n"
     assert re.findall(r"\d+ files?", said.err) == ["1 file", "0 files"]
 
@@ -123,5 +113,4 @@ def test_an_update_leaves_only_the_edits(workshop: Workshop) -> None:
 def test_a_link_is_reported(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": Path("nowhere")})
     for arguments, expected in (([], ""), (["--stat"], f"edited   {'a.py':<22} ")):
-        assert workshop.run("diff", *arguments) == 1
-        assert workshop.printed().out == f"{expected}{workshop.out}/a.py is a symbolic link\n"
+        assert workshop.diff(*arguments, code=1).out == f"{expected}{workshop.out}/a.py is a symbolic link\n"

@@ -59,10 +59,8 @@ def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> No
     base, ours, theirs, action, expected, code = CASES[name]
     end = "\r\n" if crlf and ours else "\n"
     workshop.make({"a.py": base, "tests/b.py": TEXT}, {"a.py": ours and ours.replace("\n", end)}, {"a.py": theirs})
-    assert workshop.run("update", "--dry-run", "--json") == code
-    dry = json.loads(workshop.printed().out)
-    assert workshop.run("update", "--json") == code
-    report = json.loads(workshop.printed().out)
+    dry = workshop.update("--dry-run", "--json", code=code).data
+    report = workshop.update("--json", code=code).data
     assert dry == {**report, "dry_run": True}
     assert [(file["path"], file["action"]) for file in report["files"]] == ([("a.py", action)] if action else [])
     assert report["open"] == (["a.py"] if code else [])
@@ -75,23 +73,15 @@ def test_what_becomes_of_a_file(workshop: Workshop, name: str, crlf: bool) -> No
     assert set(found) - {"a.py", ".fsdp2/base/a.py.base"} == beside
     if action == "conflict":
         build_file_tree(workshop.out, {"a.py": "solved\n"})
-    before = file_tree(workshop.out)
-    assert workshop.run("update") == 0 and file_tree(workshop.out) == before, "a second update changes nothing"
+    assert workshop.settled()
 
 
 def test_unsolved_conflicts_are_refused_by_line(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
-    assert workshop.run("update") == 1
-    said = workshop.printed().out
-    assert "conflict    a.py  line 2: " in said
-    before = file_tree(workshop.out)
-    assert workshop.run("update", "--set", "train.steps=30") == 2
-    assert f"{workshop.out}/a.py:2: a conflict" in workshop.printed().err
+    assert "conflict    a.py  line 2: " in workshop.update(code=1).out
+    assert f"{workshop.out}/a.py:2: a conflict" in workshop.refused("update", "--set", "train.steps=30")
     workshop.edit("a.py", "<<<<<<< a.py, yours\n", "")
-    assert workshop.run("update") == 2
-    assert f"{workshop.out}/a.py:5: a conflict" in workshop.printed().err
-    build_file_tree(workshop.out, {"a.py": before["a.py"]})
-    assert file_tree(workshop.out) == before
+    assert f"{workshop.out}/a.py:5: a conflict" in workshop.refused("update")
 
 
 def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
@@ -109,7 +99,7 @@ def test_random_edits_survive_a_change_of_the_spec(workshop: Workshop) -> None:
             ours += [text.replace("{steps}", "20") for text in edited]
             expected += [text.replace("{steps}", "77") for text in edited]
         build_file_tree(workshop.out, {"a.py": "\n".join(ours)})
-        assert workshop.run("update", "--set", "train.steps=77") == 0
+        workshop.update("--set", "train.steps=77")
         assert workshop.read("a.py") == "\n".join(expected)
 
 
@@ -118,8 +108,8 @@ BYTES = b"one\n\xe9t\xe9\nthree\nfour\nfive\nsix\nseven\n"
 
 def test_bytes_that_are_no_utf_8_survive(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": BYTES}, {"a.py": NEW})
-    assert workshop.run("diff") == 1
-    assert workshop.run("update") == 0
+    workshop.diff(code=1)
+    workshop.update()
     assert file_tree(workshop.out)["a.py"] == BYTES.replace(b"six", b"new six")
 
 
@@ -136,17 +126,15 @@ def test_what_cannot_be_merged_is_left_alone_and_reported(workshop: Workshop, na
     tree, message = OBSTACLES[name]
     workshop.make({"a.py": TEXT, "b.py": "{steps}\n"}, tree)
     mine = {path: data for path, data in file_tree(workshop.out).items() if path.startswith(("a.py", "elsewhere"))}
-    assert workshop.run("update") == 0
-    assert workshop.run("diff") == 1
+    workshop.update()
+    workshop.diff(code=1)
     workshop.templates["a.py"] = NEW
-    workshop.printed()
-    assert workshop.run("update", "--set", "train.steps=30") == 1
-    said = " ".join(workshop.printed().out.split())
+    said = " ".join(workshop.update("--set", "train.steps=30", code=1).out.split())
     assert all(part in said for part in ("in the way a.py", message, ".fsdp2/base/a.py.base"))
     found = file_tree(workshop.out)
     assert mine.items() <= found.items()
     assert (found["b.py"], found[".fsdp2/base/a.py.base"]) == (b"30\n", NEW.encode())
-    assert workshop.run("update") == 0
+    workshop.update()
 
 
 def test_nothing_is_written_through_a_link_but_to_the_project(workshop: Workshop, tmp_path: Path) -> None:
@@ -154,28 +142,25 @@ def test_nothing_is_written_through_a_link_but_to_the_project(workshop: Workshop
     workshop.out.rename(tmp_path / "project")
     workshop.out.symlink_to(tmp_path / "project")
     workshop.templates["tests/a.py"] = MINE
-    assert workshop.run("update") == 0
+    workshop.update()
     assert workshop.out.is_symlink() and workshop.read("tests/a.py") == MINE
     (workshop.out / "tests").rename(tmp_path / "elsewhere")
     (workshop.out / "tests").symlink_to(tmp_path / "elsewhere")
     workshop.templates["tests/a.py"] = NEW
-    assert workshop.run("update") == 1
+    workshop.update(code=1)
     (tmp_path / "away").mkdir()
     (workshop.out / ".fsdp2").rename(tmp_path / "away" / ".fsdp2")
     (workshop.out / ".fsdp2").symlink_to(tmp_path / "away" / ".fsdp2")
-    before = file_tree(tmp_path)
-    assert workshop.run("update", "--set", "train.steps=30") == 2
-    assert file_tree(tmp_path) == before
+    workshop.refused("update", "--set", "train.steps=30")
 
 
 def test_without_git_only_what_was_not_edited_is_updated(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT}, {"a.py": MINE}, {"a.py": NEW, "b.py": NEW})
     with mock.patch("shutil.which", return_value=None):
-        assert workshop.run("update") == 1
-        said = workshop.printed().out
+        said = workshop.update(code=1).out
         assert "not merged  a.py  " in said and "install git" in said
         assert (workshop.read("a.py"), workshop.read("b.py")) == (MINE, NEW)
-    assert workshop.run("update") == 0
+    workshop.update()
     assert workshop.read("a.py") == BOTH
 
 
@@ -185,7 +170,7 @@ def test_settings_of_git_and_repositories_around_have_no_say(workshop: Workshop,
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": CLASH})
-    assert workshop.run("update") == 1
+    workshop.update(code=1)
     assert workshop.read("a.py") == MARKED
 
 
@@ -194,7 +179,7 @@ def test_permissions_and_empty_folders(workshop: Workshop) -> None:
     (workshop.out / "a.py").chmod(0o755)
     build_file_tree(workshop.out, {"tests/mine.py": MINE})
     workshop.templates = {"a.py": NEW}
-    assert workshop.run("update") == 0
+    workshop.update()
     assert (workshop.out / "a.py").stat().st_mode & 0o777 == 0o755
     assert not (workshop.out / "deep").exists() and (workshop.out / "tests" / "mine.py").is_file()
     assert not (workshop.out / ".fsdp2" / "base" / "deep").exists()
@@ -207,9 +192,10 @@ def test_a_failure_half_way_leaves_all_as_it_was(workshop: Workshop, error: Base
     workshop.templates = {"a.py": NEW, "new/b.py": NEW, "d.py": NEW}
     before = file_tree(workshop.out.parent)
     with failing(error, lambda source, target: str(target).endswith(path) and "new" in source.parts):
-        assert workshop.run("update") == {OSError: 2, KeyboardInterrupt: 130}[type(error)]
+        workshop.update(code={OSError: 2, KeyboardInterrupt: 130}[type(error)])
     assert file_tree(workshop.out.parent) == before and not (workshop.out / "new").exists()
-    assert workshop.run("update") == 0 and workshop.read("d.py") == BOTH
+    workshop.update()
+    assert workshop.read("d.py") == BOTH
 
 
 FAILURES: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -232,18 +218,14 @@ FAILURES: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_failure_leaves_all_as_it_was(workshop: Workshop, name: str) -> None:
     make, said = FAILURES[name]
     workshop.make({"a.py": TEXT}, theirs={"a.py": NEW})
-    before = file_tree(workshop.out.parent)
     with make(workshop.out):
-        assert workshop.run("update") == 2
-    assert said.format(workshop.out) in workshop.printed().err
-    assert file_tree(workshop.out.parent) == before
+        assert said.format(workshop.out) in workshop.refused("update")
 
 
 def test_what_cannot_be_put_back_is_kept_and_reported(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT}, {"a.py": MINE}, {"a.py": NEW})
     with failing(OSError(5, "Input/output error"), lambda _, new: new.name == "a.py" and "old" not in new.parts):
-        assert workshop.run("update") == 2
-    folder = Path(workshop.printed().err.split("are in ")[1].strip())
+        folder = Path(workshop.update(code=2).err.split("are in ")[1].strip())
     assert (folder / "a.py").read_text() == MINE
 
 
@@ -251,10 +233,8 @@ def test_an_interrupt_waits_until_all_is_in_place(workshop: Workshop) -> None:
     workshop.make({"a.py": TEXT, "b.py": TEXT})
     workshop.templates = {"a.py": NEW, "b.py": NEW}
     with failing(KeyboardInterrupt(), lambda *_: bool(signal.raise_signal(signal.SIGINT))):
-        assert workshop.run("update") == 130
-    assert (workshop.read("a.py"), workshop.read("b.py")) == (NEW, NEW)
-    before = file_tree(workshop.out)
-    assert workshop.run("update") == 0 and file_tree(workshop.out) == before
+        workshop.update(code=130)
+    assert (workshop.read("a.py"), workshop.read("b.py")) == (NEW, NEW) and workshop.settled()
 
 
 def test_what_is_printed(workshop: Workshop) -> None:
@@ -263,7 +243,6 @@ def test_what_is_printed(workshop: Workshop) -> None:
         {"a.py": MINE, "b.py": MINE, "c.py": None},
         {"a.py": NEW, "d.py": NEW},
     )
-    assert workshop.run("update", "--set", "train.steps=30") == 0
     report = f"""\
 updated {workshop.out}:
   merged      a.py       your edits are in it
@@ -275,15 +254,14 @@ updated {workshop.out}:
 next:
   fsdp2 verify {workshop.out}
 """
-    assert workshop.printed().out == report
-    assert workshop.run("update") == 0
+    assert workshop.update("--set", "train.steps=30").out == report
     report = f"""\
 {workshop.out} is up to date with its spec
   kept        a.py  only you changed it
   kept        b.py  only you changed it
   deleted     c.py  you deleted it; it stays deleted
 """
-    assert workshop.printed().out == report
+    assert workshop.update().out == report
 
 
 def test_the_version_that_wrote_the_project_is_reported_and_replaced(workshop: Workshop) -> None:
@@ -291,7 +269,6 @@ def test_the_version_that_wrote_the_project_is_reported_and_replaced(workshop: W
     workshop.edit(".fsdp2/manifest.json", f'"{project.__version__}"', '"0.0.9"')
     workshop.edit(".fsdp2/manifest.json", '"manifest": 1,', '"manifest": 1, "mine": {"a": [1]},')
     workshop.templates["a.py"] = NEW
-    assert workshop.run("update") == 0
-    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in workshop.printed().out
+    assert f"updated {workshop.out} (from fsdp2 0.0.9 to {project.__version__}):" in workshop.update().out
     report = json.loads(workshop.read(".fsdp2/manifest.json"))
     assert (report["generator"], report["mine"]) == (project.__version__, {"a": [1]})

@@ -25,19 +25,18 @@ def test_an_edit_of_spec_yaml_is_followed_and_left_as_it_is(workshop: Workshop) 
     workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4\n")
     workshop.edit("spec.yaml", "  seed: 0\n", "")
     mine = workshop.read("spec.yaml")
-    assert workshop.run("update") == 0
-    assert (workshop.read("a.py"), workshop.read("spec.yaml")) == ("STEPS = 40\n", mine)
-    assert workshop.run("update") == 0 and workshop.read("spec.yaml") == mine
+    workshop.update()
+    assert (workshop.read("a.py"), workshop.read("spec.yaml")) == ("STEPS = 40\n", mine) and workshop.settled()
 
 
 def test_set_changes_the_value_and_keeps_the_comments(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "  steps: 20\n", "  # long enough\n  steps: 20  # epochs\n")
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]   # as usual\n")
     mine = workshop.read("spec.yaml")
-    assert workshop.run("update", "--set", "train.steps=77", "--set", "optimizer.betas=[0.8, 0.9]") == 0
+    workshop.update("--set", "train.steps=77", "--set", "optimizer.betas=[0.8, 0.9]")
     assert workshop.read("spec.yaml") == mine.replace("steps: 20", "steps: 77").replace("[0.9, 0.95]", "[0.8, 0.9]")
     assert workshop.read("a.py") == "STEPS = 77\n"
-    assert workshop.run("diff") == 1  # the comments
+    workshop.diff(code=1)  # the comments
 
 
 @cases("git", True, False)
@@ -45,14 +44,14 @@ def test_set_of_a_key_that_was_left_out(workshop: Workshop, git: bool, monkeypat
     workshop.edit("spec.yaml", "  seed: 0\n", "")
     if not git:
         monkeypatch.setattr("shutil.which", lambda name: None)
-    assert workshop.run("update", "--set", "train.seed=5") == 0
+    workshop.update("--set", "train.seed=5")
     assert load(workshop.out / "spec.yaml")["train"]["seed"] == 5
 
 
 def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
     (workshop.out / "spec.yaml").write_text(SPEC + "# my comment\n")
-    assert workshop.run("update") == 0
-    assert workshop.run("update", "--set", "train.steps=30", "--set", "model.width=64") == 0
+    workshop.update()
+    workshop.update("--set", "train.steps=30", "--set", "model.width=64")
     text = workshop.read("spec.yaml")
     assert "# my comment" in text and "steps: 30" in text and "width: 64" in text
     assert workshop.read("a.py") == "STEPS = 30\n"
@@ -60,23 +59,23 @@ def test_set_after_a_minimal_spec_was_put_there(workshop: Workshop) -> None:
 
 def test_auto_follows_what_it_is_made_from(workshop: Workshop) -> None:
     assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: auto\n" in workshop.read("spec.yaml")
-    assert workshop.run("update", "--set", "model.width=384", "--set", "model.heads=4") == 0
+    workshop.update("--set", "model.width=384", "--set", "model.heads=4")
     model = load(workshop.out / "spec.yaml").to_dict()["model"]
     assert (model["ffn"], model["kv_heads"]) == (1024, 4)
-    assert workshop.run("update", "--set", "model.kv_heads=2", "--set", "model.width=192") == 0
+    workshop.update("--set", "model.kv_heads=2", "--set", "model.width=192")
     assert "  ffn: auto\n" in workshop.read("spec.yaml") and "  kv_heads: 2\n" in workshop.read("spec.yaml")
 
 
 def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     kind = ["--set", "optimizer.kind=sgd"]
-    assert workshop.run("update", "--set", "optimizer.eps=1e-8", *kind) == 2
-    assert workshop.run("update", "--set", "optimizer.momentum=0.5", *kind) == 0
+    workshop.update("--set", "optimizer.eps=1e-8", *kind, code=2)
+    workshop.update("--set", "optimizer.momentum=0.5", *kind)
     text = workshop.read("spec.yaml")
     assert "momentum: 0.5" in text and "betas" not in text and "steps: 20  # mine" in text
 
     workshop.edit("spec.yaml", "  lr: 0.0003\n", "  lr: 3e-4  # mine\n")
-    assert workshop.run("update", "--set", "schedule.kind=constant", "--set", "schedule.warmup_steps=3") == 0
+    workshop.update("--set", "schedule.kind=constant", "--set", "schedule.warmup_steps=3")
     text = workshop.read("spec.yaml")
     assert "lr: 3e-4  # mine\n" in text and "  kind: constant\n  warmup_steps: 3\ntrain:" in text
 
@@ -89,15 +88,13 @@ def sgd(workshop: Workshop) -> Path:
 
 def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
-    assert workshop.run("update", "--spec", str(sgd(workshop))) == 1
-    assert "conflict    spec.yaml  line " in workshop.printed().out
+    assert "conflict    spec.yaml  line " in workshop.update("--spec", sgd(workshop), code=1).out
     text = workshop.read("spec.yaml")
     assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
-    assert workshop.run("diff") == 2
     line = text[: text.index("<<<<<<<")].count("\n") + 1
-    assert f"{workshop.out}/spec.yaml:{line}: a conflict" in workshop.printed().err
+    assert f"{workshop.out}/spec.yaml:{line}: a conflict" in workshop.refused("diff")
     (workshop.out / "spec.yaml").write_bytes(file_tree(workshop.out)[".fsdp2/base/spec.yaml.base"])
-    assert workshop.run("diff") == 0
+    workshop.diff()
 
 
 def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Workshop) -> None:
@@ -107,7 +104,7 @@ def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Worksh
     # as if written by a version without these two keys
     scaffold.write({"a.py": "STEPS = 20\n", "spec.yaml": old}, workshop.out, force=True)
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
-    assert workshop.run("update") == 0
+    workshop.update()
     new = base.replace("  steps: 20\n", "  steps: 20  # mine\n").replace("# a spec\n", "# another version\n")
     assert workshop.read("spec.yaml") == new
 
@@ -115,60 +112,52 @@ def test_values_that_new_templates_add_come_into_an_edited_spec(workshop: Worksh
 def test_another_spec_with_data_beside_it(workshop: Workshop, tmp_path: Path) -> None:
     text = SPEC.replace("{kind: synthetic}", "{kind: text, files: [a.txt]}").replace("64", "256")
     build_file_tree(tmp_path, {"elsewhere/a.txt": "some text\n" * 10, "elsewhere/spec.yaml": text})
-    assert workshop.run("update", "--spec", str(tmp_path / "elsewhere/spec.yaml")) == 0
+    workshop.update("--spec", tmp_path / "elsewhere/spec.yaml")
     files = yaml.safe_load(workshop.read("spec.yaml"))["data"]["files"]
     assert files == [str(tmp_path / "elsewhere" / "a.txt")]
     build_file_tree(workshop.out, {"b.txt": "other text\n" * 10})
     workshop.edit("spec.yaml", files[0], "b.txt  # mine")
-    assert workshop.run("update") == 0
+    workshop.update()
     assert "- b.txt  # mine\n" in workshop.read("spec.yaml")
-    assert workshop.run("update", "--set", "train.steps=30") == 0
+    workshop.update("--set", "train.steps=30")
     assert "- b.txt  # mine\n" in workshop.read("spec.yaml") and "steps: 30\n" in workshop.read("spec.yaml")
 
 
 def test_a_spec_that_is_not_valid_any_more(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "  seed: 0\n", "  sead: 0\n")
-    before = file_tree(workshop.out)
     line = workshop.read("spec.yaml")[: workshop.read("spec.yaml").index("sead")].count("\n") + 1
     for command in ("diff", "update"):
-        assert workshop.run(command) == 2
-        error = workshop.printed().err
+        error = workshop.refused(command)
         assert f"{workshop.out}/spec.yaml:{line}:3: unknown key 'sead' in train; did you mean 'seed'?" in error
         assert error.endswith(": --spec FILE\n")
-    assert file_tree(workshop.out) == before
-    assert workshop.run("update", "--spec", str(workshop.spec)) == 1
+    workshop.update("--spec", workshop.spec, code=1)
     marked = workshop.read("spec.yaml")
     assert "<<<<<<< spec.yaml, yours\n  sead: 0\n=======\n  seed: 0\n>>>>>>> spec.yaml, from" in marked
     assert marked.count("<<<<<<<") == 1
 
 
 def test_a_wrong_setting_is_reported_without_the_hint(workshop: Workshop) -> None:
-    assert workshop.run("update", "--set", "train.steps=none") == 2
-    error = workshop.printed().err
+    error = workshop.refused("update", "--set", "train.steps=none")
     assert "--set train.steps: " in error and "--spec" not in error
 
 
 def test_a_missing_spec(workshop: Workshop) -> None:
     build_file_tree(workshop.out, {"spec.yaml": None})
-    assert workshop.run("update") == 2
-    assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in workshop.printed().err
-    assert workshop.run("update", "--spec", str(workshop.spec), "--set", "train.steps=30") == 0
+    assert f"copy {workshop.out}/.fsdp2/base/spec.yaml.base there" in workshop.refused("update")
+    workshop.update("--spec", workshop.spec, "--set", "train.steps=30")
     assert load(workshop.out / "spec.yaml")["train"]["steps"] == 30
     build_file_tree(workshop.out, {"spec.yaml": None, "spec.yaml/a": ""})
-    assert workshop.run("update", "--spec", str(workshop.spec)) == 2
-    assert "spec.yaml is in the way" in workshop.printed().err
+    assert "spec.yaml is in the way" in workshop.refused("update", "--spec", workshop.spec)
 
 
 def test_a_spec_that_is_a_link_is_read_but_not_written(workshop: Workshop) -> None:
     (workshop.out / "spec.yaml").unlink()
     (workshop.out / "spec.yaml").symlink_to(workshop.spec)
     workshop.spec.write_text(SPEC.replace("steps: 20", "steps: 30"))
-    assert workshop.run("update") == 0
+    workshop.update()
     assert workshop.read("a.py") == "STEPS = 30\n" and (workshop.out / "spec.yaml").is_symlink()
-    before = file_tree(workshop.out)
-    assert workshop.run("update", "--set", "train.steps=40") == 2
-    assert f"edit {workshop.spec} yourself" in workshop.printed().err
-    assert file_tree(workshop.out) == before and "steps: 30" in workshop.spec.read_text()
+    assert f"edit {workshop.spec} yourself" in workshop.refused("update", "--set", "train.steps=40")
+    assert "steps: 30" in workshop.spec.read_text()
 
 
 @cases("setting, code", ("train.steps=30", 0), ("optimizer.groups=[{match: norm, lr: 1e-5}]", 2))
@@ -176,14 +165,14 @@ def test_without_git(workshop: Workshop, setting: str, code: int, monkeypatch: p
     workshop.edit("spec.yaml", "  steps: 20\n", "  steps: 20  # mine\n")
     before = file_tree(workshop.out)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert workshop.run("update", "--set", setting) == code
+    workshop.update("--set", setting, code=code)
     assert (file_tree(workshop.out) == before) == bool(code)
 
 
 def test_spec_yaml_with_windows_line_ends(workshop: Workshop) -> None:
     text = workshop.read("spec.yaml").replace("  steps: 20\n", "  steps: 20  # mine\n").replace("\n", "\r\n")
     build_file_tree(workshop.out, {"spec.yaml": text})
-    assert workshop.run("update", "--set", "train.steps=30") == 0
+    workshop.update("--set", "train.steps=30")
     assert file_tree(workshop.out)["spec.yaml"] == text.replace("steps: 20", "steps: 30").encode()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from records import Capsys, Patch
-from verified_fsdp2.skill import cli, scaffold
+from records import Patch
+from scripts import Command, Done
+from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import Spec, load
 from verified_fsdp2.skill.spec.dump import to_yaml
 
@@ -85,8 +86,8 @@ def failing(error: BaseException, fails: Callable[[Path, Path], bool]) -> Iterat
 class Workshop:
     """A project `my-run` of a few small files, written by templates in which {steps} is train.steps of the spec."""
 
-    def __init__(self, folder: Path, monkeypatch: Patch, capsys: Capsys) -> None:
-        self.out, self.printed = folder / "my-run", capsys.readouterr
+    def __init__(self, folder: Path, monkeypatch: Patch, command: Command) -> None:
+        self.out, self.command = folder / "my-run", command
         self.templates: dict[str, str | None] = {}
         self.header = "# a spec\n"
         monkeypatch.setattr(scaffold, "render", self.render)
@@ -110,8 +111,24 @@ class Workshop:
         build_file_tree(self.out, ours)
         self.templates |= theirs
 
-    def run(self, command: str, *arguments: str) -> int:
-        return cli.main([command, str(self.out), *arguments])
+    def update(self, *words: object, code: int = 0) -> Done:
+        return self.command("update", self.out, *words, code=code)
+
+    def diff(self, *words: object, code: int = 0) -> Done:
+        return self.command("diff", self.out, *words, code=code)
+
+    def refused(self, command: str, *words: object) -> str:
+        """The error of `update` or `diff`, which changes nothing."""
+        before = file_tree(self.out.parent)
+        error = self.command(command, self.out, *words, code=2).err
+        assert file_tree(self.out.parent) == before
+        return error
+
+    def settled(self) -> bool:
+        """Whether another update changes nothing."""
+        before = file_tree(self.out)
+        self.update()
+        return file_tree(self.out) == before
 
     def read(self, path: str) -> str:
         return (self.out / path).read_text()
