@@ -40,11 +40,8 @@ def write_inputs(tmp_path: Path) -> None:
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
     folders = ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
     build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
-    weights = {
-        "config.json": '{"model_type": "gpt2", "vocab_size": 256}',
-        "model.safetensors": b"\2" + bytes(7) + b"{}",
-    }
-    build_file_tree(tmp_path / "weights", weights)
+    config = '{"model_type": "gpt2", "vocab_size": 256}'
+    build_file_tree(tmp_path / "weights", {"config.json": config, "model.safetensors": b"\2" + bytes(7) + b"{}"})
 
 
 def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
@@ -175,16 +172,9 @@ def test_what_is_on_is_there_and_what_is_off_leaves_no_trace(tmp_path: Path, tra
 
 def test_verify_yaml_is_the_contract(tmp_path: Path) -> None:
     files = scaffold.render(load(tmp_path, settings=["verify.reshard_to=[1, 4]", "verify.steps=5"]))
-    assert yaml.safe_load(files["verify.yaml"]) == {
-        "script": "train.py",
-        "nproc": 2,
-        "reshard_to": [1, 4],
-        "steps": 5,
-        "args": "--out {checkpoint}",
-        "save_args": "--checkpoint-interval 3",
-        "resume_args": "--resume",
-        "single_args": "--micro-batch 16",
-    }
+    arguments = {"args": "--out {checkpoint}", "save_args": "--checkpoint-interval 3", "resume_args": "--resume"}
+    ranks = {"script": "train.py", "nproc": 2, "reshard_to": [1, 4], "steps": 5, "single_args": "--micro-batch 16"}
+    assert yaml.safe_load(files["verify.yaml"]) == arguments | ranks
 
 
 def test_verify_yaml_names_the_ranks_that_a_fixed_mesh_leaves_out(tmp_path: Path) -> None:
@@ -208,12 +198,11 @@ def test_a_module_of_the_scaffold_cannot_be_imported_as_the_model(tmp_path: Path
 
 
 def test_every_expression_of_a_template_goes_through_a_filter() -> None:
+    filters = r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $"
     for path in scaffold.TEMPLATES.glob("*.j2"):
         text = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", path.read_text())
         for expression in re.findall(r"\{\{(.*?)\}\}", text, flags=re.DOTALL):
-            assert re.search(
-                r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $", expression
-            ), expression
+            assert re.search(filters, expression), expression
 
 
 def test_every_template_belongs_to_a_file(made: dict[str, Any]) -> None:
