@@ -9,15 +9,7 @@ import yaml as pyyaml
 
 from scripts import python
 from verified_fsdp2.skill import scaffold, spec
-from verified_fsdp2.skill.scaffold.literals import (
-    FILTERS,
-    factory_call,
-    markdown,
-    own_import,
-    py,
-    text,
-    yaml,
-)
+from verified_fsdp2.skill.scaffold.literals import FILTERS, factory_call, markdown, own_import, py, text, yaml
 
 HOSTILE = ["plain", "it's", 'say "so"', "both ' and \"", "three \"\"\" and '''", "back\\slash\\", "line\nbreak\r\ttab"]
 HOSTILE += ["{{ 7 * 7 }} {% raw %} {# note #}", "-->", "# comment", "`code` ``more``", "null", "1e4", "yes"]
