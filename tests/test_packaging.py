@@ -14,6 +14,7 @@ from verified_fsdp2 import __version__
 from verified_fsdp2.skill import installer
 
 ROOT = Path(__file__).parents[1]
+STATIC = ("--fsdp2", "train.py", "--fsdp2-tier", "static")
 SHIPPED = ("__init__.py", "SKILL.md", "README.md", "references", "templates", "skill", "verifier", "examples")
 
 
@@ -61,14 +62,7 @@ def test_pytest_takes_its_plugin_from_a_plain_copy(copied: Path, tmp_path: Path)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "verified_fsdp2").symlink_to(copied)
     (tmp_path / "train.py").write_bytes((ROOT / "tests" / "faults" / "optim_before_shard.py").read_bytes())
-    words = (
-        "-p",
-        "verified_fsdp2.verifier.integrations.pytest_plugin",
-        "--fsdp2",
-        "train.py",
-        "--fsdp2-tier",
-        "static",
-    )
+    words = ("-p", "verified_fsdp2.verifier.integrations.pytest_plugin", *STATIC)
     done = python("-m", "pytest", *words, status=1, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "build"})
     assert "FAILED train.py::optim-before-shard" in done.stdout
 
