@@ -19,13 +19,8 @@ from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.pipeline import select, verify_with
 
 BOTH_LAUNCHERS = ("children", "sys_exit_7", "os_exit_0", "sigkill")
-ONCE_IS_ENOUGH = (
-    "ignores_sigterm",
-    "needs_3_ranks",
-    "sigsegv",
-    "loader_worker_ends",
-    "kills_its_group",
-)  # like another
+# each like another one
+ONCE_IS_ENOUGH = ("ignores_sigterm", "needs_3_ranks", "sigsegv", "loader_worker_ends", "kills_its_group")
 
 
 @pytest.fixture(scope="module")
