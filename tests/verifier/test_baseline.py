@@ -80,16 +80,8 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
     old = report(FAULT, Finding("b", "inconclusive", "no way to tell"))
     for name in ("tier", "limits", "counts"):
         del old[name]
-    run = {
-        "role": "envelope",
-        "world_size": 2,
-        "seconds": 1.0,
-        "completed": True,
-        "exit": {},
-        "command": "",
-        "note": "",
-    }
-    old |= {"schema": 1, "runs": [{**run, "losses": [], "grad_norms": []}]}
+    run = {"role": "envelope", "world_size": 2, "seconds": 1.0, "completed": True, "exit": {}}
+    old |= {"schema": 1, "runs": [{**run, "command": "", "note": "", "losses": [], "grad_norms": []}]}
     path = written(tmp_path, json.dumps(old), "old.json")
     held = baseline.held_against(verdict(FAULT, Finding("c", "fail", "")), path, baseline.load(path)).baseline
     assert ([f.rule for f in held.standing], [f.rule for f in held.new]) == (["optim-before-shard"], ["c"])
