@@ -149,27 +149,19 @@ def test_every_error_at_once(tmp_path: Path) -> None:
     assert [line.split(":")[1] for line in said.splitlines() if line.startswith(str(path))] == list("1234")
 
 
-PIECES = [
-    "",
-    "\n",
-    "  ",
-    "- ",
-    *"{}[]:",
-    "'''",
-    '"',
-    "#",
-    "&a",
-    "*a",
-    "!!x ",
-    "\t",
-    "\0",
-    "\xe9",
-    "=",
-    ".",
+PIECES = ["", "\n", "  ", "- ", *"{}[]:", "'''", '"', "#", "&a", "*a", "!!x ", "\t", "\0", "\xe9", "=", "."]
+PIECES += [
     "null",
     "true",
+    "-1",
+    "1e999",
+    "9" * 30,
+    "targets",
+    "skip",
+    "name: small\n",
+    "nproc: 2\n",
+    "until: 2026-99-99",
 ]
-PIECES += ["-1", "1e999", "9" * 30, "targets", "skip", "name: small\n", "nproc: 2\n", "until: 2026-99-99"]
 PIECES += ["[tool.fsdp2]\n", "[[tool.fsdp2.targets]]\n"]
 
 
