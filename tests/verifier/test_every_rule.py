@@ -14,6 +14,12 @@ from verified_fsdp2.verifier.rules.base import SourceRule
 JUDGED_ON_RUNS = [name for name, rule in RULES.items() if not isinstance(rule, SourceRule)]
 
 
+def one_step(number: int, rows: tuple[int, ...]) -> list[dict[str, Any]]:
+    state = {"kind": "state", "step": number, "values": {}}
+    batch = micro(number, 2.0 / number, rows, criteria=entropy(4, 2.0 / number))
+    return [state, batch, step(number), stepped(number)]
+
+
 def recorded(rank: int) -> list[dict[str, Any]]:
     rows = [(10 * k + rank,) for k in range(3)]
     return [
@@ -21,16 +27,8 @@ def recorded(rank: int) -> list[dict[str, Any]]:
         {"kind": "shard", "modules": [""], "param_dtype": None, "parameters": []},
         wrap([0, 1]),
         model(parameter(sketch=[1.0, 1.0 - rank, 0.0, 0.0, 0.0])),
-        *[
-            one
-            for k in (1, 2)
-            for one in (
-                {"kind": "state", "step": k, "values": {}},
-                micro(k, 2.0 / k, rows[k], criteria=entropy(4, 2.0 / k)),
-                step(k),
-                stepped(k),
-            )
-        ],
+        *one_step(1, rows[1]),
+        *one_step(2, rows[2]),
     ]
 
 
