@@ -15,12 +15,8 @@ def replica(copy: int, start: float = 1.0, after: float = 1.0, *records: dict[st
 
 
 HELD = {"kind": "partial", "groups": ["layer"], "step": 1}
-
-
-INIT, LEFT_OFF, ARGUMENT, MESH = (
-    *("hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"),
-    *("mesh-argument-wrong", "sampler-rank-ignores-mesh"),
-)
+INIT, LEFT_OFF = "hsdp-replicas-diverge-at-init", "hsdp-all-reduce-left-off"
+ARGUMENT, MESH = "mesh-argument-wrong", "sampler-rank-ignores-mesh"
 PLAIN = [model(), micro(), step(), stepped()]
 test_replicas = judged_as(
     row(INIT, "pass", replica(0), replica(1)),
