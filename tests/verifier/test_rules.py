@@ -21,10 +21,8 @@ def test_a_rule_without_evidence_is_inconclusive_and_its_docs_are_complete(rule:
     assert all(page[section] for section in ("Statement", *SECTIONS) if section != "Seen")
 
 
-MEANS, SCALE, CLIP, SAME = (
-    *("token-mean-of-means", "double-or-missing-world-scale"),
-    *("manual-local-norm-clip", "same-data-on-every-rank"),
-)
+MEANS, SCALE = "token-mean-of-means", "double-or-missing-world-scale"
+CLIP, SAME = "manual-local-norm-clip", "same-data-on-every-rank"
 PLAIN = [model(), micro(), step(), stepped()]
 
 
