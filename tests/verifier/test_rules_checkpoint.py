@@ -36,14 +36,14 @@ def train(*ranks: list[dict[str, Any]]) -> Run:
     return run(*[[halves[k], micro(), step(), stepped(), *records] for k, records in enumerate(ranks)])
 
 
-PATH, EXPORT, HOLDS, RACE = (
-    *("rank-dependent-checkpoint-path", "local-shard-export"),
-    *("checkpoint-holds-what-ranks-held", "async-save-state-race"),
-)
+PATH, EXPORT = "rank-dependent-checkpoint-path", "local-shard-export"
+HOLDS, RACE = "checkpoint-holds-what-ranks-held", "async-save-state-race"
 LOST = opened(error="1 of 2 files of the metadata are not there", lost=("__1_0.distcp",))
 ONE = train([saving({"w": tensor()})], [])
 BOTH = train([saving({"w": shard(0, A)})], [saving({"w": shard(1, B)})])
 BEHIND = train([saving({"w": tensor()}, "async_save")], [])
+TWO_TENSORS = train([saving({"w": tensor(), "v": tensor()})], [])
+SAVED_AGAIN = train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], [])
 MASK = tensor(sketch=[float("inf"), *[float("nan")] * 4])
 MASKED = train([saving({"m": MASK})], [])
 
@@ -76,21 +76,10 @@ test_what_is_saved = judged_as(
     row(EXPORT, "pass", train([saving({"w": tensor()}, "torch.save", "/c/a.pt")], [])),  # a whole tensor
     row(HOLDS, "pass", BOTH, inspect=opened(w=tensor(sketch=WHOLE))),  # the sum of shards is what must be there
     row(HOLDS, "fail", BOTH, inspect=opened(w=tensor(sketch=A))),
-    row(
-        HOLDS,
-        "fail",
-        train([saving({"w": tensor(), "v": tensor()})], []),
-        inspect=opened(w=tensor()),
-        names=("v: 1 of 2",),
-    ),
+    row(HOLDS, "fail", TWO_TENSORS, inspect=opened(w=tensor()), names=("v: 1 of 2",)),
     row(HOLDS, "pass", MASKED, inspect=opened(m=MASK)),  # infinities are no difference
     row(HOLDS, "fail", MASKED, inspect=opened(m=tensor())),
-    row(  # the last save to a path counts
-        HOLDS,
-        "pass",
-        train([saving({"w": tensor()}), saving({"w": tensor(sketch=B)}, after=2)], []),
-        inspect=opened(w=tensor(sketch=B)),
-    ),
+    row(HOLDS, "pass", SAVED_AGAIN, inspect=opened(w=tensor(sketch=B))),  # the last save to a path counts
     row(HOLDS, "not_applicable", BEHIND, inspect=opened(w=tensor(sketch=B))),  # a save in the background is the race's
     row(RACE, "fail", BEHIND, inspect=opened(w=tensor(sketch=B))),
     row(RACE, "pass", BEHIND, inspect=opened(w=tensor())),
