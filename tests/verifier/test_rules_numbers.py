@@ -85,15 +85,8 @@ def master(dtype: str, **more: Any) -> Records:
 LOSSY, FP16, PARTIAL = "cast-forward-inputs-lossy", "fp16-without-scaler", "grad-norm-item-partial"
 SURVIVE, RESYNC, CLEARED = "unsynced-grads-survive-zero-grad", "accum-never-resynced", "zero-grad-while-unsharded"
 EPOCH, DRAWS, REDUCE = "set-epoch-missing", "recompute-draws-anew", "reduce-dtype-follows-param-dtype"
-CAST = {
-    "kind": "lossy_cast",
-    "cls": "Block",
-    "shape": [4],
-    "dtype": "bfloat16",
-    "changed": 2,
-    "was": 257.0,
-    "now": 256.0,
-}
+CAST = {"kind": "lossy_cast", "cls": "Block", "shape": [4], "dtype": "bfloat16"}
+CAST |= {"changed": 2, "was": 257.0, "now": 256.0}
 SCALER = {"kind": "scaler", "cls": "torch.amp.grad_scaler.GradScaler"}
 READ = {"kind": "partial_read", "op": "item", "placements": ["_NormP(2)"]}
 BRANCH = [{"kind": "partial_read", "op": "__bool__", "placements": ["P(sum)"], "truth": it} for it in (False, True)]
