@@ -12,8 +12,6 @@ from verified_fsdp2.verifier.finding import Finding, Hit, Suppression
 from verified_fsdp2.verifier.probe.measures import shard_digest
 
 Records = list[dict[str, Any]]
-
-
 NO_FILE = ("ValueError", "no such file")
 SHARED = "Parameter 'b' is shared with a parameter already managed by another FSDP group. For shared"
 FREED = "setStorage: sizes [8, 8] are out of bounds for storage of size 0"
@@ -60,18 +58,19 @@ def blocks(blocks: int, groups: int) -> Records:
     return [root, micro(), step(), stepped()]
 
 
-TIED, ADDED, ROOT, DIVERGENT = (
-    *("tied-weights-split-groups", "params-added-after-shard"),
-    *("root-not-wrapped", "rank-divergent-param-use"),
-)
-INPLACE, STALE_GROUP, EQUAL, RANK_0 = (
-    *("inplace-op-on-output-view", "stale-unsharded-after-step"),
-    *("dtensor-rng-identical-shards-cpu", "rank0-sd-without-broadcast"),
-)
-LOCAL, ROOT_ONLY, EVEN, UNREAD_OPTION = (
-    *("local-shard-assumptions", "root-only-wrap"),
-    *("shards-are-even", "shard-option-unread"),
-)
+def meshes(second: list[int]) -> Records:
+    """Of two parameters, the second is on this mesh."""
+    return [model(parameter(), parameter("v", mesh=second)), micro(), step(), stepped()]
+
+
+TIED, ADDED = "tied-weights-split-groups", "params-added-after-shard"
+ROOT, DIVERGENT = "root-not-wrapped", "rank-divergent-param-use"
+INPLACE, STALE_GROUP = "inplace-op-on-output-view", "stale-unsharded-after-step"
+EQUAL, RANK_0 = "dtensor-rng-identical-shards-cpu", "rank0-sd-without-broadcast"
+LOCAL, ROOT_ONLY = "local-shard-assumptions", "root-only-wrap"
+EVEN, UNREAD_OPTION = "shards-are-even", "shard-option-unread"
+ORDERED = ("parent-before-child", "submodule-forward-before-root")
+UNWRAPPED = [model(parameter(sharded=False), groups=[]), micro(), step(), stepped()]
 test_the_status = judged_as(
     row(TIED, "not_applicable", steps(), steps()),  # no tie
     row(TIED, "inconclusive", stopped(*NO_FILE, steps(), steps())),  # no tie before an error
@@ -117,6 +116,11 @@ test_the_status = judged_as(
     row(EVEN, "pass", steps(), steps()),  # two ranks
     row(UNREAD_OPTION, "fail", [UNREAD, *steps()], [SHARD, *steps()]),  # an unread option
     row(UNREAD_OPTION, "pass", [SHARD, *steps()], [SHARD, *steps()]),  # none
+    *(row(rule, "inconclusive", UNWRAPPED, UNWRAPPED) for rule in (ROOT, ROOT_ONLY)),  # no fully_shard at all
+    *(row(rule, "not_applicable", *[[SHARD, *steps()]] * 2) for rule in ORDERED),  # one sharded module has no order
+    *(row(rule, "pass", *[[SHARD, SHARD, *steps()]] * 2) for rule in ORDERED),
+    row("tensors-on-two-meshes", "not_applicable", *[meshes([2])] * 2),
+    row("tensors-on-two-meshes", "pass", *[meshes([2, 1])] * 2),
 )
 
 
@@ -125,17 +129,19 @@ def gathered(weights: int, *lines: dict[str, Any]) -> list[Records]:
     return [[*steps(), micro(2), step(2), stepped(2), traffic]] * 2
 
 
+COPIED = stopped("AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps())
 test_what_is_named = judged_as(
     *(
         row(TIED, status, *[ties(k)] * 2, names=("embed.weight", "head.weight"))
         for k, status in ((1, "pass"), (2, "fail"))
     ),
     row(TIED, "fail", stopped("ValueError", SHARED, [model()], [model()]), at=LINE),  # the error of torch is enough
-    row("rank-divergent-param-use", "fail", steps(reduce("a")), steps(reduce("b")), names=("rank 0", "rank 1")),
-    row("stale-unsharded-after-step", "fail", [*steps(), STALE], steps(), at=LINE, names=("'root'",)),
-    row("rank0-sd-without-broadcast", "inconclusive", steps(), steps(), saving=LINE),
+    row(DIVERGENT, "fail", steps(reduce("a")), steps(reduce("b")), names=("rank 0", "rank 1")),
+    row(STALE_GROUP, "fail", [*steps(), STALE], steps(), at=LINE, names=("'root'",)),
+    row(RANK_0, "inconclusive", steps(), steps(), saving=LINE),
     row("model-gathered-every-step", "fail", *gathered(16 * 4)),  # the bytes of the whole model
     row("model-gathered-every-step", "pass", *gathered(16 * 4 - 1)),
+    row("deepcopy-of-fsdp-model", "fail", COPIED, sources=Sources({"train.py": "pass"}, ("train.py",))),
 )
 
 
@@ -170,22 +176,6 @@ class TestPresence:
         assert judge(rule, plain, plain).status == "not_applicable"
         assert judge(rule, stopped(*NO_FILE, plain, plain)).status != "not_applicable"
 
-    @pytest.mark.parametrize("rule", ["root-not-wrapped", "root-only-wrap"])
-    def test_a_script_without_any_fully_shard_is_inconclusive(self, rule: str) -> None:
-        plain = [model(parameter(sharded=False), groups=[]), micro(), step(), stepped()]
-        assert judge(rule, plain, plain).status == "inconclusive"
-
-    @pytest.mark.parametrize("rule", ["parent-before-child", "submodule-forward-before-root"])
-    @pytest.mark.parametrize(("calls", "status"), [(1, "not_applicable"), (2, "pass")])
-    def test_one_sharded_module_has_no_order(self, rule: str, calls: int, status: str) -> None:
-        rank = [*[{"kind": "shard", "parameters": []}] * calls, *steps()]
-        assert judge(rule, rank, rank).status == status
-
-    @pytest.mark.parametrize(("mesh", "status"), [([2], "not_applicable"), ([2, 1], "pass")])
-    def test_one_mesh(self, mesh: list[int], status: str) -> None:
-        rank = [model(parameter(), parameter("v", mesh=mesh)), micro(), step(), stepped()]
-        assert judge("tensors-on-two-meshes", rank, rank).status == status
-
     @cases(
         "rule, source",
         ("ddp-around-fsdp", "from torch.nn.parallel import DistributedDataParallel as DDP"),
@@ -199,11 +189,6 @@ class TestPresence:
         assert self.named(rule, source).status != "not_applicable"
         assert self.named(rule, f'"""{source.splitlines()[0]}"""\npass').status == "not_applicable"
         assert self.named(rule, "no python").status != "not_applicable"
-
-    def test_an_error_counts_whatever_the_sources_name(self) -> None:
-        train = stopped("AssertionError", "FSDP does not support deepcopy. For state dict", steps(), steps())
-        sources = Sources({"train.py": "pass"}, ("train.py",))
-        assert judge("deepcopy-of-fsdp-model", train, sources=sources).status == "fail"
 
     @cases(
         "rule, source",
