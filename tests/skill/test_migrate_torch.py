@@ -30,12 +30,10 @@ PLACES = {  # where a name is looked up, by what the rows write before it
     "dcp": (dcp,),
     "dist": (dist,),
     "torch": (torch,),
-    "model": (torch.nn.Module, fsdp.FSDPModule),
-    "module": (torch.nn.Module, fsdp.FSDPModule),
+    **dict.fromkeys(("model", "module"), (torch.nn.Module, fsdp.FSDPModule)),
     "block": (torch.nn.Module,),
     "sampler": (torch.utils.data.DistributedSampler,),
-    "param": (DTensor,),
-    "norm": (DTensor,),
+    **dict.fromkeys(("param", "norm"), (DTensor,)),
 }
 
 
@@ -52,19 +50,13 @@ def called(name: str) -> Any:
 # Python, placeholders, libraries that the tests of tests/libraries run, and words before a parenthesis.
 OTHERS = {"isinstance", "list", "reversed", "model.$method", "$plain", "Accelerator", "FullyShardedDataParallelPlugin"}
 OTHERS |= {"TrainingArguments", "ModelParallelStrategy"}
-KEYWORDS = {
-    "mesh": fsdp.fully_shard,
-    "reshard_after_forward": fsdp.fully_shard,
-    "mp_policy": fsdp.fully_shard,
-    "offload_policy": fsdp.fully_shard,
-    "ignored_params": fsdp.fully_shard,
-    "param_dtype": fsdp.MixedPrecisionPolicy,
-    "reduce_dtype": fsdp.MixedPrecisionPolicy,
+KEYWORDS: dict[str, Any] = {
+    **dict.fromkeys(("mesh", "reshard_after_forward", "mp_policy"), fsdp.fully_shard),
+    **dict.fromkeys(("offload_policy", "ignored_params"), fsdp.fully_shard),
+    **dict.fromkeys(("param_dtype", "reduce_dtype"), fsdp.MixedPrecisionPolicy),
+    **dict.fromkeys(("full_state_dict", "cpu_offload", "broadcast_from_rank0"), dsd.StateDictOptions),
     "mesh_dim_names": init_device_mesh,
     "options": dsd.get_model_state_dict,
-    "full_state_dict": dsd.StateDictOptions,
-    "cpu_offload": dsd.StateDictOptions,
-    "broadcast_from_rank0": dsd.StateDictOptions,
     "checkpoint_id": dcp.save,
     "device": torch.amp.GradScaler,
     "sampler": torch.utils.data.DataLoader,
@@ -75,15 +67,12 @@ OTHER_KEYWORDS = {"fsdp_plugin", "fsdp_version", "fsdp", "fsdp_config", "strateg
 def test_the_constructors_have_these_parameters() -> None:
     assert tuple(inspect.signature(fsdp.FullyShardedDataParallel).parameters) == FSDP1_PARAMETERS
     assert tuple(inspect.signature(DistributedDataParallel).parameters)[: len(DDP_PARAMETERS)] == DDP_PARAMETERS
-    wrong = [
-        name for name in FSDP1_PARAMETERS[1:] if not any(row.split("=")[0].startswith(f"FSDP {name}") for row in ROWS)
-    ]
-    assert wrong == []
+    starts = [row.split("=")[0] for row in ROWS]
+    assert [name for name in FSDP1_PARAMETERS[1:] if not any(row.startswith(f"FSDP {name}") for row in starts)] == []
     ddp = {f"DDP {name}" for name in DDP_PARAMETERS}
     assert ddp - set(ROWS) == {f"DDP {name}" for name in _SILENT}
-    assert {strategy.name for strategy in fsdp.ShardingStrategy} == {
-        row.partition("=")[2] for row in ROWS if row.startswith("FSDP sharding_strategy=")
-    }
+    strategies = {row.partition("=")[2] for row in ROWS if row.startswith("FSDP sharding_strategy=")}
+    assert {strategy.name for strategy in fsdp.ShardingStrategy} == strategies
 
 
 def test_the_functions_of_fsdp1_are_there() -> None:
