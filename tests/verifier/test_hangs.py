@@ -40,9 +40,8 @@ class Script:
     def __init__(self, folder: Path, source: str) -> None:
         self.path = folder / "train.py"
         self.path.write_text(source)
-        self.lines = {
-            line.rpartition("# ")[2].strip(): n for n, line in enumerate(source.splitlines(), 1) if "# " in line
-        }
+        lines = enumerate(source.splitlines(), 1)
+        self.lines = {line.rpartition("# ")[2].strip(): number for number, line in lines if "# " in line}
 
     def events(self, text: str) -> list[ProgressEvent]:
         return [self.event(word) for word in text.split()]
@@ -102,9 +101,7 @@ def main():
     assert found == ("rank-conditional-collective", line(source, "# G"))
 
 
-FUNCTIONS = {
-    "# G": (  # an early return
-        """
+EARLY_RETURN = """
 def save():
     if dist.get_rank() != 0:
         return
@@ -113,11 +110,8 @@ def main():
     loss = model(batch)  # F
     save()  # C
     loss.backward()  # B
-""",
-        "forward@F get_model_state_dict@G:save<C",
-    ),
-    "# C": (  # around the caller
-        """
+"""
+AROUND_THE_CALLER = """
 def evaluate():
     return model(batch)  # E
 def main():
@@ -125,15 +119,15 @@ def main():
     if rank == 0:
         evaluate()  # C
     loss.backward()  # B
-""",
-        "forward@F forward@E:evaluate<C",
-    ),
-}
+"""
 
 
-@pytest.mark.parametrize("where", FUNCTIONS)
-def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, where: str) -> None:
-    source, first = FUNCTIONS[where]
+@cases(
+    "source, first, where",
+    (EARLY_RETURN, "forward@F get_model_state_dict@G:save<C", "# G"),
+    (AROUND_THE_CALLER, "forward@F forward@E:evaluate<C", "# C"),
+)
+def test_a_condition_on_the_rank_in_a_function(tmp_path: Path, source: str, first: str, where: str) -> None:
     found = named(tmp_path, source, first, "forward@F backward@B")
     assert found == ("rank-conditional-collective", line(source, where))
 
@@ -154,16 +148,14 @@ def main():
 
 
 @cases(
-    "between, logs, condition",
-    ("if not torch.isfinite(loss): continue", ("forward@F backward@B", "forward@F forward@F"), "isfinite"),
-    ("if loss.item() < 1: break", ("forward@F backward@B", "forward@F all_reduce@R"), "loss.item() < 1"),
-    ("if len(batch) == 0: return", ("forward@F backward@B", "forward@F"), "len(batch) == 0"),
+    "between, second, condition",
+    ("if not torch.isfinite(loss): continue", "forward@F forward@F", "isfinite"),
+    ("if loss.item() < 1: break", "forward@F all_reduce@R", "loss.item() < 1"),
+    ("if len(batch) == 0: return", "forward@F", "len(batch) == 0"),
 )
-def test_a_branch_that_jumps_over_a_collective(
-    tmp_path: Path, between: str, logs: tuple[str, str], condition: str
-) -> None:
+def test_a_branch_that_jumps_over_a_collective(tmp_path: Path, between: str, second: str, condition: str) -> None:
     source = LOOP.format(between=between)
-    found = Script(tmp_path, source).named(TURN + logs[0], TURN + logs[1])
+    found = Script(tmp_path, source).named(TURN + "forward@F backward@B", TURN + second)
     assert (found.rule, condition in found.evidence) == ("rank-local-control-flow", True)
     assert found.location.line == line(source, between)
 
