@@ -4,86 +4,67 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from test_rules_checkpoint import A, saving, tensor, train
 
-from records import LINE, cases, end, ended, judge, micro, model, run, step, stepped
+from records import LINE, cases, end, ended, judge, judged_as, micro, model, row, run, step, stepped, wrap
 from scripts import written
 from verified_fsdp2.verifier.evidence import Course
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.trace import Run
 
 
-class TestNotApplicable:
-    """What the script has nothing of; a run that stopped early might still have come to it."""
-
-    @cases(
-        "rule, resumed",
-        *((rule, False) for rule in ("async-save-process-group", "async-save-state-race", "full-state-dict-oom")),
-        ("rank-dependent-checkpoint-path", False),
-        *((rule, True) for rule in ("lenient-load-hides-mismatch", "optim-template-with-grads")),
-    )
-    def test_nothing_of_the_kind(self, rule: str, resumed: bool) -> None:
-        def judged(make: Any) -> str:
-            runs = {"resume": make(replace(self.saved(), role="resume"))} if resumed else {}
-            return judge(rule, make(self.saved()), **runs).status
-
-        assert judged(lambda made: made) == "not_applicable"
-        assert judged(ended) == "inconclusive"
-        if resumed:
-            assert judge(rule, self.saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
-
-    @staticmethod
-    def saved() -> Run:
-        state = {"w": {"exp_avg": A}}
-        rank = [model(), step(), stepped(), step(2, state=state), stepped(2)]
-        return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
-
-    @pytest.mark.parametrize("rule", ["local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom"])
-    def test_one_rank(self, rule: str) -> None:
-        alone = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")])
-        assert judge(rule, alone).status == "not_applicable"
-
-    @pytest.mark.parametrize("rule", ["wrapper-prefix-keys", "checkpoint-holds-what-ranks-held"])
-    def test_no_tensor_is_saved(self, rule: str) -> None:
-        number = {"kind": "value", "value": "3"}
-        assert judge(rule, train([saving({"step": number})], [])).status == "not_applicable"
-
-    @pytest.mark.parametrize(
-        "rule", ["optim-template-empty", "optim-template-with-grads", "missing-optim-state-for-unused-param"]
-    )
-    def test_an_optimizer_without_state(self, rule: str) -> None:
-        plain = [model(), step(), stepped(), saving({}), step(2), stepped(2)]
-        assert judge(rule, run(plain, plain)).status == "not_applicable"
-        assert judge(rule, self.saved()).status == "inconclusive"
-
-    @pytest.mark.parametrize("rule", [n for n, rule in RULES.items() if rule.family == "checkpoint"])
-    def test_a_script_without_checkpoints(self, rule: str) -> None:
-        assert judge(rule, train([], [])).status == "not_applicable"
-        assert judge(rule, train([], []), saving=LINE).status == "inconclusive", "its sources can save"
-
-    @pytest.mark.parametrize("rule", ["resume-is-exact", "load-without-set", "incomplete-checkpoint-chosen"])
-    def test_arguments_to_resume_say_that_there_are_checkpoints(self, rule: str) -> None:
-        assert judge(rule, train([], []), course=Course(resumes=True)).status == "inconclusive"
-
-    def test_an_error_is_judged_before_anything_was_saved(self) -> None:
-        text = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
-        rank = [model(), step(), stepped(), end("PicklingError", text)]
-        for more in ({}, {"saving": LINE}):
-            assert judge("pickled-fsdp-model", rank, rank, **more).status == "fail"
+def saved() -> Run:
+    state = {"w": {"exp_avg": A}}
+    rank = [model(), step(), stepped(), step(2, state=state), stepped(2)]
+    return run([*rank, saving({"w": tensor()}, "torch.save", "/c/a.pt")], rank)
 
 
-def test_ranks_that_share_their_samples() -> None:
-    rows = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
-    parallel = [{"kind": "wrap", "mesh": {"shape": [1], "names": [], "ranks": [0]}, "modules": []}, *rows]
-    for ranks in ([rows], [parallel, parallel]):
-        assert judge("same-data-on-every-rank", *ranks).status == "not_applicable"
+@cases(
+    "rule, resumed",
+    *((rule, False) for rule in ("async-save-process-group", "async-save-state-race", "full-state-dict-oom")),
+    ("rank-dependent-checkpoint-path", False),
+    *((rule, True) for rule in ("lenient-load-hides-mismatch", "optim-template-with-grads")),
+)
+def test_nothing_of_the_kind(rule: str, resumed: bool) -> None:
+    """A run that stopped early might still have come to it."""
+
+    def judged(make: Any) -> str:
+        runs = {"resume": make(replace(saved(), role="resume"))} if resumed else {}
+        return judge(rule, make(saved()), **runs).status
+
+    assert judged(lambda made: made) == "not_applicable"
+    assert judged(ended) == "inconclusive"
+    if resumed:
+        assert judge(rule, saved(), missing={"resume": "no arguments"}).evidence == "no arguments"
 
 
-def test_a_script_that_was_converted_from_nothing() -> None:
-    mine = train([], [])
-    assert judge("matches-original", mine).status == "not_applicable"
-    assert judge("matches-original", mine, missing={"original": "it failed"}).status == "inconclusive"
+ALONE = train([saving({"w": tensor()}, "torch.save", "/c/a.pt")])
+NUMBER = train([saving({"step": {"kind": "value", "value": "3"}})], [])
+STATELESS = [model(), step(), stepped(), saving({}), step(2), stepped(2)]
+NOTHING = train([], [])
+LOCAL_CLASS = "Can't pickle <class 'torch.distributed.fsdp._fully_shard._fsdp_init.FSDPLinear'>: attribute lookup"
+PICKLED = [model(), step(), stepped(), end("PicklingError", LOCAL_CLASS)]
+FED = [model(), micro(1, 1.0, tuple(range(8))), step(1), stepped(1)]
+TEMPLATES = ("optim-template-empty", "optim-template-with-grads", "missing-optim-state-for-unused-param")
+OF_CHECKPOINTS = [name for name, rule in RULES.items() if rule.family == "checkpoint"]
+OF_RESUMES = ("resume-is-exact", "load-without-set", "incomplete-checkpoint-chosen")
+test_the_status = judged_as(
+    *(
+        row(rule, "not_applicable", ALONE)  # one rank
+        for rule in ("local-shard-export", "per-rank-state-deduplicated", "full-state-dict-oom")
+    ),
+    *(row(rule, "not_applicable", NUMBER) for rule in ("wrapper-prefix-keys", "checkpoint-holds-what-ranks-held")),
+    *(row(rule, "not_applicable", STATELESS, STATELESS) for rule in TEMPLATES),
+    *(row(rule, "inconclusive", saved()) for rule in TEMPLATES),
+    *(row(rule, "not_applicable", NOTHING) for rule in OF_CHECKPOINTS),
+    *(row(rule, "inconclusive", NOTHING, saving=LINE) for rule in OF_CHECKPOINTS),  # its sources can save
+    *(row(rule, "inconclusive", NOTHING, course=Course(resumes=True)) for rule in OF_RESUMES),
+    *(row("pickled-fsdp-model", "fail", PICKLED, PICKLED, **more) for more in ({}, {"saving": LINE})),  # not yet saved
+    row("same-data-on-every-rank", "not_applicable", FED),
+    row("same-data-on-every-rank", "not_applicable", *[[wrap([0]), *FED]] * 2),  # ranks that share their samples
+    row("matches-original", "not_applicable", NOTHING),
+    row("matches-original", "inconclusive", NOTHING, missing={"original": "it failed"}),
+)
 
 
 @cases("call, how, status", ([{"kind": "set_epoch"}], "stopped", "pass"), ([], "return", "not_applicable"))
