@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from checkpoint_project import Modules, flip, forward, held, names, saved, started, train_state, update
-from trees import Capsys, Patch
+from records import Capsys, Patch
+from trees import code_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -156,12 +156,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
 
 
 def export(*arguments: Path) -> int:
-    with mock.patch.object(sys, "argv", ["export.py", *map(str, arguments)]):
-        try:
-            __import__("export").main()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
+    return code_of(__import__("export"), *arguments)
 
 
 def test_export_holds_the_weights_of_the_model(

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from records import cases
+from records import Capsys, Patch, cases
 from scripts import TORCHRUN, python
-from trees import SMALL, Generate, Patch, write_project
+from trees import SMALL, Generate, code_of, write_project
 
+Clock = SimpleNamespace
 SPEC = {**SMALL, "name": "sample", "train": {"steps": 40, "global_batch": 8}, "verify": {"reshard_to": []}}
 
 
@@ -28,19 +29,11 @@ def load(generate: Generate, monkeypatch: Patch) -> Generate:
     return partial(generate, SPEC)
 
 
-class Clock:
-    """Seconds that pass only when a test says so."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: Patch) -> Clock:
-    fixed = Clock()
-    monkeypatch.setattr("time.perf_counter", fixed.perf_counter)
+    """Seconds that pass only when a test says so."""
+    fixed = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("time.perf_counter", lambda: fixed.now)
     return fixed
 
 
@@ -312,27 +305,23 @@ GOOD = lines(
 )
 
 
-def plot(module: ModuleType, monkeypatch: Patch, *arguments: Any) -> int:
-    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, arguments)])
-    try:
-        module.main()
-    except SystemExit as done:
-        return int(done.code or 0)
-    return 0
-
-
-def test_a_picture_of_the_newest_run_and_of_several(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
-    module = load("plot", "operation.plot=true")
+@pytest.fixture
+def plot(load: Generate, tmp_path: Path, monkeypatch: Patch) -> ModuleType:
+    """The generated module, in the folder of the runs."""
     monkeypatch.chdir(tmp_path)
+    return load("plot", "operation.plot=true")
+
+
+def test_a_picture_of_the_newest_run_and_of_several(plot: ModuleType, tmp_path: Path) -> None:
     for number in (1, 2):
         run = tmp_path / "out" / f"run-00{number}"
         run.mkdir(parents=True)
         (run / "metrics.jsonl").write_text(GOOD + '{"step": 4, "lo')
-    assert plot(module, monkeypatch) == 0
+    assert code_of(plot) == 0
     assert (tmp_path / "out/run-002/metrics.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert plot(module, monkeypatch, "out/run-001", "out/run-002", "--out", "both.png") == 0
+    assert code_of(plot, "out/run-001", "out/run-002", "--out", "both.png") == 0
     assert (tmp_path / "both.png").stat().st_size > 10_000
-    curves = module.read_curves(Path("out/run-001"))
+    curves = plot.read_curves(Path("out/run-001"))
     assert curves["loss"] == ([1, 2, 3], [4.0, pytest.approx(math.nan, nan_ok=True), 0.3])
     assert curves["validation_loss"] == ([3], [0.4])
 
@@ -347,27 +336,20 @@ def test_a_picture_of_the_newest_run_and_of_several(load: Generate, tmp_path: Pa
     (lines({"loss": 1.0}), "metrics.jsonl:1 is no line of metrics"),
     (lines({"step": 1, "loss": "x"}), "metrics.jsonl:1 is no line of metrics"),
 )
-def test_a_bad_file_of_metrics_is_one_line(
-    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Any, content: str | None, said: str
-) -> None:
-    module = load("plot", "operation.plot=true")
+def test_a_bad_file_of_metrics_is_one_line(plot: ModuleType, capsys: Capsys, content: str | None, said: str) -> None:
     if content is not None:
-        (tmp_path / "metrics.jsonl").write_text(content)
-    assert plot(module, monkeypatch, tmp_path) == 2
+        Path("metrics.jsonl").write_text(content)
+    assert code_of(plot, Path.cwd()) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ") and said in error
 
 
-def test_no_run_no_package_and_no_place_to_write(
-    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Any
-) -> None:
-    module = load("plot", "operation.plot=true")
-    monkeypatch.chdir(tmp_path)
-    assert plot(module, monkeypatch) == 2
-    (tmp_path / "metrics.jsonl").write_text(GOOD)
-    assert plot(module, monkeypatch, tmp_path, "--out", tmp_path / "absent" / "a.png") == 2
+def test_no_run_no_package_and_no_place_to_write(plot: ModuleType, monkeypatch: Patch, capsys: Capsys) -> None:
+    assert code_of(plot) == 2
+    Path("metrics.jsonl").write_text(GOOD)
+    assert code_of(plot, ".", "--out", "absent/a.png") == 2
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert plot(module, monkeypatch, tmp_path) == 2
+    assert code_of(plot, ".") == 2
     first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith("error: out ")
     assert second.startswith("error: [Errno 2] No such file") and "absent" in second

@@ -1,11 +1,13 @@
 """Folders as dictionaries, and a project whose templates a test can change."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -66,6 +68,16 @@ def write_project(folder: Path, written: Mapping[str, Any], *settings: str) -> P
     (folder / "spec.yaml").write_text(yaml.safe_dump(written))
     scaffold.write(scaffold.render(load(folder / "spec.yaml", settings)), folder / "project")
     return folder / "project"
+
+
+def code_of(script: ModuleType, *arguments: object) -> int:
+    """What `main` of a generated script exits with."""
+    with mock.patch.object(sys, "argv", [f"{script.__name__}.py", *map(str, arguments)]):
+        try:
+            script.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
 
 
 @contextmanager
