@@ -309,6 +309,14 @@ def samples_on_two_devices_are_read() -> None:
     assert len(row_hashes([torch.ones(3, 2, device="cuda"), torch.ones(3, device="cpu")])) == 3
 
 
+def problem(check: Callable[[], object]) -> str:
+    """The error of a block, or of an expression that should be true."""
+    try:
+        return "is not true" if check() is False else ""
+    except Exception as error:
+        return repr(error)
+
+
 def main() -> None:
     from verified_fsdp2.verifier.launch.request import Request
     from verified_fsdp2.verifier.probe.frames import Frames
@@ -319,25 +327,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         request, trace = Request(folder, "t.py", folder, 2, cuda_on_cpu=True), Path(folder, "rank0.jsonl")
         install(Session(request.as_dict(), 0, Writer(trace), Frames(folder)))
-        wrong = [f"{line}: {why}" for line in EXPRESSIONS.strip().splitlines() if (why := _false(line))]
-        wrong += [f"{one.__name__}: {why}" for one in BLOCKS if (why := _error(one))]
+        checks = {line: lambda line=line: bool(eval(line)) for line in EXPRESSIONS.strip().splitlines()}
+        checks |= {one.__name__: one for one in BLOCKS}
+        wrong = [f"{name}: {why}" for name, check in checks.items() if (why := problem(check))]
         wrong += [line for line in trace.read_text().splitlines() if '"probe_error"' in line]
     print(json.dumps(wrong))
-
-
-def _false(line: str) -> str:
-    try:
-        return "" if eval(line) else "is not true"
-    except Exception as error:
-        return repr(error)
-
-
-def _error(function: Callable[[], None]) -> str:
-    try:
-        function()
-    except Exception as error:
-        return repr(error)
-    return ""
 
 
 if __name__ == "__main__":
