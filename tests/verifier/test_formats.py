@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import verdicts
+from records import Patch
 from verdicts import valid
 from verified_fsdp2.verifier.finding import Finding
 from verified_fsdp2.verifier.report import LINT, RENDERERS, github, json_report, renderers
@@ -47,12 +48,6 @@ def four() -> Verdict:
         Finding("resume-is-exact", "inconclusive", REASON),
         Finding("root-not-wrapped", "pass", "fine", measured=float("nan"), limit=1.0),
     )
-
-
-def with_baseline() -> Verdict:
-    made = four()
-    old = json_report.as_dict(replace(made, findings=[made.findings[0], Finding("root-not-wrapped", "fail", "x")]))
-    return held_against(made, Path("old.json"), old)
 
 
 def junit(made: Verdict) -> ET.Element:
@@ -121,9 +116,7 @@ def test_sarif_has_rules_regions_and_relative_paths() -> None:
     assert "baselineState" not in first
 
 
-def test_sarif_fingerprints_survive_moved_lines_and_other_checkouts(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sarif_fingerprints_survive_moved_lines_and_other_checkouts(here: Path, monkeypatch: Patch) -> None:
     def prints(*findings: Finding) -> list[str]:
         return [next(iter(r["partialFingerprints"].values())) for r in sarif(verdict(*findings))["results"]]
 
@@ -146,7 +139,8 @@ def test_paths_are_those_of_the_checkout(here: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_baseline_in_every_format() -> None:
-    made = with_baseline()
+    old = replace(four(), findings=[four().findings[0], Finding("root-not-wrapped", "fail", "x")])
+    made = held_against(four(), Path("old.json"), json_report.as_dict(old))
     assert (made.verdict, made.answer) == ("fail", "fail")
     cases = by_name(junit(made))
     assert "old.json" in cases["optim-before-shard"].find("skipped").get("message")
