@@ -14,6 +14,7 @@ from verified_fsdp2.verifier.rules.base import RaisedRule
 
 CATALOG = (Path(__file__).parent / "catalog.txt").read_text(encoding="utf-8").split()  # 84 published failures, by name
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in REFERENCES}
+SINCE = json.loads((ROOT / "benchmarks/results/api_by_version.json").read_text(encoding="utf-8"))["since"]
 COMPARISONS = {"unused-suppression"}  # of the sources, not of training
 
 
@@ -70,25 +71,23 @@ def test_methods_of_a_sharded_module() -> None:
 
 def test_stale_names_are_run_and_dated() -> None:
     quoted = {quote for claim in claims() for quote in claim.quotes}
-    since = json.loads((ROOT / "benchmarks" / "results" / "api_by_version.json").read_text(encoding="utf-8"))["since"]
     rows = table("converting.md", "| stale prior |")
     assert len(rows) >= 12
     for stale, current, version, _ in rows:
         assert any(words(quote) in words(f"| {stale} |") for quote in quoted), stale
-        shown = [date for name, date in since.items() if re.search(rf"\b{re.escape(name)}\b", current)]
+        shown = [date for name, date in SINCE.items() if re.search(rf"\b{re.escape(name)}\b", current)]
         if stale.startswith("`reshard_after_forward"):
-            shown = [since["reshard_after_forward=None"]]
+            shown = [SINCE["reshard_after_forward=None"]]
         if "set_requires_gradient_sync" in current:
-            shown = [since["FSDPModule"]]
+            shown = [SINCE["FSDPModule"]]
         expected = max(shown, key=lambda date: [int(part) for part in date.split(".")]) if shown else None
         assert version == {None: "-", "2.5.1": "<= 2.5"}.get(expected, (expected or "").rpartition(".")[0]), stale
 
 
 def test_other_dates() -> None:
-    since = json.loads((ROOT / "benchmarks" / "results" / "api_by_version.json").read_text(encoding="utf-8"))["since"]
     names = {"ignored_params": "2.7", "reset_iter_state": "2.13", "set_reduce_scatter_unused_params": "2.13"}
     for name, version in names.items():
-        assert since[name].startswith(version)
+        assert SINCE[name].startswith(version)
         assert any(re.search(rf"{name}.{{0,40}}\(since {version}\)", words(text)) for text in TEXTS.values()), name
 
 
