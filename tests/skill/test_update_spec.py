@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from records import cases
-from scripts import Command
+from scripts import Command, written
 from trees import SPEC, Workshop, build_file_tree, file_tree
 from verified_fsdp2.skill import scaffold
 from verified_fsdp2.skill.spec import load, parse, rewrite
@@ -80,15 +80,10 @@ def test_another_kind_changes_the_keys(workshop: Workshop) -> None:
     assert "lr: 3e-4  # mine\n" in text and "  kind: constant\n  warmup_steps: 3\ntrain:" in text
 
 
-def sgd(workshop: Workshop) -> Path:
-    path = workshop.spec.with_name("sgd.yaml")
-    path.write_text(SPEC + "optimizer: {kind: sgd, momentum: 0.5}\n")
-    return path
-
-
 def test_a_comment_on_a_key_that_goes_is_a_conflict(workshop: Workshop) -> None:
     workshop.edit("spec.yaml", "betas: [0.9, 0.95]\n", "betas: [0.9, 0.95]  # as usual\n")
-    assert "conflict    spec.yaml  line " in workshop.update("--spec", sgd(workshop), code=1).out
+    sgd = written(workshop.spec.parent, SPEC + "optimizer: {kind: sgd, momentum: 0.5}\n", "sgd.yaml")
+    assert "conflict    spec.yaml  line " in workshop.update("--spec", sgd, code=1).out
     text = workshop.read("spec.yaml")
     assert "betas: [0.9, 0.95]  # as usual\n" in text and "<<<<<<< spec.yaml, yours\n" in text
     line = text[: text.index("<<<<<<<")].count("\n") + 1
