@@ -95,15 +95,12 @@ def filled(values: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, st
     return {key: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: known[m[1]], value) for key, value in values.items()}
 
 
-def supported(text: str) -> str:
-    return " ".join(word for word in text.split() if word in RENDERERS)
-
-
 def verify_step(cwd: Path, tools: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """Run the action's step `Verify`; its result and its outputs."""
     one, output = step("Verify"), cwd / "github-output"
     inputs = {"reports": ACTION["inputs"]["reports"]["default"], **{k.replace("_", "-"): v for k, v in inputs.items()}}
-    env = filled(one["env"], inputs | {"reports": supported(inputs["reports"])})
+    supported = " ".join(word for word in inputs["reports"].split() if word in RENDERERS)
+    env = filled(one["env"], inputs | {"reports": supported})
     more = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(cwd / "summary"), "GITHUB_WORKSPACE": str(cwd)}
     done = shell(one["run"], cwd, tools, **env, **more)
     outputs = dict(line.split("=", 1) for line in output.read_text().splitlines()) if output.exists() else {}
@@ -160,14 +157,10 @@ def test_the_action_on_the_quickstart(projects: dict[str, Path], tools: Path) ->
     assert files == {ends.get(name, name) for name in RENDERERS if name not in ("github", "text")}
 
 
-@pytest.mark.parametrize(
-    ("target", "code", "verdict"), [(RIGHT, 4, "inconclusive"), (FAULT, 1, "fail"), (Path("no.py"), 2, "error")]
-)
-def test_the_action_fails_as_the_command_does(
-    tmp_path: Path, tools: Path, target: Path, code: int, verdict: str
-) -> None:
+@cases("target, code", (RIGHT, 4), (FAULT, 1), (Path("no.py"), 2))
+def test_the_action_fails_as_the_command_does(tmp_path: Path, tools: Path, target: Path, code: int) -> None:
     done, outputs = verify_step(tmp_path, tools, target=str(target), tier="static")
-    assert (done.returncode, outputs["verdict"]) == (code, verdict)
+    assert (done.returncode, outputs["verdict"]) == (code, {4: "inconclusive", 1: "fail", 2: "error"}[code])
     if code == 1:
         assert "FAIL optim-before-shard" in done.stdout
 
@@ -253,13 +246,8 @@ def test_the_workflow_of_a_scaffold(projects: dict[str, Path], tools: Path) -> N
     assert "verdict: no_findings" in (projects["github"] / "reports" / "report.txt").read_text()
 
 
-def gitlab_jobs(projects: Mapping[str, Path]) -> list[dict[str, Any]]:
-    made = yaml.safe_load((projects["gitlab"] / ".gitlab-ci.yml").read_text())
-    return [made, *documented("artifacts:")]
-
-
 def test_the_gitlab_jobs(projects: dict[str, Path], tools: Path) -> None:
-    found = gitlab_jobs(projects)
+    found = [yaml.safe_load((projects["gitlab"] / ".gitlab-ci.yml").read_text()), *documented("artifacts:")]
     assert len(found) == 2, "the scaffold's, and the one in the documents"
     for one in found:
         jsonschema.Draft7Validator(schema("gitlab-ci")).validate(one)
