@@ -38,25 +38,10 @@ def brief(finding: Finding | Hit) -> bool:
 
 
 def parameter(name: str = "w", copy: int = 0, **more: Any) -> dict[str, Any]:
-    base = {
-        "name": name,
-        "shape": [4, 4],
-        "dtype": "float32",
-        "trainable": True,
-        "managed": True,
-        "group": "",
-        "local_numel": 8,
-        "numel": 16,
-        "sketch": [1.0, 1.0, 0.0, 0.0, 0.0],
-        "unset": 0,
-        "sharded": True,
-        "placements": ["S(0)"],
-        "mesh": [2],
-        "mesh_names": [],
-        "ranks": [0, 1],
-        "copy": copy,
-    }
-    return {**base, **more}
+    whole = {"name": name, "shape": [4, 4], "numel": 16, "dtype": "float32", "trainable": True, "managed": True}
+    shard = {"group": "", "local_numel": 8, "sketch": [1.0, 1.0, 0.0, 0.0, 0.0], "unset": 0, "copy": copy}
+    mesh = {"sharded": True, "placements": ["S(0)"], "mesh": [2], "mesh_names": [], "ranks": [0, 1]}
+    return {**whole, **shard, **mesh, **more}
 
 
 def model(*parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
