@@ -24,14 +24,8 @@ def said(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -
 
 @cases(
     "factor, causes",
-    *(
-        (2.0, {"ranks"}),
-        (0.5, {"ranks"}),
-        (3.0, {NOT_DIVIDED}),
-        (1 / 3, {DIVIDED_TWICE}),
-        (6.0, {"both"}),
-        (1.1, set()),
-    ),
+    *((2.0, {"ranks"}), (0.5, {"ranks"}), (6.0, {"both"})),
+    *((3.0, {NOT_DIVIDED}), (1 / 3, {DIVIDED_TWICE}), (1.1, set())),
 )
 def test_a_factor_on_every_gradient(factor: float, causes: set[str]) -> None:
     mine, oracle = trained(2, factor, micros=3), trained(2)
