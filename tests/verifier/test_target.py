@@ -46,9 +46,8 @@ def test_a_script_needs_no_file(project: Path) -> None:
     ({"steps": "few"}, "steps"),
 )
 def test_wrong_flags(project: Path, flags: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=message):
         resolve(project, flags)
-    assert message in str(caught.value)
 
 
 @cases(
