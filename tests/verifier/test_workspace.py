@@ -100,9 +100,8 @@ def test_no_save_of_a_crash_goes_to_files_of_the_user(path: str, made: list[str]
     (tmp_path / "train.py").write_text("")
     settings = planned(resolve(tmp_path / "train.py", {"resume_args": "--resume"}), ["incomplete-checkpoint-chosen"])
     save = saving({"w": tensor()}, "torch.save", path)
-    evidence = Evidence(
-        train=run([model(), step(), stepped(), save, step(2), stepped(2)]), course=Course(checkpoint="/c")
-    )
+    train = run([model(), step(), stepped(), save, step(2), stepped(2)])
+    evidence = Evidence(train=train, course=Course(checkpoint="/c"))
     assert [one.role for one in plan.faults(settings, evidence, early=True)] == made
 
 
