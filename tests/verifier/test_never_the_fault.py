@@ -191,8 +191,6 @@ def test_a_progress_log_with_threads_and_a_signal_handler(hurried: None, tmp_pat
 # -- paths of fully_shard ---------------------------------------------------------------------------------------------
 
 IMPORT = "from torch.distributed.fsdp import fully_shard"
-
-
 OTHER_PATHS = (
     "from torch.distributed._composable.fsdp import fully_shard",
     "from torch.distributed._composable.fsdp.fully_shard import fully_shard",
@@ -286,11 +284,9 @@ def test_a_subscriber_that_fails(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(RuntimeError):  # asynchronous: perhaps the script's
         hook(RuntimeError("CUDA error: device-side assert triggered"))
     records = read(tmp_path).traces[0].records
-    assert [r.text for r in records if isinstance(r, ProbeError)] == [
-        "AttributeError: no _renamed",
-        "KeyError: 'other'",
-    ]
-    assert all(r.symbol.endswith("fails") for r in records if isinstance(r, ProbeError))
+    errors = [record for record in records if isinstance(record, ProbeError)]
+    assert [error.text for error in errors] == ["AttributeError: no _renamed", "KeyError: 'other'"]
+    assert all(error.symbol.endswith("fails") for error in errors)
 
 
 BREAKS_A_HOOK = """def main():
@@ -355,9 +351,8 @@ sys.meta_path.insert(0, Finder)
 
 def test_a_torch_that_cannot_be_imported_is_the_users(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(
-        "raise OSError('libcudart.so.12: cannot open shared object file')\n"
-    )
+    text = "raise OSError('libcudart.so.12: cannot open shared object file')\n"
+    (tmp_path / "torch" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UserError, match=r"libcudart\.so\.12: cannot open"), Launcher(log=tmp_path / "log"):
         pass
