@@ -61,9 +61,7 @@ class Args:
 default = OmegaConf.structured(Args())
 config = OmegaConf.merge(default, OmegaConf.from_cli())
 """
-TRAINER = """
-parser = HfArgumentParser((ModelArguments, TrainingArguments))
-"""
+TRAINER = "parser = HfArgumentParser((ModelArguments, TrainingArguments))"
 
 
 @cases(
