@@ -17,19 +17,14 @@ from verified_fsdp2.skill import installer
 ROOT = Path(__file__).parents[1]
 SHIPPED = [p for folder in ("skill", "verifier") for p in sorted((ROOT / folder).rglob("*.py"))]
 PAGES = [ROOT / "SKILL.md", *sorted((ROOT / "references").glob("*.md"))]
+HEAD, KEYS_OF_HEAD, _ = (ROOT / "SKILL.md").read_text(encoding="utf-8").split("---\n", 2)
+FRONTMATTER = yaml.safe_load(KEYS_OF_HEAD)
 # What the specification of agent skills allows, less allowed-tools, which grants more than it restricts.
 KEYS = {"name", "description", "license", "compatibility", "metadata"}
 SUSPICIOUS = r"\beval\s*\(|\bexec\s*\(|(?<![.\w])compile\(|shell=True|environ\.copy\(|\bpickle\b|https?://"
 FILES = 490  # that a copy may have: a rule has a file of its own
 # Folders that Claude Code takes for parts of a plugin when they stand at its root.
 PLUGIN_PARTS = ("skills", "commands", "agents", "hooks", "bin", "monitors", "workflows", "output-styles", "themes")
-
-
-def frontmatter() -> dict[str, object]:
-    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
-    head, keys, _ = text.split("---\n", 2)
-    assert head == ""
-    return yaml.safe_load(keys)
 
 
 def tokens(text: str) -> int:
@@ -55,16 +50,15 @@ def test_the_reference_validator_accepts_the_copy(copy: Path) -> None:
 
 
 def test_the_frontmatter() -> None:
-    keys = frontmatter()
-    assert set(keys) <= KEYS
-    assert keys["name"] == installer.NAME and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", installer.NAME)
-    description, compatibility = str(keys["description"]), str(keys["compatibility"])
+    assert HEAD == "" and set(FRONTMATTER) <= KEYS
+    assert FRONTMATTER["name"] == installer.NAME and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", installer.NAME)
+    description, compatibility = FRONTMATTER["description"], FRONTMATTER["compatibility"]
     assert len(description) <= 1024 and not set("<>") & set(description)
     assert len(compatibility) <= 500
     for word in ("fully_shard", "FSDP1", "DDP", "DTensor", "torchrun", "Use when", "Not for"):
         assert word in description
     assert "FSDP2" in description[:100], "clients cut descriptions at their end"
-    assert isinstance(keys["metadata"], dict) and all(isinstance(value, str) for value in keys["metadata"].values())
+    assert all(isinstance(value, str) for value in FRONTMATTER["metadata"].values())
 
 
 def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
@@ -72,9 +66,7 @@ def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
     market = json.loads((ROOT / ".claude-plugin" / "marketplace.json").read_text(encoding="utf-8"))
     assert {"name", "owner", "plugins"} <= set(market) and market["owner"]["name"]
     (plugin,) = market["plugins"]
-    metadata = frontmatter()["metadata"]
-    assert isinstance(metadata, dict)
-    assert {project["version"], plugin["version"], metadata["version"]} == {__version__}
+    assert {project["version"], plugin["version"], FRONTMATTER["metadata"]["version"]} == {__version__}
     assert project["name"] == plugin["name"] == installer.NAME
     assert plugin["source"] == "./" and plugin["strict"] is False
     # with it, a clone in a skills folder is no plain skill
