@@ -23,14 +23,18 @@ from verified_fsdp2.skill import installer
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "benchmarks" / "results" / "corpus.json"
-
-
 VERIFY = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 def result(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claimed(pattern: str) -> tuple[int, ...]:
+    """The numbers of a sentence of the README."""
+    (found,) = re.finditer(pattern, README)
+    return tuple(map(int, found.groups()))
 
 
 def test_summaries_are_short() -> None:
@@ -51,9 +55,8 @@ def test_detection_summary_and_details_are_read_alike(tmp_path: Path) -> None:
 def test_recall_and_false_alarms() -> None:
     results = result("corpus")
     pattern = r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts"
-    claim = re.search(pattern, README)
     measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
-    assert claim is not None and tuple(map(int, claim.groups())) == measured
+    assert claimed(pattern) == measured
     assert in_page(VERIFY, detection.read(CORPUS)) == VERIFY, "run `make detection`"
 
 
@@ -63,8 +66,7 @@ def test_public_trainers() -> None:
     failures = [one for row in judged for one in row["failures"] if not one["consequence"]]
     assert {one["true_fault"] for one in failures} == {True}
     assert table_of_trainers(rows) in VERIFY
-    claim = re.search(r"(\d+) public trainers.*?(\d+) failures", README)
-    assert claim is not None and tuple(map(int, claim.groups())) == (len(judged), len(failures))
+    assert claimed(r"(\d+) public trainers.*?(\d+) failures") == (len(judged), len(failures))
     for row in rows:
         assert list((ROOT / "benchmarks" / "field").glob(f"{row['name']}.yaml")), row["name"]
 
@@ -112,10 +114,9 @@ def test_the_grader_judges_as_every_task_expects() -> None:
     assert results["wrong"]["graded"] >= 24
     assert all(results[kind]["graded"] == results[kind]["as_foreseen"] > 0 for kind in KINDS)
     assert results["longest_seconds"] == max(row["seconds"] for row in results["rows"])
-    counts = [results[kind]["graded"] for kind in ("solution", "right", "start", "wrong")]
+    counts = tuple(results[kind]["graded"] for kind in ("solution", "right", "start", "wrong"))
     pattern = r"all (\d+) reference solutions and (\d+) other .* all (\d+) untouched starts and (\d+) seeded wrong"
-    claim = re.search(pattern, README)
-    assert claim is not None and [int(number) for number in claim.groups()] == counts
+    assert claimed(pattern) == counts
 
 
 def test_models_of_transformers_come_back_bit_for_bit() -> None:
