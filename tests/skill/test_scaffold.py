@@ -89,33 +89,19 @@ def different(rendered: list[dict[str, str]]) -> set[tuple[str, str]]:
     return {item for files in rendered for item in files.items()}
 
 
-def write_all(rendered: list[dict[str, str]], folder: Path) -> None:
-    written: set[tuple[str, str]] = set()
-    for number, files in enumerate(rendered):
-        for path, text in files.items():
-            if (path, text) not in written:
-                place = folder / str(number) / path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(text)
-        written.update(files.items())
-
-
-def ruff(folder: Path, *arguments: str) -> None:
-    python("-m", "ruff", *arguments, "--no-cache", ".", cwd=folder)
-
-
 @cache
 def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
-def test_every_combination_is_formatted_and_lint_clean(rendered: list[dict[str, str]], tmp_path: Path) -> None:
-    write_all(rendered, tmp_path)
-    ruff(tmp_path, "format", "--diff")
+def test_every_combination_is_formatted_and_lint_clean(different: set[tuple[str, str]], tmp_path: Path) -> None:
+    for number, (path, text) in enumerate(sorted(different)):
+        build_file_tree(tmp_path / str(number), {path: text})
     modules = [path.removesuffix(".py") for path in LIMITS]
-    each_is_a_project = ["--config", f"lint.isort.known-first-party = {modules}"]
-    ruff(tmp_path, "check", *each_is_a_project)
-    ruff(tmp_path, "check", *each_is_a_project, "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
+    check = ("check", "--config", f"lint.isort.known-first-party = {modules}")
+    strict = ("--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120")
+    for words in (("format", "--diff"), check, (*check, *strict)):
+        python("-m", "ruff", *words, "--no-cache", ".", cwd=tmp_path)
 
 
 def test_every_combination_is_ascii_and_parses(different: set[tuple[str, str]]) -> None:
