@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from records import Patch, cases
-from scripts import Command, written
+from scripts import Command, wait_until, written
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.client import Launcher
 
@@ -25,13 +23,6 @@ time.sleep(600)
 """
 
 
-def wait(seconds: float, holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.launch
 def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     """After other signals: test_robustness.py."""
@@ -39,12 +30,12 @@ def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(mark=mark))
     command = ["env", f"TMPDIR={tmp_path}", sys.executable, "-m", "verified_fsdp2.skill", "verify", script]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(60, lambda: all((tmp_path / name).exists() for name in ("rank0", "rank1")))
+    wait_until(60, lambda: all((tmp_path / name).exists() for name in ("rank0", "rank1")))
     tree = processes.descendants(running.pid)
     assert len(tree) >= 4  # launcher, store, two ranks
     running.kill()
     running.wait(timeout=20)
-    wait(10, lambda: not any(processes.runs(pid) for pid in tree))
+    wait_until(10, lambda: not any(processes.runs(pid) for pid in tree))
 
 
 LAUNCHER = str(Path(processes.__file__).parents[1])
@@ -64,10 +55,10 @@ def test_a_launcher_that_imports_torch_ends_with_its_parent(tmp_path: Path) -> N
         assert parent.stdout is not None
         launcher = int(parent.stdout.readline())
         maps = Path(f"/proc/{launcher}/maps")
-        wait(30, lambda: "torch" in maps.read_text())  # it is in the middle of the import
+        wait_until(30, lambda: "torch" in maps.read_text())  # it is in the middle of the import
         os.kill(launcher, signal.SIGSTOP)  # so that it cannot come to its end by itself
         parent.kill()
-    wait(5, lambda: not processes.runs(launcher))
+    wait_until(5, lambda: not processes.runs(launcher))
 
 
 SOCKETS = [{"number": 1, "fault": "no sockets", "message": "Operation not permitted"}, {"number": 2, "fault": "killed"}]

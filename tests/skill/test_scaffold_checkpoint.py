@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
@@ -16,6 +15,7 @@ from torch import nn
 
 from checkpoint_project import Modules, flip, forward, held, names, saved, started, train_state, update
 from records import Capsys, Patch
+from scripts import wait_until
 from trees import code_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -86,10 +86,7 @@ def test_a_save_that_fails_is_one_clear_error(modules: Modules, tmp_path: Path, 
     with pytest.raises(module.TrainingError) as error:
         checkpoints.save(state)
         checkpoints.before_update()
-        until = time.monotonic() + 20
-        while not checkpoints.failed() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert checkpoints.failed()
+        wait_until(20, checkpoints.failed)
         checkpoints.save(state)
     message = str(error.value)
     assert message.startswith("step_00000007 could not be saved: OSError: [Errno 28] ")

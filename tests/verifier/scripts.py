@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,13 @@ def edited(folder: Path, *changes: tuple[str, str], of: str = "minimal") -> Path
         assert old in text, old
         text = text.replace(old, new)
     return written(folder, text)
+
+
+def wait_until(seconds: float, holds: Callable[[], object]) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def python(*words: object, status: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:

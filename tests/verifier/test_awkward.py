@@ -12,6 +12,7 @@ import awkward
 import pytest
 
 from records import cases
+from scripts import wait_until
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.launch import processes
 from verified_fsdp2.verifier.launch.capture import HEAD, TAIL, Capture
@@ -66,10 +67,7 @@ def _judge(marked: tuple[Launcher, str], tmp_path: Path, case: awkward.Awkward, 
     if case.at_line:
         assert finding.location is not None
         assert finding.location.line == awkward.ACT_LINE
-    until = time.monotonic() + 5
-    while len(left := list(awkward.marked(mark))) > 1:  # the launcher itself
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
+    wait_until(5, lambda: len(list(awkward.marked(mark))) <= 1)  # the launcher itself
     assert sum(file.stat().st_size for file in (tmp_path / "work").rglob("*") if file.is_file()) < 8 * (HEAD + TAIL)
 
 
