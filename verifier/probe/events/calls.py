@@ -6,14 +6,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...trace.events import Cleared
+from ...trace.events import Cleared, Evaluated
 from ..compat import tensors
 from ..compat.groups import groups, not_all_reduced
 from ..dispatcher import Call, Leave
 from ..measures import random_state
 from ..session import Session
 from ..sketch import row_hashes
-from .models import Models
+from .models import Models, trained
+
+EVALUATED = 1 << 14  # samples that are recorded of a rank
+Evaluations = set[tuple[tuple[tuple[str, int], ...], int]]  # lines of the stack, sample
 
 
 def _holds_gradients(session: Session) -> bool:
@@ -23,8 +26,17 @@ def _holds_gradients(session: Session) -> bool:
     return any(not_all_reduced(group) for _, root in session.roots for _, group in groups(root))
 
 
+def _evaluated(session: Session, known: Evaluations, given: list[torch.Tensor]) -> None:
+    lines = tuple((place.file, place.line) for place in session.frames.stack())
+    rows = list(dict.fromkeys(row for row in row_hashes(given) if (lines, row) not in known))
+    known.update((lines, row) for row in rows)
+    if rows:
+        session.write(Evaluated(rows=rows, lines=list(lines), at_line=session.here()))
+
+
 def install(session: Session) -> None:
     models = session.one(Models)
+    evaluated: Evaluations = set()
 
     def leave() -> None:
         session.depth -= 1
@@ -42,7 +54,11 @@ def install(session: Session) -> None:
             return
         if not models.holds(module):
             models.adopt(module)
-        if not torch.is_grad_enabled() or all(module is not root for _, root in session.roots):
+        if all(module is not root for _, root in session.roots):
+            return
+        if not torch.is_grad_enabled():
+            if trained(module) and len(evaluated) < EVALUATED:
+                _evaluated(session, evaluated, given())
             return
         if not module.training:
             session.rows_in_eval += row_hashes(given())

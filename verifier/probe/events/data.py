@@ -1,10 +1,25 @@
-"""Samplers: the order and epoch that each rank iterates over."""
+"""Samplers and drawn orders: what each rank iterates over, and in which epoch."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
-from ...trace.events import LoaderStarted, Sampler, SetEpoch
+import torch
+
+from ...trace.events import LoaderStarted, Order, Sampler, SetEpoch
 from ..dispatcher import Call
+from ..frames import caller
 from ..session import Session
+from ..sketch import row_hashes
+
+ORDERS = 256  # that are recorded of a line
+LONGEST = 1 << 20
+OWN_ORDER = "torch/utils/data/sampler.py"  # of a RandomSampler, which knows of no other ranks
+DRAWS = {
+    "torch:randperm": None,
+    "random:shuffle": 0,
+    "random:Random.shuffle": 1,
+}  # which argument is the order; None: the result
 
 
 def install(session: Session) -> None:
@@ -20,6 +35,8 @@ def install(session: Session) -> None:
                 shuffle=bool(sampler.shuffle),
                 seed=sampler.seed,
                 samples=sampler.num_samples,
+                part=sampler.rank,
+                parts=sampler.num_replicas,
                 at_line=session.here(),
             )
         )
@@ -32,3 +49,25 @@ def install(session: Session) -> None:
     session.around("torch.utils.data:DataLoader.__iter__", before=loading)
     session.around("torch.utils.data:DistributedSampler.__iter__", before=begins)
     session.around("torch.utils.data:DistributedSampler.set_epoch", before=lambda call: session.write(SetEpoch()))
+    for function, position in DRAWS.items():
+        session.around(function, after=functools.partial(_drawn, session, {}, position))
+
+
+def _drawn(session: Session, last: dict[tuple[str, int, int], int], position: int | None, call: Call) -> None:
+    order = call.result if position is None else call.given(position, "x")
+    if caller().f_code.co_filename.endswith(OWN_ORDER) or not 1 < len(order) <= LONGEST:
+        return
+    if (digest := _digest(order)) is None or (place := session.here()) is None:
+        return
+    key = place.file, place.line, len(order)
+    if digest != last.get(key) and session.first(key, most=ORDERS):
+        last[key] = digest
+        session.write(Order(samples=len(order), digest=digest, at_line=place))
+
+
+def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:
+    """The hash of an order of numbers; None of what is not known, or has no hash that other processes have too."""
+    if not isinstance(order, torch.Tensor):
+        order = torch.tensor(order) if all(isinstance(one, int) for one in order) else torch.empty(0)
+    known = type(order) is torch.Tensor and order.numel() > 0 and order.device.type != "meta"
+    return row_hashes([order.reshape(1, -1)])[0] if known else None

@@ -2,6 +2,7 @@ import math
 from collections import Counter
 from itertools import combinations
 
+from ...analysis.chance import log_equal_batches
 from ...source.events import ITERATE, Event, Flow
 from ...source.looks import is_const, names_in, text, trains
 from ...source.values import Value, choices, reach
@@ -94,8 +95,7 @@ def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:
 
 def _by_chance(batch: Counter[int], samples: int, trials: int) -> float:
     """The largest probability that one of `trials` pairs of batches is this one, each drawn from so many samples."""
-    size = batch.total()
-    return min(1.0, math.exp(math.log(trials) + math.lgamma(size + 1) - size * math.log(samples)))
+    return min(1.0, math.exp(math.log(trials) + log_equal_batches(batch.total(), samples)))
 
 
 def _same_order(flow: Flow, event: Event) -> bool:

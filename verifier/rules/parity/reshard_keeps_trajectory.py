@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 
 from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
 from ...analysis.presence import begins_elsewhere
@@ -7,13 +8,15 @@ from ...trace import Run, difference
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import load_line, saved_at
 
+LEAST = 4  # samples of a step, from which on it is not by chance that all of them come again
+
 
 class ReshardKeepsTrajectory(Rule):
     """A checkpoint resumed at another world size continues with the same state and losses.
 
     Why: state kept per rank (one file a rank, a position in each rank's own data stream) does not fit another world
-    size: samples are lost or repeated, or the run does not start. A run that refuses to start is a warning, unless
-    --reshard-to asks for its size.
+    size: samples are lost or repeated, or the run does not start. Unless --reshard-to asks for the size, a run that
+    refuses to start is a warning, and so are samples lost or repeated where the batch is one of each rank.
     Wrong:
         torch.save(model.state_dict(), f"{path}.rank{dist.get_rank()}")  # this rank's shards
     Right:
@@ -50,6 +53,9 @@ class ReshardKeepsTrajectory(Rule):
                 return self.failed(f"{where}: {wrong}{saved}", line)
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
+                if wrong := _displaced(evidence.trained, base, run, after, offset):
+                    asked = evidence.course.sizes_chosen
+                    return self.failed(f"{where}: {wrong}{saved}", line, required=asked)
                 depends = "the state is as saved, but the global batch depends on the number of ranks"
                 return self.unknown(f"{where}: {depends}")
             if mine != theirs and not between(run, base, 1, offset) <= allowed:
@@ -77,6 +83,19 @@ def _same_loss(evidence: Evidence) -> bool:
     if run is None or single is None or incomparable(run, single, "single", "one process") is not None:
         return True
     return limits(evidence, ReshardKeepsTrajectory.name).over(compare(run, single).measures) != {"loss"}
+
+
+def _displaced(train: Run, base: Run, run: Run, after: int, offset: int) -> str:
+    """Whether a resume with batches of another size repeats or leaves out samples of an epoch; "" if that is not known."""
+    before = sum((train.global_batch(step) for step in range(1, after + 1)), Counter[int]())
+    following = sum((base.global_batch(step) for step in range(offset + 1, base.steps() + 1)), Counter[int]())
+    mine, due = run.global_batch(1), base.global_batch(offset + 1)
+    if len(mine) < LEAST or max((before + following).values(), default=0) > 1:
+        return ""  # samples come again without a resume too
+    if mine.keys() <= before.keys():
+        return f"its first {mine.total()} samples were trained on before the checkpoint, and others were not yet"
+    late = mine.keys() <= following.keys() and mine.keys().isdisjoint(due)
+    return f"the next {due.total()} samples of the uninterrupted run are left out" if late else ""
 
 
 def _evenly(run: Run) -> bool:

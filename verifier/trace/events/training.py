@@ -154,13 +154,29 @@ class Autocast(Event):
 
 
 class Sampler(Located):
-    """A DistributedSampler begins an order (events/data.py)."""
+    """A DistributedSampler begins an order (events/data.py). It is part `part` of `parts`, with `samples` of its own."""
 
     dataset: int
     epoch: int
     shuffle: bool
     seed: int
     samples: int
+    part: int
+    parts: int
+
+
+class Order(Located):
+    """The script has drawn an order of so many samples, other than the one before at this line (events/data.py)."""
+
+    samples: int
+    digest: int
+
+
+class Evaluated(Located):
+    """Samples that a trained model is given without gradients, for the first time from these lines (events/calls.py)."""
+
+    rows: list[int]
+    lines: list[tuple[str, int]]  # of the stack, innermost first
 
 
 class LoaderStarted(Located):

@@ -1,0 +1,180 @@
+"""Law L9 on recorded traces: each sample once in an epoch, on one rank; nothing evaluated is trained on; a resume goes on."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from records import cases, judge, judged_as, micro, row, run, step, stepped
+from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace.events import Place
+
+ONCE, HELD_OUT, RESHARD = "samples-once-per-epoch", "evaluated-on-training-samples", "reshard-keeps-trajectory"
+Rows = Sequence[int]
+Records = list[dict[str, Any]]
+HERE = Place(file="data.py", line=3, function="order_of", code="")
+BY_RANK = "def order_of(epoch):\n    g = torch.Generator()\n    return torch.randperm(64, generator=g)\n\nown = {}\n"
+
+
+def trained(batches: Iterable[Rows], before: dict[int, Records] | None = None) -> Records:
+    """What a rank records that trains on these samples; `before` a step (from 1) it records more."""
+    made: Records = []
+    for k, rows in enumerate(batches, 1):
+        made += [*(before or {}).get(k, []), micro(k, rows=tuple(rows)), step(k), stepped(k)]
+    return made
+
+
+def sampler(**more: Any) -> dict[str, Any]:
+    return {"kind": "sampler", "shuffle": True, "samples": 32, "parts": 2, "at_line": HERE, **more}
+
+
+def order(digest: int, samples: int = 64) -> dict[str, Any]:
+    return {"kind": "order", "samples": samples, "digest": digest, "at_line": HERE}
+
+
+def cut(rows: Rows, size: int = 8) -> list[Rows]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def shuffled(seed: int, samples: int = 64) -> list[int]:
+    return random.Random(seed).sample(range(samples), samples)
+
+
+def dealt(*orders: Rows, ranks: int = 2) -> list[Records]:
+    """Each rank takes its part of its own order, one after the other; `orders` by rank and then by epoch."""
+    made = []
+    for rank in range(ranks):
+        epochs = [cut(one[rank::ranks]) for one in orders[rank::ranks]]
+        begins = {
+            1 + number * len(epochs[0]): [order(hash(tuple(one)))] for number, one in enumerate(orders[rank::ranks])
+        }
+        made.append(trained([batch for epoch in epochs for batch in epoch], begins))
+    return made
+
+
+def sliced(*starts: int, samples: int = 1000, size: int = 8) -> Records:
+    return trained([[n % samples for n in range(start, start + size)] for start in starts])
+
+
+A, B, C, D = map(shuffled, range(4))
+SPLIT = Sources({"data.py": f"{BY_RANK}rows = order_of(0)[rank::world]\n"}, ("data.py",))
+WALKED = Sources({"data.py": f"{BY_RANK}rows = order_of(0)[start : start + 8]\n"}, ("data.py",))
+
+
+def drawn(own: bool, batches: Sequence[Sequence[Rows]], samples: int = 64) -> list[Records]:
+    """Ranks that draw an order, their own or one for all, in the first step."""
+    return [trained(rows, {1: [order(rank * own, samples)]}) for rank, rows in enumerate(batches)]
+
+
+def echoed(times: int) -> list[Records]:
+    return [trained([rows for rows in cut(range(r, 64, 2), 4) for _ in range(times)]) for r in (0, 1)]
+
+
+test_each_sample_once = judged_as(
+    row(ONCE, "fail", *dealt(A, B, C, D), at=HERE),  # two epochs, each rank with orders of its own
+    row(ONCE, "pass", *dealt(A, A, B, B)),
+    row(ONCE, "fail", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=SPLIT),  # part of an epoch, and the code
+    row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(B[1::2])]), sources=WALKED),  # who knows how far they go
+    row(ONCE, "pass", *drawn(False, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),
+    row(ONCE, "pass", *drawn(True, [cut(A[::2]), cut(A[1::2])]), sources=SPLIT),  # an order of something else
+    row(
+        ONCE, "pass", *drawn(True, [cut([n % 16 for n in A]), cut([n % 16 for n in B])]), sources=SPLIT
+    ),  # equal samples
+    row(
+        ONCE, "pass", *[trained([*cut(a), *cut(b)], {1: [order(a[0])], 9: [order(b[0])]}) for a, b in ((A, B), (C, D))]
+    ),
+    row(ONCE, "pass", *[trained(cut(a), {k: [order(a[k], 8)] for k in range(1, 9)}) for a in (A, B)]),  # mixup
+)
+test_samplers = judged_as(
+    *(
+        row(
+            ONCE,
+            status,
+            *(trained(cut(range(r, 64, 2)), {1: [sampler(**{"part": r, **own})]}) for r, own in enumerate(ranks)),
+        )
+        for status, ranks in (
+            ("pass", ({}, {})),
+            ("fail", ({"seed": 1}, {"seed": 2})),
+            ("fail", ({"epoch": 0}, {"epoch": 1})),
+            ("fail", ({"parts": 4}, {"parts": 4})),
+            ("pass", ({"seed": 1, "shuffle": False}, {"seed": 2, "shuffle": False})),
+            ("pass", ({"seed": 1, "parts": 1}, {"seed": 2, "parts": 1})),  # each walks the whole data set
+            ("pass", ({"seed": 1, "samples": 9}, {"seed": 2})),  # of other data
+            ("pass", ({"part": 0}, {"part": 1}, {"part": 0}, {"part": 1})),  # pairs that share their samples
+        )
+    ),
+    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(part=r, seed=r)] for r in (0, 1)]),  # not trained on
+)
+test_later = judged_as(
+    row(ONCE, "fail", sliced(0, 8, 16, 24, 32, 40), sliced(8, 16, 24, 32, 40, 48)),
+    row(ONCE, "fail", sliced(0, 16, 32, 48, 64, 80), sliced(16, 32, 48, 64, 80, 96)),
+    row(ONCE, "pass", sliced(0, 16, 32, 48, 64, 80), sliced(8, 24, 40, 56, 72, 88)),
+    *(
+        row(ONCE, "pass", *(sliced(*range(8 * r, 640, 16), samples=n) for r in (0, 1))) for n in (24, 40, 64, 100)
+    ),  # wrapped
+    row(
+        ONCE, "pass", sliced(*range(0, 160, 8), samples=80), sliced(*range(40, 200, 8), samples=80)
+    ),  # from elsewhere on
+    *(row(ONCE, "pass", *echoed(times)) for times in (2, 3)),  # each batch several times
+    row(ONCE, "not_applicable", sliced(0, 8), sliced(8, 16)),
+    row(ONCE, "not_applicable", sliced(0, 8, 16, 24, 32)),
+    row(ONCE, "not_applicable", trained([()] * 6), trained([()] * 6)),
+)
+
+
+@cases("samples, size", (6, 1), (12, 1), (40, 2), (40, 4), (200, 8))
+def test_draws_with_replacement(samples: int, size: int) -> None:
+    for seed in range(6):
+        chosen = random.Random(seed)
+        ranks = [trained([chosen.choices(range(samples), k=size) for _ in range(20)]) for _ in range(2)]
+        assert judge(ONCE, *ranks).status == "pass"
+
+
+def seen(rows: Iterable[int], line: int = 9) -> dict[str, Any]:
+    return {"kind": "evaluated", "rows": list(rows), "lines": [("train.py", line)]}
+
+
+def evaluating(*evaluated: Records) -> list[Records]:
+    """Two ranks that train on even and on odd samples of the first 64, and evaluate."""
+    return [[*trained(cut(range(r, 64, 2))), *records] for r, records in enumerate(evaluated)]
+
+
+test_held_out = judged_as(
+    row(HELD_OUT, "fail", *evaluating([seen(range(1, 40, 2))], [seen(range(0, 40, 2))])),
+    row(
+        HELD_OUT,
+        "fail",
+        *evaluating([seen(range(1, 40, 2)), seen(range(20), 7)], [seen(range(0, 40, 2)), seen(range(20), 7)]),
+    ),
+    row(HELD_OUT, "pass", *evaluating([seen(range(64, 96, 2))], [seen(range(65, 96, 2))])),
+    row(HELD_OUT, "not_applicable", *evaluating([seen(range(40))], [seen(range(40))])),  # of the training
+    row(
+        HELD_OUT, "not_applicable", *evaluating([seen(range(0, 40, 2))], [seen(range(1, 40, 2))])
+    ),  # before it is trained on
+    row(HELD_OUT, "not_applicable", *evaluating([seen([*range(1, 40, 2), 2])], [seen(range(0, 40, 2))])),
+    row(HELD_OUT, "not_applicable", *evaluating([seen([1, 3])], [seen([0, 2])])),  # by chance
+    row(HELD_OUT, "not_applicable", *evaluating([], [])),
+    row(HELD_OUT, "not_applicable", evaluating([seen(range(40))])[0]),
+)
+
+SAVE = {"kind": "checkpoint", "op": "save", "after_step": 3, "to": "", "keys": []}
+
+
+def going_on(samples: int) -> Run:
+    """Six steps of two ranks, a checkpoint after the third."""
+    starts = [[16 * k + 8 * rank for k in range(6)] for rank in (0, 1)]
+    return run(*[[*sliced(*own[:3], samples=samples), SAVE, *sliced(*own, samples=samples)[9:]] for own in starts])
+
+
+@cases(
+    "samples, position, status",
+    (1000, 48, "inconclusive"),  # the next samples, in a smaller batch
+    (1000, 24, "fail"),  # three steps of one rank
+    (1000, 72, "fail"),
+    (1000, 500, "inconclusive"),  # an order of its own
+    (40, 24, "inconclusive"),  # the epoch was over
+)
+def test_a_resume_with_a_smaller_batch(samples: int, position: int, status: str) -> None:
+    train, again = going_on(samples), run(sliced(position, position + 8, samples=samples), role="reshard")
+    found = judge(RESHARD, train, resume_full_precision=train, reshards=(again,))
+    assert (found.status, found.required) == (status, status != "fail"), found.evidence

@@ -1,0 +1,51 @@
+from ...trace.events import Evaluated, Micro
+from ..base import Evidence, Finding, Rule, count
+
+CHANCE = 1e-3
+
+
+class EvaluatedOnTrainingSamples(Rule):
+    """No rank trains on the samples that another holds out for evaluation.
+
+    Why: a split that each rank draws for itself holds out other samples on every rank. What one rank evaluates on, another
+    trains on, and there is one model: its evaluation is too good, and so are the choices that depend on it.
+    Wrong:
+        train, held_out = random_split(data, [0.9, 0.1])  # another split on every rank
+    Right:
+        generator = torch.Generator().manual_seed(0)
+        train, held_out = random_split(data, [0.9, 0.1], generator=generator)
+    Fix: Split the data with a seed that all ranks share, before any part is taken by rank.
+    Source: law L9: the probe hashes the samples of each step and of each forward without gradients. A rank that evaluates
+    on samples of its own training, or on some that nobody trains on only by chance, does so on purpose: no breach.
+    """
+
+    def applies(self, evidence: Evidence) -> str:
+        if len(evidence.trained.data_ranks) < 2:
+            return "not applicable with one data-parallel rank"
+        seen = any(trace.first(Evaluated) for trace in evidence.trained.traces)
+        return "" if seen else "nothing was evaluated within the steps that were run"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        traces = [trace for trace in run.traces if trace.rank in run.data_ranks]
+        trained = [{row for micro in trace.of(Micro) for row in micro.rows} for trace in traces]
+        everyone = set().union(*trained)
+        known, samples = 0, 0
+        for lines in dict.fromkeys(_lines(record) for record in run.all(Evaluated)):
+            records = [[record for record in trace.of(Evaluated) if _lines(record) == lines] for trace in traces]
+            evaluated = [{row for record in own for row in record.rows} for own in records]
+            both = set().union(*evaluated) & everyone
+            known, samples = known + len(both), samples + len(set().union(*evaluated))
+            held_out = all(rows.isdisjoint(own) for rows, own in zip(evaluated, trained, strict=True))
+            elsewhere = sum(len(rows & everyone) for rows in evaluated)
+            if held_out and (1 - 1 / len(traces)) ** elsewhere < CHANCE:
+                what = f"{len(both)} of the {len(set().union(*evaluated))} samples that ranks hold out for evaluation"
+                place = next(record.at_line for own in records for record in own)
+                return self.failed(f"{what} are trained on, each by other ranks alone", place)
+        if known:
+            return self.not_applicable(f"{known} of {count(samples, 'evaluated sample')} are trained on, as on purpose")
+        return self.passed(f"none of {count(samples, 'evaluated sample')} is trained on")
+
+
+def _lines(record: Evaluated) -> tuple[tuple[str, int], ...]:
+    return tuple((file, line) for file, line in record.lines)

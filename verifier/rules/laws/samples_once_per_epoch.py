@@ -1,0 +1,205 @@
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from ...analysis.chance import log_equal_batches
+from ...evidence import Sources
+from ...source.values import RANK_NAMES
+from ...trace import Trace
+from ...trace.events import Micro, Order, Place, Sampler
+from ..base import Evidence, Finding, Rule, Run, count
+
+STEPS = 4
+AGAIN = 3  # steps in which a rank trains on the whole batch that another had so many steps before
+CHANCE = 1e-6
+
+
+class SamplesOncePerEpoch(Rule):
+    """Within an epoch each sample is trained on once, by one rank.
+
+    Why: ranks that draw different orders and each take their part of their own, or whose parts overlap in a later step,
+    train on some samples several times and on others never. The loss falls as usual.
+    Wrong:
+        generator = torch.Generator().manual_seed(seed + rank)  # another order on every rank
+        order = torch.randperm(len(data), generator=generator)
+        own = order[rank::world]
+    Right:
+        generator = torch.Generator().manual_seed(seed + epoch)  # one order that the ranks share
+        order = torch.randperm(len(data), generator=generator)
+        own = order[rank::world]
+    Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global batch in each step.
+    Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws. Random draws with
+    replacement, several epochs, padding and what is left over are no breach.
+    """
+
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.trained
+        if len(run.data_ranks) < 2:
+            return "not applicable with one data-parallel rank"
+        if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
+            return "the model was given no tensor whose rows could be distinguished"
+        return "" if run.steps() >= STEPS else f"fewer than {STEPS} steps were made"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        run = evidence.trained
+        found = self._parts(run) or self._orders(evidence.sources, run) or self._later(run)
+        if found is not None:
+            return found
+        steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
+        samples = count(len(set().union(*steps)), "sample")
+        return self.passed(f"{samples} in {count(len(steps), 'step')}: no rank trains on what was another's")
+
+    def _parts(self, run: Run) -> Finding | None:
+        """The parts of a DistributedSampler do not make up one order."""
+        for begun in zip(*(_trained_orders(trace) for trace in run.traces), strict=False):
+            first = begun[0]
+            if first.parts < 2 or len({(one.parts, one.samples, one.shuffle, one.at_line) for one in begun}) > 1:
+                continue
+            own = {one.part for one in begun}
+            if left := first.parts - len(own):
+                what = f"the sampler splits the data into {first.parts} parts, and no rank takes {left} of them"
+                return self.failed(what, first.at_line)
+            orders = {(one.seed, one.epoch) for one in begun}
+            if first.shuffle and len(orders) > 1:
+                seeds, epochs = (sorted(set(column)) for column in zip(*orders, strict=True))
+                differ = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
+                what = f"the ranks take parts of different orders: their samplers have the {differ}"
+                return self.failed(what, first.at_line)
+        return None
+
+    def _orders(self, sources: Sources, run: Run) -> Finding | None:
+        """Ranks draw different orders, of which each takes its part."""
+        traces = [trace for trace in run.traces if trace.rank in run.data_ranks]
+        for place, samples, used in _own_orders(traces):
+            batches = [run.global_batch(step).total() for step in range(1, run.steps() + 1)]
+            for ranks in used:
+                rows = [Counter(row for own in rank.values() for row in own) for rank, _ in ranks]
+                distinct = len(set().union(*rows))
+                trained = sum(len(own) for own in rows)
+                if any(own.total() > len(own) for own in rows) or trained == distinct:
+                    continue  # data with equal samples, or drawn with replacement; or nothing is trained on twice
+                whole = all(ended for _, ended in ranks) and 2 * max(batches) <= samples
+                if (whole and abs(trained - samples) < max(batches)) or _taken_by_rank(sources, place):
+                    again = f"{trained - distinct} of {trained} samples were trained on by several ranks"
+                    what = f"each rank draws its own order of {samples} samples and takes a part of it: {again}"
+                    return self.failed(what, place)
+        return None
+
+    def _later(self, run: Run) -> Finding | None:
+        """A rank trains on the batches of another some steps later, while samples are there that nobody has seen."""
+        ranks, rows = run.data_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
+        seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # batch -> {rank: its last step with it}
+        known: set[int] = set()
+        again: Counter[tuple[int, int, int]] = Counter()
+        sizes: list[int] = []
+        for step, own in enumerate(rows, 1):
+            batches = {rank: frozenset(own[rank].items()) for rank in ranks if own[rank]}
+            new = any(known.isdisjoint(own[rank]) for rank in batches)
+            for rank, batch in batches.items():
+                before = seen.get(batch, {})
+                if new and rank not in before:
+                    again.update((rank, other, step - last) for other, last in before.items())
+                    sizes += [len(batch)] if before else []
+            for rank, batch in batches.items():
+                seen.setdefault(batch, {})[rank] = step
+                known.update(own[rank])
+        ((rank, other, later), often), *_ = [*again.most_common(1), ((0, 0, 0), 0)]
+        if often < AGAIN:
+            return None
+        trials = math.log(len(ranks) ** 2 * len(rows)) + often * math.log(len(rows))
+        if trials + often * log_equal_batches(min(sizes), len(known)) > math.log(CHANCE):
+            return None
+        what = f"in {often} of {len(rows)} steps rank {rank} trains on the samples that rank {other} had"
+        return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.line_of(Micro))
+
+
+def _trained_orders(trace: Trace) -> list[Sampler]:
+    """The orders of samplers on which a rank has trained."""
+    found: dict[int, Sampler] = {}
+    last: Sampler | None = None
+    for record in trace.records:
+        if isinstance(record, Sampler):
+            last = record
+        elif isinstance(record, Micro) and last is not None:
+            found[last.seq] = last
+    return list(found.values())
+
+
+Used = list[
+    tuple[dict[int, set[int]], bool]
+]  # for each rank {step: the samples of an order}, and whether the next one was drawn
+
+
+def _own_orders(traces: list[Trace]) -> Iterator[tuple[Place, int, list[Used]]]:
+    """(line, number of samples, what each rank has used of each order) where each rank has drawn other orders from the first on."""
+    drawn = [_by_line(trace) for trace in traces]
+    for key in drawn[0]:
+        orders = [one.get(key, []) for one in drawn]
+        digests = [own[0].digest for own in orders if own]
+        if len(digests) == len(traces) and len(set(digests)) > 1:
+            place = orders[0][0].at_line
+            used = [_used(trace, own) for trace, own in zip(traces, orders, strict=True)]
+            if place is not None:
+                yield place, orders[0][0].samples, [list(ranks) for ranks in zip(*used, strict=False)]
+
+
+def _by_line(trace: Trace) -> dict[tuple[str, int, int], list[Order]]:
+    """The orders that a rank has drawn, by line and number of samples."""
+    found: dict[tuple[str, int, int], list[Order]] = {}
+    for record in trace.of(Order):
+        if record.at_line is not None:
+            found.setdefault((record.at_line.file, record.at_line.line, record.samples), []).append(record)
+    return found
+
+
+def _used(trace: Trace, orders: list[Order]) -> Used:
+    """For each order of a line what was trained on until the next one was drawn."""
+    found: Used = []
+    for number, order in enumerate(orders):
+        end = orders[number + 1].seq if number + 1 < len(orders) else math.inf
+        rows: dict[int, set[int]] = {}
+        for micro in trace.of(Micro):
+            if order.seq < micro.seq < end:
+                rows.setdefault(micro.step, set()).update(micro.rows)
+        found.append((rows, end < math.inf))
+    return found
+
+
+def _taken_by_rank(sources: Sources, place: Place) -> bool:
+    """Whether the code takes by the rank what it has drawn at a line: `order[rank::world]`, `self.order(epoch)[rank]`."""
+    tree = sources.tree(place.file)
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _covers(node, place.line)]
+    scope: ast.AST = around[-1] if around else tree
+    variables = {
+        part for node in ast.walk(scope) if isinstance(node, ast.stmt) for part in _drawn_into(node, place.line)
+    }
+
+    def drawn(node: ast.AST, inside: bool) -> bool:
+        if isinstance(node, ast.Call):
+            return _last(node.func) == place.function or (_covers(node, place.line) and _last(node.func) == "randperm")
+        return (inside or isinstance(node, ast.Attribute)) and ast.unparse(node) in variables
+
+    within = {id(node) for node in ast.walk(scope)}
+    parts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+    by_rank = (one for one in parts if any(_last(part) in RANK_NAMES for part in ast.walk(one.slice)))
+    return any(drawn(part, id(part) in within) for one in by_rank for part in ast.walk(one.value))
+
+
+def _drawn_into(node: ast.stmt, line: int) -> list[str]:
+    """The variables that hold what a statement at a line draws, or shuffles in place."""
+    if isinstance(node, ast.Assign) and _covers(node, line):
+        return [ast.unparse(target) for target in node.targets]
+    if isinstance(node, ast.For) and _covers(node.iter, line):
+        return [ast.unparse(node.target)]
+    call = node.value if isinstance(node, ast.Expr) and _covers(node, line) else None
+    return [ast.unparse(call.args[0])] if isinstance(call, ast.Call) and call.args else []
+
+
+def _covers(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _last(node: ast.AST) -> str:
+    """The last name of an expression: `shuffle` of `random.shuffle`."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
