@@ -90,20 +90,19 @@ test_samplers = judged_as(
         row(
             ONCE,
             status,
-            *(trained(cut(range(r, 64, 2)), {1: [sampler(**{"part": r, **own})]}) for r, own in enumerate(ranks)),
+            *(trained(cut(range(r, 64, 2)), {1: [sampler(**own)]}) for r, own in enumerate(ranks)),
         )
         for status, ranks in (
             ("pass", ({}, {})),
             ("fail", ({"seed": 1}, {"seed": 2})),
             ("fail", ({"epoch": 0}, {"epoch": 1})),
-            ("fail", ({"parts": 4}, {"parts": 4})),
+            ("pass", ({"parts": 4}, {"parts": 4})),  # of several parts on each rank, or of a sample of the data
             ("pass", ({"seed": 1, "shuffle": False}, {"seed": 2, "shuffle": False})),
             ("pass", ({"seed": 1, "parts": 1}, {"seed": 2, "parts": 1})),  # each walks the whole data set
             ("pass", ({"seed": 1, "samples": 9}, {"seed": 2})),  # of other data
-            ("pass", ({"part": 0}, {"part": 1}, {"part": 0}, {"part": 1})),  # pairs that share their samples
         )
     ),
-    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(part=r, seed=r)] for r in (0, 1)]),  # not trained on
+    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(seed=r)] for r in (0, 1)]),  # not trained on
 )
 test_later = judged_as(
     row(ONCE, "fail", sliced(0, 8, 16, 24, 32, 40), sliced(8, 16, 24, 32, 40, 48)),

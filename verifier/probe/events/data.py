@@ -35,7 +35,6 @@ def install(session: Session) -> None:
                 shuffle=bool(sampler.shuffle),
                 seed=sampler.seed,
                 samples=sampler.num_samples,
-                part=sampler.rank,
                 parts=sampler.num_replicas,
                 at_line=session.here(),
             )

@@ -51,21 +51,16 @@ class SamplesOncePerEpoch(Rule):
         return self.passed(f"{samples} in {count(len(steps), 'step')}: no rank trains on what was another's")
 
     def _parts(self, run: Run) -> Finding | None:
-        """The parts of a DistributedSampler do not make up one order."""
-        for begun in zip(*(_trained_orders(trace) for trace in run.traces), strict=False):
-            first = begun[0]
-            if first.parts < 2 or len({(one.parts, one.samples, one.shuffle, one.at_line) for one in begun}) > 1:
-                continue
-            own = {one.part for one in begun}
-            if left := first.parts - len(own):
-                what = f"the sampler splits the data into {first.parts} parts, and no rank takes {left} of them"
-                return self.failed(what, first.at_line)
-            orders = {(one.seed, one.epoch) for one in begun}
-            if first.shuffle and len(orders) > 1:
-                seeds, epochs = (sorted(set(column)) for column in zip(*orders, strict=True))
-                differ = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
-                what = f"the ranks take parts of different orders: their samplers have the {differ}"
-                return self.failed(what, first.at_line)
+        """The ranks take their parts of different orders of a DistributedSampler."""
+        begun = [_begun(trace) for trace in run.traces]
+        for line in begun[0]:
+            for orders in zip(*(own.get(line, []) for own in begun), strict=False):
+                differ = {(one.seed, one.epoch) for one in orders}
+                if len({(one.parts, one.samples) for one in orders}) == 1 and len(differ) > 1:
+                    seeds, epochs = (sorted(set(column)) for column in zip(*differ, strict=True))
+                    which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
+                    what = f"the ranks take their parts of different orders: those of the {which}"
+                    return self.failed(what, orders[0].at_line)
         return None
 
     def _orders(self, sources: Sources, run: Run) -> Finding | None:
@@ -114,16 +109,14 @@ class SamplesOncePerEpoch(Rule):
         return self.failed(f"{what} {count(later, 'step')} before, while others were not yet seen", run.line_of(Micro))
 
 
-def _trained_orders(trace: Trace) -> list[Sampler]:
-    """The orders of samplers on which a rank has trained."""
-    found: dict[int, Sampler] = {}
-    last: Sampler | None = None
-    for record in trace.records:
-        if isinstance(record, Sampler):
-            last = record
-        elif isinstance(record, Micro) and last is not None:
-            found[last.seq] = last
-    return list(found.values())
+def _begun(trace: Trace) -> dict[Place | None, list[Sampler]]:
+    """By line, the shuffled orders that samplers of several parts have begun before the last backward."""
+    last = max((micro.seq for micro in trace.of(Micro)), default=-1)
+    found: dict[Place | None, list[Sampler]] = {}
+    for record in trace.of(Sampler):
+        if record.seq < last and record.shuffle and record.parts > 1:
+            found.setdefault(record.at_line, []).append(record)
+    return found
 
 
 Used = list[

@@ -154,14 +154,13 @@ class Autocast(Event):
 
 
 class Sampler(Located):
-    """A DistributedSampler begins an order (events/data.py). It is part `part` of `parts`, with `samples` of its own."""
+    """A DistributedSampler begins an order (events/data.py), of which it takes one of `parts` parts, with so many samples."""
 
     dataset: int
     epoch: int
     shuffle: bool
     seed: int
     samples: int
-    part: int
     parts: int
 
 
