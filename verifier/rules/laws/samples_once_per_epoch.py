@@ -48,7 +48,9 @@ class SamplesOncePerEpoch(Rule):
             return found
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
         samples = count(len(set().union(*steps)), "sample")
-        return self.passed(f"{samples} in {count(len(steps), 'step')}: no rank trains on what was another's")
+        return self.passed(
+            f"{samples} in {count(len(steps), 'step')}: no rank repeats the batches of another, or takes part of an order of its own"
+        )
 
     def _parts(self, run: Run) -> Finding | None:
         """The ranks take their parts of different orders of a DistributedSampler."""
