@@ -89,6 +89,29 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     return found
 
 
+def results_of_calls(sources: Sources) -> set[str]:
+    """The attributes that methods of a class set before they read them: results of the last call, which are no state."""
+    found: set[str] = set()
+    kept: set[str] = set()
+    for cls in (n for file in sources.project for n in ast.walk(sources.tree(file)) if isinstance(n, ast.ClassDef)):
+        for method in (n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
+            nodes = list(ast.walk(method))
+            ends = {
+                id(t): n.end_lineno
+                for n in nodes
+                if isinstance(n, ast.Assign)
+                for one in n.targets
+                for t in ast.walk(one)
+            }
+            kept |= {last_name(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
+            own = [n for n in nodes if isinstance(n, ast.Attribute) and last_name(n.value) == "self"]
+            order = sorted((ends.get(id(n), n.lineno) or 0, isinstance(n.ctx, ast.Store), n.attr) for n in own)
+            for attr in {attr for _, _, attr in order}:
+                first = next(stored for _, stored, name in order if name == attr)
+                (found if first else kept).add(attr)
+    return found - kept
+
+
 def restorable(path: str, held: Held, decisive: set[str]) -> bool:
     """Whether a value that evolves is state that a resumed run must have again: what only logs read is not."""
     if held.holder == "module":

@@ -117,11 +117,13 @@ def _fits_16_bits(part: torch.Tensor) -> bool:
 def install(session: Session) -> None:
     """Subscribe to optimizers: their construction through the dispatcher, their steps through torch's own hooks."""
     steps = Steps(session, session.one(Models))
+    making_state: set[int] = set()  # optimizers in a step that is none of the training
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if _by_state_dict_helper():
-            return None
         closure = kwargs.get("closure", next(iter(args[1:]), None))
+        if _by_state_dict_helper() or (closure is None and session.micro == 0 and _moves_nothing(optimizer)):
+            making_state.add(id(optimizer))
+            return None
         with torch.no_grad():
             session.publish("stepping", optimizer, callable(closure))
         if not callable(closure):
@@ -139,9 +141,11 @@ def install(session: Session) -> None:
         return (args[0], closed, *args[2:]), kwargs
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _by_state_dict_helper():
-            with torch.no_grad():
-                session.publish("stepped", optimizer)
+        if id(optimizer) in making_state:
+            making_state.discard(id(optimizer))
+            return
+        with torch.no_grad():
+            session.publish("stepped", optimizer)
 
     session.dispatcher.outermost(["torch.optim:Optimizer.__init__"], steps.constructed)
     session.subscribe("stepping", steps.stepping)
@@ -149,6 +153,11 @@ def install(session: Session) -> None:
     session.subscribe("closed", steps.closed)
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
+
+
+def _moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether a step that follows no backward only creates state: with learning rates of zero, as before a load."""
+    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
 
 
 def _by_state_dict_helper() -> bool:

@@ -2,7 +2,7 @@ import re
 from collections import Counter
 
 from ...analysis.presence import begins_elsewhere
-from ...analysis.state import KEPT, LEAST, apart, assigned_anew, decisive, evolving, restorable, whole
+from ...analysis.state import KEPT, LEAST, apart, assigned_anew, decisive, evolving, restorable, results_of_calls, whole
 from ...trace.events import Held
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
@@ -58,6 +58,7 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     mine, theirs = whole(resume, 1), whole(train, step)
     later, without = whole(resume, 2), whole(train, step + 1)
     paths = evolving(train)
+    results = results_of_calls(evidence.sources)
     deciding, anew = decisive(evidence.sources, paths), assigned_anew(evidence.sources)
     same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
     lost: dict[str, tuple[Held, Held]] = {}
@@ -65,6 +66,7 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     for path in sorted(paths & theirs.keys() & mine.keys()):
         now, then = mine[path], theirs[path]
         known = same_samples or then.holder in KEPT or then.sketch is None
+        known = known and not (then.holder == "module" and path.rpartition(".")[2] in results)
         if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
             continue
         compared += 1

@@ -1,4 +1,4 @@
-from ...analysis.state import KEPT, apart, decisive, evolving, states
+from ...analysis.state import KEPT, apart, decisive, evolving, results_of_calls, states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
@@ -38,7 +38,10 @@ class StateSameOnRanks(Rule):
         found: dict[str, str] = {}
         held = {path: one for path, one in ranks[0][last].items() if not one.sharded}
         floats = {path for path, one in held.items() if one.value is not None and one.dtype.startswith("float")}
-        paths = [path for path, one in held.items() if _is_state(one) or path in deciding & floats]
+        results = results_of_calls(evidence.sources)
+        kept = {path for path, one in held.items() if _is_state(one)}
+        kept -= {p for p in kept if held[p].holder == "module" and p.rpartition(".")[2] in results}
+        paths = kept | (deciding & floats)
         for path in sorted(changing.intersection(paths)):
             there = [one for rank in ranks if (one := rank[last].get(path))]
             steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
