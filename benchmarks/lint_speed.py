@@ -1,6 +1,6 @@
 """How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with torchfix.
 
-    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script FILE] [--out FILE]
+    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script FILE | --folder DIR] [--out FILE]
 
 The two programs run in turns, so that a busy machine is as busy for one as for the other. Processor time is what a machine with
 nothing else to do would show.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from results_file import write
+from verified_fsdp2.verifier.source.files import files_of
 
 ZOO = Path(__file__).resolve().parents[1] / "tests" / "zoo"
 PARTS = ("trainer_class.py", "checkpoint_full_state.py", "gradient_accumulation.py", "mixed_precision.py")
@@ -44,7 +45,7 @@ def seconds_of(command: list[str]) -> tuple[float, float]:
     """The wall time and the processor time of one process, which may keep its byte code."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, check=False, timeout=120, env=environment)
+    subprocess.run(command, capture_output=True, check=False, timeout=600, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - started, used
@@ -67,17 +68,18 @@ def main() -> int:
     parser.add_argument("--fsdp2", type=Path, help="the fsdp2 executable (default: this Python with -m)")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--script", type=Path, help="another script than the one of 500 lines that is made")
+    parser.add_argument("--folder", type=Path, help="a folder, with all Python files below it, such as a checkout")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        script = options.script or Path(folder) / "train.py"
-        if options.script is None:
+        script = options.folder or options.script or Path(folder) / "train.py"
+        if options.folder is None and options.script is None:
             script.write_text(script_of(LINES), encoding="utf-8")
         own = [str(options.fsdp2)] if options.fsdp2 else [sys.executable, "-m", "verified_fsdp2.skill"]
         commands = {"python": [sys.executable, "-c", "pass"], "fsdp2 lint": [*own, "lint", str(script)]}
         if options.torchfix is not None:
             commands["torchfix"] = [str(options.torchfix), "--select=ALL", str(script)]
-        lines = len(script.read_text(encoding="utf-8").splitlines())
+        lines = sum(len(file.read_bytes().splitlines()) for file in files_of([script]))
         found = measure(commands, options.runs)
     result: dict[str, Any] = {"lines": lines, "runs": options.runs, "platform": platform.platform()}
     for number, kind in enumerate(("wall", "processor")):

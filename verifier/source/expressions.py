@@ -12,6 +12,7 @@ from .names import Frame, Names
 from .values import GLOBAL, SUB, Value, choices, const, derived, either
 
 DEPTH = 60  # of nested expressions
+_METHODS = {kind: f"_{kind.__name__.lower()}" for kind in ast.expr.__subclasses__()}
 _FOLDED: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -39,7 +40,7 @@ class Expressions(Names):
         if self.budget < 0 or self.depth > DEPTH:
             self.flow.partial = True
             return Value("unknown")
-        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        method = getattr(self, _METHODS[type(node)], None)
         self.depth += 1
         try:
             return method(node) if method is not None else self._parts(node)

@@ -15,6 +15,7 @@ from .values import Value, choices, const, either
 BUDGET = 150_000  # expressions followed from one entry
 EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]
+_METHODS = {kind: f"_do_{kind.__name__.lower()}" for kind in ast.stmt.__subclasses__()}
 
 
 def follow(project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()) -> list[Flow]:
@@ -108,7 +109,7 @@ class Follower(Imports):
             if self.budget < 0:
                 self._stopped(statement, "too long to be followed completely")
                 return False
-            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            method = getattr(self, _METHODS[type(statement)], None)
             if method is not None and method(statement):
                 return True
         return False

@@ -51,10 +51,10 @@ def const(value: Any) -> Value:
 
 def either(values: Iterable[Value]) -> Value:
     """One of the values; the same value if they are one."""
-    flat: list[Value] = []
+    found: dict[tuple[str, Any], Value] = {}
     for part in (part for value in values for part in choices(value)):
-        if not any(part is one or (part.kind == one.kind == "const" and part.const == one.const) for one in flat):
-            flat.append(part)
+        found.setdefault((part.kind, part.const if part.kind == "const" else id(part)), part)
+    flat = list(found.values())
     if len(flat) == 1:
         return flat[0]
     rank = max((part.rank for part in flat), default=0)

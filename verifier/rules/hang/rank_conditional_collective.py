@@ -49,7 +49,7 @@ def _collective(flow: Flow, event: Event) -> str:
     found = False
     if _COLLECTIVE.fullmatch(event.op):
         within = event.op in ("dist.all_reduce", "dist.broadcast", "dist.reduce") and len(event.args) > 2
-        found = not within and not (event.op == "dist.barrier" and event.args)
+        found = not within and not (event.op == "dist.barrier" and event.args) and not _counts_its_ranks(event)
     elif event.op in (*GETTERS, *SETTERS):
         found = bool(event.args) and flow.managed_by(event.args[0], event) is not None
     elif event.op == CALL and event.on is not None and flow.sharded_by(event.on, event) is not None:
@@ -57,6 +57,12 @@ def _collective(flow: Flow, event: Event) -> str:
     elif event.method == "full_tensor" and event.on is not None:
         found = _parameter_like(flow, event.on, event)
     return text(event.node) if found else ""
+
+
+def _counts_its_ranks(event: Event) -> bool:
+    """Whether a process group is made with a fixed number of ranks: some of the processes, which it may leave others out of."""
+    size = event.kwargs.get("world_size") if event.op == "dist.init_process_group" else None
+    return size is not None and size.kind == "const"
 
 
 def _parameter_like(flow: Flow, value: Value, event: Event) -> bool:

@@ -1,7 +1,7 @@
 import ast
 
 from ...source.events import ITERATE, Event, Flow, covers, exclusive
-from ...source.looks import inner, names_in
+from ...source.looks import inner
 from ...source.values import holders, reach
 from ..base import Hits
 from ._held import HeldRule
@@ -54,7 +54,7 @@ class OptimBeforeShard(HeldRule):
 
 def _regrouped(flow: Flow, event: Event) -> bool:
     """Whether the parameter groups are replaced, or the optimizer is passed to code that is not followed."""
-    replaced = names_in(flow, "param_groups") and any(_stores_groups(m.tree) for m in flow.project.modules)
+    replaced = any("param_groups" in m.source and _stores_groups(m.tree) for m in flow.project.modules)
     return replaced or bool(flow.methods("add_param_group")) or flow.escapes(event.result)
 
 
