@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verified_fsdp2.verifier.evidence import Evidence
+from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.judge import judge_one
 from verified_fsdp2.verifier.rules import RULES
@@ -170,6 +170,11 @@ def judge(rule: str, *ranks: Any, **more: Any) -> Finding:
         return judge_one(RULES[rule], ranks[0])
     train = ranks[0] if isinstance(ranks[0], Run) else run(*ranks)
     return judge_one(RULES[rule], Evidence(**{"train": train, "full_precision": train, **more}))
+
+
+def sources(text: str = "") -> dict[str, Sources]:
+    """Evidence of a script with this text."""
+    return {"sources": Sources({"train.py": text}, ("train.py",))}
 
 
 def row(rule: str, status: str, *ranks: Any, at: Any = None, names: tuple[str, ...] = (), **more: Any) -> Any:

@@ -39,6 +39,19 @@ def train_step(model):
     loss = loss_of(model, target)
     loss.backward()
     return loss.item()
+
+
+class Router(torch.nn.Module):
+    def __init__(self):
+        self.routed, self.average, self.seen = None, 0.0, 0.0
+
+    def forward(self, x):
+        self.routed = counts(x)
+        self.average = (
+            0.9 * self.average + self.routed
+        )
+        self.seen += 1
+        return x
 """
 SOURCES = Sources({"train.py": LOOP}, ("train.py",))
 
@@ -180,6 +193,9 @@ test_state_same_on_ranks = judged_as(
             ("pass", two("main__best", held(1.0), held(2.0), began=1.0)),  # a position differs from the first step on
             ("fail", two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter"))),  # outside of every model
             ("pass", two("main__batch", tensor(1.0), tensor(2.0))),
+            ("pass", two("model__routed", tensor(1.0, "module"), tensor(2.0, "module"))),  # of the last call alone
+            ("fail", two("model__average", tensor(1.0, "module"), tensor(2.0, "module"))),
+            ("fail", two("model__seen", tensor(1.0, "module"), tensor(2.0, "module"))),
             ("pass", two("main__loss", held(1.0), held(2.0))),
             ("not_applicable", of(steps())),  # one rank
         )
@@ -225,6 +241,9 @@ test_the_status = judged_as(
         row("state-same-in-one-process", status, of(averaging(a), averaging(b), single=alone(averaging(1.0))))
         for a, b, status in ((1.5, 1.5, "fail"), (1.0, 1.0, "pass"), (1.5, 2.0, "not_applicable"))
     ),
+    row(
+        "state-same-in-one-process", "pass", of(averaging(-1.0), averaging(-1.0), single=alone(averaging(1.0)))
+    ),  # a queue
     row(KEPT, "fail", of(keeping("main.kept['w']", True))),  # weights that are kept under a comparison
     row(KEPT, "pass", of(keeping("main.kept['w']", False))),
     row(KEPT, "not_applicable", of(keeping("main.shards[0]", True))),  # other variables may be live

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from records import LINE, cases, end, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from records import LINE, cases, end, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped
 from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
@@ -95,6 +95,13 @@ test_what_is_saved = judged_as(
             ("pass", "ema.module.w", "model.w"),
             ("pass", "ema.module.w", "ema.n_averaged"),
             ("pass", "my_module.w"),
+        )
+    ),
+    *(
+        row("wrapper-prefix-keys", status, train([saving({"module.w": tensor()}, "torch.save")], []), **sources(text))
+        for text, status in (
+            ("state = {k.removeprefix('module.'): v for k, v in state.items()}", "pass"),
+            ("state = {'module.' + k: v for k, v in state.items()}", "fail"),
         )
     ),
 )

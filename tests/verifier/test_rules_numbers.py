@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from records import LINE, cases, judge, judged_as, micro, model, parameter, row, run, sources, step, stepped
 from scripts import written
-from verified_fsdp2.verifier.evidence import Sources
 from verified_fsdp2.verifier.finding import Finding, Hit
 from verified_fsdp2.verifier.probe.events.precision import lost_whole_numbers
 from verified_fsdp2.verifier.source.lines import find_shard_use
@@ -23,10 +22,6 @@ STEP_2 = [micro(2), step(2), stepped(2)]
 
 def shard(low: str | None = "bfloat16", **more: Any) -> dict[str, Any]:
     return {"kind": "shard", "parameters": [], "param_dtype": low, "reduce_dtype": "float32", **more}
-
-
-def sources(text: str = "") -> dict[str, Sources]:
-    return {"sources": Sources({"train.py": text}, ("train.py",))}
 
 
 @cases(
