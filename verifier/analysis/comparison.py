@@ -19,6 +19,7 @@ from .scaling import reduced_by_the_script
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
+CANCELLED = 16.0  # times FLOOR, for the gradient of one parameter: a sum over samples whose terms may cancel
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
 MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")
@@ -172,6 +173,7 @@ def limits(evidence: Evidence, rule: str) -> Limits:
     if not why and len(known) < len(noise):
         why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
     allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
+    allowed |= {name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]}
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
 

@@ -42,7 +42,10 @@ def read_run(
     return Run(
         role,
         world_size,
-        tuple(Trace(rank, () if foreign else tuple(_in_iterations(_without_dry_runs(found[rank])))) for rank in ranks),
+        tuple(
+            Trace(rank, () if foreign else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank])))))
+            for rank in ranks
+        ),
         tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"]),
         answer["timed_out"],
         answer["seconds"],
@@ -82,6 +85,21 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
         return records
     last = max((r.seq for r in cleared), default=-1)
     return [r for r in records if not isinstance(r, Micro) or r.seq > last]
+
+
+def _without_skipped(records: list[Event]) -> list[Event]:
+    """Leave out the micro-batches of an update that the script skips: gradients are discarded, and the next batch is another one.
+
+    A second pass over the same samples (SAM) belongs to the step.
+    """
+    micros = [r for r in records if isinstance(r, Micro)]
+    skipped: set[int] = set()
+    for cleared in (r for r in records if isinstance(r, Cleared)):
+        before = [m for m in micros if m.step == cleared.step and m.seq < cleared.seq]
+        after = {row for m in micros if m.step == cleared.step and m.seq > cleared.seq for row in m.rows}
+        if after and before and all(m.rows and after.isdisjoint(m.rows) for m in before):
+            skipped |= {m.seq for m in before}
+    return [r for r in records if r.seq not in skipped]
 
 
 def _in_iterations(records: list[Event]) -> list[Event]:

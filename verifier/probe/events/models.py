@@ -1,5 +1,7 @@
 """Models at their first forward: they are recorded, and load the common starting point or save it for other runs."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -18,6 +20,7 @@ class Models:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._written: dict[str, Model] = {}  # by root
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a module is a root, or holds parameters of roots alone, as a loss does that has the model's head."""
@@ -39,21 +42,32 @@ class Models:
         loaded = starting_point.share(root, held, session.request, session.rank, number)
         owners = {id(item): name + key for key, group in found for item in group.fsdp_params}
         buffers = [(name + key, value) for key, value in root.named_buffers()]
-        session.write(
-            Model(
-                root=name,
-                parameters=[
-                    self._parameter(name, slot, before, owners.get(id(slot.fsdp)))
-                    for slot, before in zip(held, untouched, strict=True)
-                ],
-                buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
-                groups=[Group(module=name + key) for key, _ in found],
-                blocks=repeated_blocks(root),
-                starting_point=loaded,
-                at_line=session.here(),
-            )
+        self._written[name] = Model(
+            root=name,
+            parameters=[
+                self._parameter(name, slot, before, owners.get(id(slot.fsdp)))
+                for slot, before in zip(held, untouched, strict=True)
+            ],
+            buffers=[Buffer(name=key, shape=list(b.shape), unset=unset(session, b)) for key, b in buffers],
+            groups=[Group(module=name + key) for key, _ in found],
+            blocks=repeated_blocks(root),
+            starting_point=loaded,
+            at_line=session.here(),
         )
+        session.write(self._written[name])
         session.publish("adopt", root, name)
+
+    def grow(self) -> None:
+        """Record again the models that have got parameters since."""
+        for name, root in self._session.roots:
+            old = self._written[name]
+            known = {parameter.name for parameter in old.parameters}
+            added = [slot for slot in slots(root) if name + slot.name not in known]
+            if added:
+                owners = {id(item): name + key for key, group in groups(root) for item in group.fsdp_params}
+                new = [self._parameter(name, one, sketch(one.param), owners.get(id(one.fsdp))) for one in added]
+                self._written[name] = replace(old, parameters=[*old.parameters, *new])
+                self._session.write(self._written[name])
 
     def adopt_the_rest(self) -> None:
         """Models that were sharded and not called before training begins, such as an average of the weights."""

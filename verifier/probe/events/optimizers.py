@@ -72,6 +72,7 @@ class Steps:
         held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         slots = session.all_slots()
         names = {id(s.param): s.name for s in slots}
+        self.models.grow()
         session.write(
             Step(
                 step=count,

@@ -85,7 +85,10 @@ def outcome_of(saved: Run, resumed: Run) -> Outcome:
             shares |= {k: shares.get(k, 0) + 1 for k in same}
             telling |= set(same) if len(same) == 1 else set()
     shares = {k: number for k, number in shares.items() if k > 0 and k in telling}
-    units |= {(rank, name) for k in shares for rank, values in held[k].items() for name in values}
+    for k in shares:
+        for rank, values in held[k].items():
+            own = found[rank].held  # another optimizer's state is recorded when it steps
+            units |= {(rank, name) for name in values if "/" not in name or name.rpartition("/")[0] in own}
     return Outcome(len(found), shares, len(units))
 
 

@@ -31,9 +31,10 @@ class LocalShardExport(SaveRule):
         return bool(save.to)
 
     def check(self, run: Run, saves: list[Save]) -> Finding:
+        everywhere = _stored_shards(run, saves)  # ranks may write the parts of one checkpoint at different steps
         for after in sorted({save.after for save in saves}):
             stored = _stored_shards(run, [save for save in saves if save.after == after])
-            lost = {name: part for name, part in stored.items() if part[0] < part[1]}
+            lost = {n: part for n, part in stored.items() if part[0] < part[1] and everywhere[n][0] < part[1]}
             if lost:
                 name, (held, whole, save) = next(iter(lost.items()))
                 writers = {s.rank for s in saves if s.to == save.to}

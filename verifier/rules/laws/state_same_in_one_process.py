@@ -58,7 +58,8 @@ class StateSameInOneProcess(OneProcessRule):
 
 def _reordered(mine: Held, theirs: Held) -> bool:
     """Whether two tensors have one norm, as those of a queue that takes the samples of the ranks in another order."""
-    return bool(mine.sketch and theirs.sketch) and math.isclose(mine.sketch[0], theirs.sketch[0], rel_tol=1e-6)
+    a, b = mine.sketch, theirs.sketch
+    return a is not None and b is not None and a[0] > 0.0 and math.isclose(a[0], b[0], rel_tol=1e-6)
 
 
 def _tensors(run: Run) -> set[str]:
