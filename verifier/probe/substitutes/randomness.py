@@ -22,19 +22,22 @@ def install(session: Session) -> None:
     """Replace draws where the request says that runs are to be compared."""
     if not (session.request["full_precision"] or session.request["dropless"]):
         return
+    drawing: list[str] = []  # what is drawn here, while it is
     for target, name in FUNCTIONS.items():
-        session.around(target, replace=functools.partial(_drawn, session, name))
+        session.around(target, replace=functools.partial(_drawn, session, drawing, name))
     for cls in RECURRENT:
         session.around(f"torch.nn:{cls}.forward", replace=_undropped)
 
 
-def _drawn(session: Session, name: str, call: Call, proceed: Callable[[], Any]) -> Any:
+def _drawn(session: Session, drawing: list[str], name: str, call: Call, proceed: Callable[[], Any]) -> Any:
     drawn = proceed()
-    if name in _VALUES and isinstance(drawn, Tensor) and drawn.numel() and is_noise(session, name):
+    if not drawing and name in _VALUES and isinstance(drawn, Tensor) and drawn.numel() and is_noise(session, name):
         frame = caller()
         key = f"{frame.f_code.co_name} {frame.f_lineno} {name} {tuple(drawn.shape[1:])}"
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        drawing.append(name)  # `torch.rand` is one of these functions
         uniform = torch.rand(drawn.shape[1:], generator=generator, dtype=torch.float64).to(drawn.device)
+        drawing.clear()
         with torch.no_grad():
             drawn.copy_(_VALUES[name](call, uniform.clamp(1e-9, 1 - 1e-9)))
     return drawn

@@ -1,6 +1,7 @@
+from ...analysis.comparison import GROSS, compare, incomparable
 from ...analysis.factors import near, readings, total_weight, words
 from ...trace.events import Micro
-from ..base import Evidence, Finding, Rule
+from ..base import Evidence, Finding, Rule, Run
 
 
 class GradientOfMeanLoss(Rule):
@@ -23,6 +24,7 @@ class GradientOfMeanLoss(Rule):
     """
 
     needs = frozenset({"train", "full_precision"})
+    reads = frozenset({"single"})
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.full_precision
@@ -39,10 +41,24 @@ class GradientOfMeanLoss(Rule):
         if near(total * scaled, 1.0):
             what = f"{total * scaled:.4g} times the mean cross entropy"
             return self.passed(f"gradients are scaled by {scaled:.4g} before the step: {what}")
-        if found := readings(total, run):
+        found = readings(total, run)
+        if found and all(reading.cause == "ranks" for reading in found) and _as_one_process(evidence, run):
+            return self.passed(
+                f"the losses of the ranks add up to {total:.4g} times their mean, as one process needs it"
+            )
+        if found:
             what = (
                 f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1): {words(found)}"
             )
             return self.failed(what, run.line_of(Micro), measured=total, limit=1.0)
         what = f"{total:.4g} times the mean cross entropy of a step"
         return self.passed(f"the losses that went into backward add up to {what}")
+
+
+def _as_one_process(evidence: Evidence, run: Run) -> bool:
+    """Whether one process has the same gradients: a loss of gathered samples has a gradient of each rank's rows alone."""
+    single = evidence.single
+    if single is None or incomparable(run, single, "single", "one process") is not None:
+        return False
+    measures = compare(run, single, until=1).measures
+    return all(value <= GROSS for name, value in measures.items() if name in ("first gradient", "gradient at the step"))

@@ -24,6 +24,8 @@ class StateSameOnRanks(Rule):
     settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
     """
 
+    explains = ("state-restored",)  # a checkpoint holds the value of one rank
+
     def applies(self, evidence: Evidence) -> str:
         return "one rank has the only copy" if evidence.trained.world_size == 1 else ""
 
