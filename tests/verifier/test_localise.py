@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from records import DIRECTION, LINE, NAMES, cases, end, judge, model, run, trained
-from verified_fsdp2.verifier.analysis.comparison import FLOOR, MEASURES, compare, limits
+from verified_fsdp2.verifier.analysis.comparison import CANCELLED, FLOOR, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import DIVIDED_TWICE, NOT_DIVIDED, readings
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
 from verified_fsdp2.verifier.config.policy import Widening
@@ -104,7 +104,7 @@ def test_the_noise_of_one_process_is_the_measure_where_there_is_no_reference() -
 
 def test_a_team_may_widen_the_limits_of_one_rule() -> None:
     evidence = Evidence(single=trained(1), tolerances={"matches-ddp": Widening(2.5, "a reason")})
-    assert set(limits(evidence, "matches-ddp").allowed.values()) == {2.5 * FLOOR}
+    assert set(limits(evidence, "matches-ddp").allowed.values()) == {2.5 * FLOOR, 2.5 * CANCELLED * FLOOR}
     assert limits(evidence, "matches-single-process") == limits(Evidence(single=trained(1)), "matches-ddp")
     measured = compare(trained(2, at_step=1.1), trained(2))  # what the optimizer finds is compared too
     change = 0.1 * math.sqrt(3 * sum(x * x for x in DIRECTION) / 4) / 2.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from records import cases
-from scripts import Verify, edited
+from scripts import Verify, edited, training, written
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.pipeline import verify
 
@@ -63,3 +63,39 @@ def test_a_batch_per_rank(tmp_path: Path, edits: tuple[tuple[str, str], ...], st
     verdict = verify(resolve(script, {"steps": "3"}), tmp_path / "work", ["matches-single-process"])
     assert [finding.status for finding in verdict.findings] == [status], verdict.findings
     assert any("--batch-size 16" in note for note in verdict.environment["notes"]) is bool(edits)
+
+
+GROWS = training(
+    """
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.used = nn.ModuleList([nn.Linear(8, 8)]), None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        keep = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(step)) < 0.9
+        with torch.no_grad():
+            self.used = x.abs().mean(0)  # of this rank's samples, in each call anew
+        return x * keep
+""",
+    "Noisy()",
+    "torch.randn(8, 8, generator=torch.Generator().manual_seed(step)).chunk(dist.get_world_size())[dist.get_rank()]",
+    within="""
+if step == 2:
+    model.layers.append(fully_shard(nn.Linear(8, 8)))
+    optimizer.add_param_group({"params": list(model.layers[-1].parameters())})
+if step == 3:  # an update is skipped
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.zero_grad()
+""",
+)
+
+
+def test_noise_results_of_calls_growth_and_skipped_updates(verify_script: Verify, tmp_path: Path) -> None:
+    rules = ("matches-ddp", "matches-single-process", "state-same-on-ranks")
+    verdict = verify_script(written(tmp_path, GROWS), only=rules, steps=6)
+    assert {finding.rule: finding.status for finding in verdict.findings if finding.rule in rules} == dict.fromkeys(
+        rules, "pass"
+    )

@@ -57,6 +57,7 @@ def part(rank: int) -> dict[str, Any]:
     return tensor((2, 4))
 
 
+STAGED = train(*[[saving({"w": part(r)}, "torch.save", f"/c/{r}.pt", after=1 + r)] for r in range(2)])
 test_what_is_saved = judged_as(
     row(PATH, "fail", train([saving({})], [saving({}, to="/c/2")]), at=LINE),
     row(PATH, "pass", train([saving({})], [saving({})])),
@@ -70,6 +71,7 @@ test_what_is_saved = judged_as(
     row(EXPORT, "fail", files("w", shard, "torch.save", "/c/a.pt")),  # all ranks into one file
     row(EXPORT, "pass", files("w", shard, "torch.save", "/c/{}.pt")),
     row(EXPORT, "pass", files("w", part, "torch.save", "/c/{}.pt")),
+    row(EXPORT, "pass", STAGED),  # ranks that write one after the other
     row(EXPORT, "pass", files("w", shard, "save", "/c/1")),  # dcp takes shards of DTensors, but not plain ones
     row(EXPORT, "fail", files("w", part, "save", "/c/1")),
     row(EXPORT, "pass", files("rank{}.w", part, "save", "/c/1")),
@@ -289,6 +291,15 @@ def test_what_a_resume_after_a_crash_began_with() -> None:
     made = run([model(), step(weights=weights[2]), *saves, {"kind": "killed"}], role="crash")
     assert outcome_of(made, recovered(weights[0])).step == 3
     assert outcome_of(made, recovered(weights[2])).fresh
+
+
+def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
+    """The state of a GAN's second model is in the save, and recorded in the resumed run when its optimizer steps."""
+    saved = saving({}, after=3, to="/c/3", weights={"w": A, "v": B}, state={"w": {"m": A}, "v": {"m": B}})
+    made = run([model(), step(weights={"w": C, "v": C}), saved, {"kind": "killed"}], role="crash")
+    begun = step(weights={"w": A, "v": B}, state={"w": {"m": A}}, held=["w"])
+    found = outcome_of(made, run([model(), begun], role="recovered"))
+    assert found.step == 3
 
 
 def test_moments_of_crashes() -> None:
