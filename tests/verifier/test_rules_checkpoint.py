@@ -8,6 +8,8 @@ from verified_fsdp2.verifier.analysis.crash_moments import moments
 from verified_fsdp2.verifier.analysis.saves import all_saves, final_path
 from verified_fsdp2.verifier.rules.checkpoint._recovery import outcome_of
 from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace.events import Checkpoint, Step
+from verified_fsdp2.verifier.trace.reader import from_the_load_on
 
 A, B, C = ([float(k + 1), float(k), 2.0, 3.0, 4.0] for k in range(3))
 WHOLE = [3.0, 1.0, 4.0, 6.0, 8.0]  # A + B
@@ -300,6 +302,15 @@ def test_another_optimizer_has_not_stepped_when_a_resume_begins() -> None:
     begun = step(weights={"w": A, "v": B}, state={"w": {"m": A}}, held=["w"])
     found = outcome_of(made, run([model(), begun], role="recovered"))
     assert found.step == 3
+
+
+def test_a_step_before_the_load_is_none_of_the_training() -> None:
+    load = {"kind": "checkpoint", "op": "load", "after_step": 1, "to": "/c/3"}
+    begun, ends = [micro(1), step(1), stepped(1)], [micro(2), step(2), stepped(2)]
+    made = run([*begun, load, *ends], [*begun, *ends], role="resume")  # rank 0 loads, and broadcasts
+    found = from_the_load_on({one.rank: list(one.records) for one in made.traces})
+    assert [[r.step for r in own if isinstance(r, Step)] for own in found.values()] == [[1], [1]]
+    assert [r.after_step for r in found[0] if isinstance(r, Checkpoint)] == [0]
 
 
 def test_moments_of_crashes() -> None:

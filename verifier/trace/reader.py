@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .events import Cleared, Event, Micro, ProgressEvent, Step, event_from_json
+from .events import Checkpoint, Cleared, Event, Micro, ProgressEvent, State, Step, Stepped, event_from_json
 from .run import Ended, Run, Trace
 from .seal import mark
+
+_RESUMED = ("resume", "resume_full_precision", "reshard", "recovered", "damaged")
+_LOADS = ("load", "torch.load")
+_NUMBERED = (Micro, State, Step, Stepped)
 
 
 class Foreign(Exception):
@@ -39,6 +43,8 @@ def read_run(
             progress[rank] = _progress(folder / f"rank{rank}.progress")
         except Foreign as error:
             foreign = foreign or str(error)
+    if role in _RESUMED:
+        found = from_the_load_on(found)
     return Run(
         role,
         world_size,
@@ -73,6 +79,27 @@ def _read(path: Path, secret: str, place: tuple[str, str] = ("", "")) -> list[Ev
             what = "is not a record: the script changes the `json` module"
             raise Foreign(f"line {number} of {path.name} {what}") from None
     return found
+
+
+def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
+    """Leave out the steps that a resumed run makes before it loads, such as one with zero gradients that creates optimizer state."""
+    loads = {
+        rank: next((r.seq for r in own if isinstance(r, Checkpoint) and r.op in _LOADS), 0)
+        for rank, own in found.items()
+    }
+    made = max(
+        (r.step for rank, own in found.items() for r in own if isinstance(r, Step) and r.seq < loads[rank]), default=0
+    )
+    if not made:
+        return found
+
+    def moved(record: Event) -> Event:
+        if isinstance(record, Checkpoint):
+            return replace(record, after_step=max(0, record.after_step - made))
+        return replace(record, step=record.step - made) if isinstance(record, _NUMBERED) else record
+
+    kept = {rank: [r for r in own if not isinstance(r, _NUMBERED) or r.step > made] for rank, own in found.items()}
+    return {rank: [moved(record) for record in own] for rank, own in kept.items()}
 
 
 def _without_dry_runs(records: list[Event]) -> list[Event]:
