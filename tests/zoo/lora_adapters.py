@@ -1,8 +1,6 @@
 """Low-rank adapters on a frozen llama-like decoder; only the adapters are trained, and merged into the exported weights."""
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -150,8 +148,7 @@ def main():
             print(f"step {step + 1:3d} loss {loss.item():.4f}", flush=True)
     export = merged(model)
     if rank == 0:
-        with tempfile.TemporaryDirectory() as folder:
-            torch.save(export, Path(folder) / "merged.pt")
+        torch.save(export, "merged.pt")
     dist.destroy_process_group()
 
 

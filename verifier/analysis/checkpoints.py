@@ -69,6 +69,15 @@ def no_checkpoint(evidence: Evidence) -> str:
     return "" if used else "the script saves no checkpoint"
 
 
+def only_exports(evidence: Evidence) -> str:
+    """Why rules on a resume do not apply: what is written is an export. "" if it may be a checkpoint, or somebody says so."""
+    train = evidence.train
+    if train is None or evidence.saving is not None or evidence.course.resumes or not evidence.sources.project:
+        return ""
+    seen = {record.op for record in train.all(Checkpoint)}
+    return "the script exports with torch.save, and loads nothing" if seen == {"torch.save"} else ""
+
+
 def unseen_save(evidence: Evidence) -> str:
     """Why rules on checkpoints are inconclusive although nothing failed: the sources can save, the train run did not."""
     train, saving = evidence.train, evidence.saving

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ..analysis.checkpoints import no_checkpoint, unseen_save
+from ..analysis.checkpoints import no_checkpoint, only_exports, unseen_save
 from ..analysis.presence import never_sharded, trainings, unnamed, went_through
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
@@ -54,6 +54,7 @@ class Rule(ABC):
     simulated: ClassVar[bool] = False  # whether a run with a fake process group shows enough
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
     only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
+    judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
 
     @property
@@ -76,7 +77,9 @@ class Rule(ABC):
         """Why the script has nothing that this rule is about; "" if it has, or if that is not known."""
         if self.one_rank and evidence.train is not None and evidence.train.world_size == 1:
             return f"not applicable with one rank: {self.one_rank}"
-        return no_checkpoint(evidence) if self.about_checkpoints else ""
+        if not self.about_checkpoints:
+            return ""
+        return no_checkpoint(evidence) or ("" if self.judges_exports else only_exports(evidence))
 
     def unseen(self, evidence: Evidence) -> str:
         """Why no run has shown what the script has, with the option or edit that makes one; "" if one has."""

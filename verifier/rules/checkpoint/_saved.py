@@ -14,6 +14,7 @@ class SaveRule(Rule):
     """A rule on the saves of the train run that are of one kind."""
 
     wants = "run"
+    judges_exports = True
     kind: ClassVar[str]  # what such a save is called
 
     def about(self, save: Save) -> bool:

@@ -24,6 +24,7 @@ class FullStateDictOom(Rule):
     Torch: run on 2.13.0: 16 keys on each of 2 ranks; with `cpu_offload`, 16 and 0.
     """
 
+    judges_exports = True
     wants = "run"
     one_rank = "it holds the full state dict"
 

@@ -22,6 +22,8 @@ class Step0SaveAdvancesAdam(Rule):
     Source: measured: 1.34 times; the same in NVIDIA/Megatron-LM#5974, PR#5976.
     """
 
+    judges_exports = True
+
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
         if _ahead(run):
