@@ -87,11 +87,7 @@ test_each_sample_once = judged_as(
 )
 test_samplers = judged_as(
     *(
-        row(
-            ONCE,
-            status,
-            *(trained(cut(range(r, 64, 2)), {1: [sampler(**own)]}) for r, own in enumerate(ranks)),
-        )
+        row(ONCE, status, *(trained(cut(range(r, 64, 2)), {1: [sampler(**own)]}) for r, own in enumerate(ranks)))
         for status, ranks in (
             ("pass", ({}, {})),
             ("fail", ({"seed": 1}, {"seed": 2})),

@@ -51,8 +51,7 @@ LAYOUTS = {
         run="import mypkg\nmypkg.main()\n",
     ),
     "a dotted import": layout(
-        "pyproject.toml mypkg/sub/train.py scripts/run.py",
-        run="import mypkg.sub.train\nmypkg.sub.train.main()\n",
+        "pyproject.toml mypkg/sub/train.py scripts/run.py", run="import mypkg.sub.train\nmypkg.sub.train.main()\n"
     ),
     "import_module": layout(
         "pyproject.toml mypkg/train.py scripts/run.py",
