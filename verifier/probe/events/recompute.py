@@ -24,8 +24,8 @@ def install(session: Session) -> None:
     """Subscribe to the dropouts, unless the run switches them off."""
     met: dict[int, None] = {}  # states of forwards, oldest first
 
-    def met_again(state: int) -> None:
-        if not session.in_backward:
+    def met_again(state: int, again: bool) -> None:
+        if not again:
             met[state] = None
             if len(met) > _REMEMBERED:
                 del met[next(iter(met))]
@@ -35,14 +35,15 @@ def install(session: Session) -> None:
             session.write(Recompute(same=state in met, place=place, at_line=session.here()))
 
     def dropped(given: torch.Tensor) -> None:
-        met_again(_state(given.device.type))
+        met_again(_state(given.device.type), session.in_backward)
 
     def drawn(call: Call) -> None:
         """Not every draw in a backward is recomputed: a hook may add noise to gradients."""
-        if _recomputed() if session.in_backward else session.depth > 0:
+        again = session.in_backward  # read once: a thread that loads data draws while it changes
+        if _recomputed() if again else session.depth > 0:
             given, like = call.kwargs.get("generator"), call.given(0, "input")
             device = call.kwargs.get("device") or (like.device if isinstance(like, torch.Tensor) else "cpu")
-            met_again(hashed(given.get_state()) if given is not None else _state(torch.device(device).type))
+            met_again(hashed(given.get_state()) if given is not None else _state(torch.device(device).type), again)
 
     if not session.request["full_precision"]:
         watch_dropouts(session, dropped)
