@@ -1,6 +1,6 @@
 """How long `fsdp2 lint` takes on a script of 500 lines, process start included, side by side with torchfix.
 
-    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script FILE | --folder DIR] [--out FILE]
+    python benchmarks/lint_speed.py --torchfix /path/to/torchfix [--runs 20] [--script PATH] [--out FILE]
 
 The two programs run in turns, so that a busy machine is as busy for one as for the other. Processor time is what a machine with
 nothing else to do would show.
@@ -67,13 +67,14 @@ def main() -> int:
     parser.add_argument("--torchfix", type=Path, help="the torchfix executable; without it only fsdp2 is measured")
     parser.add_argument("--fsdp2", type=Path, help="the fsdp2 executable (default: this Python with -m)")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--script", type=Path, help="another script than the one of 500 lines that is made")
-    parser.add_argument("--folder", type=Path, help="a folder, with all Python files below it, such as a checkout")
+    parser.add_argument(
+        "--script", type=Path, help="another script than the one of 500 lines that is made, or a folder"
+    )
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        script = options.folder or options.script or Path(folder) / "train.py"
-        if options.folder is None and options.script is None:
+        script = options.script or Path(folder) / "train.py"
+        if options.script is None:
             script.write_text(script_of(LINES), encoding="utf-8")
         own = [str(options.fsdp2)] if options.fsdp2 else [sys.executable, "-m", "verified_fsdp2.skill"]
         commands = {"python": [sys.executable, "-c", "pass"], "fsdp2 lint": [*own, "lint", str(script)]}

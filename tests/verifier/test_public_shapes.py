@@ -77,7 +77,7 @@ class Noisy(nn.Module):
             x = x + torch.tanh(layer(x))
         keep = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(step)) < 0.9
         with torch.no_grad():
-            self.used = x.abs().mean(0)  # of this rank's samples, in each call anew
+            self.used = x.abs().mean(0)  # of the samples of this rank and call
         return x * keep
 """,
     "Noisy()",

@@ -6,13 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .events import Checkpoint, Cleared, Event, Micro, ProgressEvent, State, Step, Stepped, event_from_json
+from .events import (
+    Checkpoint,
+    Cleared,
+    EditedGradients,
+    Event,
+    KeptGradients,
+    Micro,
+    ProgressEvent,
+    State,
+    Step,
+    Stepped,
+    event_from_json,
+)
 from .run import Ended, Run, Trace
 from .seal import mark
 
 _RESUMED = ("resume", "resume_full_precision", "reshard", "recovered", "damaged")
 _LOADS = ("load", "torch.load")
-_NUMBERED = (Micro, State, Step, Stepped)
+_NUMBERED = (Cleared, EditedGradients, KeptGradients, Micro, State, Step, Stepped)
 
 
 class Foreign(Exception):

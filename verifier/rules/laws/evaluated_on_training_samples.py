@@ -16,7 +16,7 @@ class EvaluatedOnTrainingSamples(Rule):
         train, held_out = random_split(data, [0.9, 0.1], generator=generator)
     Fix: Split the data with a seed that all ranks share, before any part is taken by rank.
     Source: law L9: the probe hashes the samples of each step and of each forward without gradients. A rank that evaluates
-    on samples of its own training, or on some that nobody trains on only by chance, does so on purpose: no breach.
+    on samples of its own training, or on some that no rank trains on only by chance, does so on purpose: no breach.
     """
 
     def applies(self, evidence: Evidence) -> str:

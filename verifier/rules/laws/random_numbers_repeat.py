@@ -21,6 +21,10 @@ class RandomNumbersRepeat(Rule):
     Source: law L8: the probe records the state of torch's default generator after each step, and the lines that set it.
     """
 
+    def applies(self, evidence: Evidence) -> str:
+        run = evidence.survey or evidence.trained
+        return "" if run.all(RandomStream) else "no step of an optimizer of torch was seen, after which to look"
+
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.survey or evidence.trained
         for rank, trace in enumerate(run.traces):

@@ -84,7 +84,7 @@ class SamplesOncePerEpoch(Rule):
         return None
 
     def _later(self, run: Run) -> Finding | None:
-        """A rank trains on the batches of another some steps later, while samples are there that nobody has seen."""
+        """A rank trains on the batches of another some steps later, while samples are left that no rank has seen."""
         ranks, rows = run.data_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
         seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # batch -> {rank: its last step with it}
         known: set[int] = set()

@@ -50,10 +50,10 @@ class ReshardKeepsTrajectory(Rule):
                 return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:
-                anew = after > 0 and _state_differs(evidence.trained, run, 1) is None
+                ignored = after > 0 and _state_differs(evidence.trained, run, 1) is None
                 begins = "the checkpoint is ignored, and training begins at the initial weights"
-                asked = evidence.course.sizes_chosen or not anew
-                return self.failed(f"{where}: {begins if anew else wrong}{saved}", line, required=asked)
+                asked = evidence.course.sizes_chosen or not ignored
+                return self.failed(f"{where}: {begins if ignored else wrong}{saved}", line, required=asked)
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
                 if wrong := _displaced(evidence.trained, base, run, after, offset):
