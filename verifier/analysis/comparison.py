@@ -19,7 +19,7 @@ from .scaling import reduced_by_the_script
 
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
-CANCELLED = 16.0  # times FLOOR, for the gradient of one parameter: a sum over samples whose terms may cancel
+CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
 MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")

@@ -94,7 +94,7 @@ def _read(path: Path, secret: str, place: tuple[str, str] = ("", "")) -> list[Ev
 
 
 def from_the_load_on(found: dict[int, list[Event]]) -> dict[int, list[Event]]:
-    """Leave out the steps that a resumed run makes before it loads, such as one with zero gradients that creates optimizer state."""
+    """Leave out the steps that a resumed run makes before it loads, such as one that only creates state."""
     loads = {
         rank: next((r.seq for r in own if isinstance(r, Checkpoint) and r.op in _LOADS), 0)
         for rank, own in found.items()
@@ -127,7 +127,7 @@ def _without_dry_runs(records: list[Event]) -> list[Event]:
 
 
 def _without_skipped(records: list[Event]) -> list[Event]:
-    """Leave out the micro-batches of an update that the script skips: gradients are discarded, and the next batch is another one.
+    """Leave out the micro-batches of a skipped update: gradients are discarded, and the next batch is another one.
 
     A second pass over the same samples (SAM) belongs to the step.
     """

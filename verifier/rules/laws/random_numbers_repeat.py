@@ -23,7 +23,7 @@ class RandomNumbersRepeat(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.survey or evidence.trained
-        return "" if run.all(RandomStream) else "no step of an optimizer of torch was seen, after which to look"
+        return "" if run.all(RandomStream) else "no step of an optimizer was seen"
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.survey or evidence.trained
