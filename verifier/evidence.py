@@ -193,5 +193,10 @@ def all_kinds_by(run: Run, most: int | None = None) -> int:
     return max(usable, default=0)
 
 
+def saved_from(run: Run, step: int, most: int) -> int:
+    """The first step from `step` on after which something was saved, if there is one by step `most`; else 0."""
+    return min((r.after_step for r in _saves(run) if max(step, 1) <= r.after_step <= most), default=0)
+
+
 def _saves(run: Run) -> list[Checkpoint]:
     return [r for r in run.places(Checkpoint) if r.op in SAVES]

@@ -26,7 +26,7 @@ from .launch.request import Request
 from .launch.trial import shares_a_gpu
 from .launch.workspace import COMMON, Workspace
 from .plan import PlannedRun, needs_full_precision
-from .probe.compat.names import averages
+from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
 from .trace.events import Killed
 
@@ -196,8 +196,12 @@ class Executor:
 
 
 def backend_for(launcher: Launcher, ranks: int, oversubscribe: bool, work: Path) -> str:
-    """How ranks share GPUs, "" if they need not. Raises MachineRefuses if they cannot."""
-    devices = launcher.versions["devices"]
+    """How ranks share GPUs, "" if they need not. Raises MachineRefuses if they cannot, or if this torch needs GPUs and there are none."""
+    devices, torch = launcher.versions["devices"], str(launcher.versions.get("torch", ""))
+    if torch and not devices and not runs_on_cpu(torch):
+        raise MachineRefuses(
+            f"FSDP2 of torch {torch} does not train on the CPU: use a machine with GPUs, or torch 2.7 or later"
+        )
     found = sharing.decide(
         ranks, devices, oversubscribe, lambda name: shares_a_gpu(launcher, name, work / f"trial-{name}")
     )

@@ -95,7 +95,7 @@ class Launch:
             os._exit(code)
 
     def last_words(self, rank: int) -> str:
-        """The last line of a rank's output that tells of an error, or else the last line."""
+        """The last line of a rank's output that reports an error, or else the last line."""
         path = self.folder / f"log.{rank}"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         errors = [line for line in lines if re.match(r"\S*(Error|Exception|Failure|Exit)\b", line.rpartition("]: ")[2])]

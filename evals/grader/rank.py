@@ -159,7 +159,7 @@ class Recorder:
             self.found(module)
             self.inside.fed = not (torch.is_grad_enabled() and any(module is root for root in self.roots))
         elif depth and not self.inside.fed and args and self.is_leaf(module, args[0]):
-            # the first layer of a model that is trained: its input tells how much this rank has to do
+            # the first layer of a model that is trained: its input shows how much this rank has to do
             self.inside.fed = True
             step = str(self.reported["steps"])
             self.reported["fed"][step] = self.reported["fed"].get(step, 0) + args[0].numel()

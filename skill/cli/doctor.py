@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ...verifier.errors import INCONCLUSIVE, PASS, MachineRefuses, UserError
-from ...verifier.probe.compat.names import VERSIONS
+from ...verifier.probe.compat.names import VERSIONS, runs_on_cpu
 from ...verifier.report.wrapping import table, wrapped
 from ..output import add_command, emit_json, say
 
@@ -68,6 +68,9 @@ def _launch() -> list[Check]:
     except (UserError, MachineRefuses, RuntimeError, OSError) as error:
         return [_check("ranks", False, str(error))]
     gpus = f"{versions['devices']} CUDA devices (CUDA {versions['cuda']}, NCCL)"
-    none = "no CUDA device: ranks run on the CPU with gloo"
+    trains = bool(versions["devices"]) or runs_on_cpu(str(versions["torch"]))
+    none = "no CUDA device: ranks run on the CPU with gloo" + (
+        "" if trains else ", where FSDP2 of this torch does not train"
+    )
     ranks = _check("ranks", True, f"2 ranks reduced a tensor in {seconds:.1f} s")
-    return [ranks, _check("devices", True, gpus if versions["devices"] else none)]
+    return [ranks, _check("devices", trains, gpus if versions["devices"] else none)]

@@ -40,7 +40,7 @@ def sha256(data: bytes) -> str:
 
 
 def record(files: Mapping[str, bytes], others: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """The files by which `update` tells an edit of the user from a change of the templates."""
+    """The files by which `update` distinguishes an edit of the user from a change of the templates."""
     hashes = {path: sha256(data) for path, data in files.items()}
     text = {
         "manifest": FORMAT,

@@ -54,6 +54,11 @@ def test_a_version_that_is_not_in_the_table_is_noted(version: str, noted: bool) 
     assert names.averages(version) is not noted
 
 
+@cases("version, there", ("2.6.0+cu124", False), ("2.7.1", True), ("2.13.0+cpu", True), ("3.0.0a0", True))
+def test_which_torch_trains_on_the_cpu(version: str, there: bool) -> None:
+    assert names.runs_on_cpu(version) is there
+
+
 def test_this_torch_averages(launcher: Launcher, tmp_path: Path) -> None:
     assert not Executor(launcher, tmp_path, Workspace(tmp_path)).averages
     assert average_of_one_and_two(launcher, tmp_path) == names.MEAN

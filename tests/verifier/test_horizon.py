@@ -69,6 +69,7 @@ def test_what_belongs_to_the_training() -> None:
     (reached(9, EVALUATE), 10),  # first reached after step 8: two more
     (reached(31, EVALUATE), 5),  # too late to be compared
     (reached(8, backwards=2), 10),  # step 8 has another number of backwards, and step 9 again
+    (reached(8, trainable=3), 10),
 )
 def test_how_many_steps_are_compared(event: dict[str, Any] | None, steps: int) -> None:
     assert steps_to_compare(survey(*([event] if event else [])), SOURCES, False) == steps

@@ -1,5 +1,6 @@
 """The laws on recorded traces: a breach each, and what a right script does that looks like one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,12 @@ def idle(*grads: dict[str, Any]) -> list[dict[str, Any]]:
     return [micro(1), step(1), stepped(1), step(2, *grads), stepped(2)]
 
 
+def left(*numbers: int) -> list[dict[str, Any]]:
+    """A second optimizer uses, in these steps, gradients that were there when the first one stepped."""
+    found = [{"kind": "leftover", "step": k, "optimizer": 1, "names": ["w"], "at_line": None} for k in numbers]
+    return [*steps(), *(one for k in range(1, 4) for one in (step(k, optimizer=1), stepped(k, optimizer=1))), *found]
+
+
 DRY = [micro(1, rows=(9,)), {"kind": "cleared", "step": 1}, *steps()]
 test_gradients_consumed_once = judged_as(
     *(
@@ -106,6 +113,9 @@ test_gradients_consumed_once = judged_as(
         for status, *ranks in (
             ("fail", kept("w"), kept("w")),
             ("pass", kept("v"), steps()),  # those of another optimizer may wait
+            ("fail", left(2, 3)),
+            ("pass", left(1, 2, 3)),  # it is meant to add them up
+            ("pass", left(3)),
             ("fail", edited(w=0.25, v=0.25), steps()),  # a clip between micro-batches
             ("pass", edited(w=0.25, v=None), steps()),  # surgery
             ("fail", *[cleared(2)] * 2),
@@ -264,6 +274,51 @@ test_the_status = judged_as(
 )
 
 
+PUSHED = """
+def main():
+    if options.resume:
+        last = newest()
+        load(last)
+    for step in range(9):
+        loss_of(model).backward()
+        optimizer.step()
+        if step > 3:
+            last = model.state_dict()
+            save(last)
+        with torch.no_grad():
+            total = loss_of(model)
+        print(total / world)
+
+class Window:
+    def push(self, model):
+        self.window.append(model.state_dict())
+
+    def mean(self):
+        return sum(self.window)
+"""
+WINDOW = {"values": {"main.window.window[0]['w']": tensor(1.0, live=True)}}
+
+
+@cases(
+    "status, records",
+    ("fail", [state(1), {**state(2), **WINDOW}]),
+    ("not_applicable", [{**state(1), **WINDOW}, state(2)]),  # of a list that was made before training
+    ("not_applicable", keeping("main.last['w']", True)[-1:]),  # read where it was assigned
+)
+def test_what_is_appended_while_training_goes_on(status: str, records: list[dict[str, Any]]) -> None:
+    evidence = of([*steps(), *records])
+    found = judge(KEPT, replace(evidence, sources=Sources({"train.py": PUSHED}, ("train.py",))))
+    assert found.status == status
+
+
+@cases("mine, status", (2.0, "pass"), (1.0, "pass"), (1.5, "fail"))
+def test_a_sum_over_ranks_that_is_divided_where_it_is_read(mine: float, status: str) -> None:
+    ranks = [[*steps(), state(1), state(2, evaluations=1, main__total=held(v))] for v in (mine, 1.0)]
+    evidence = of(ranks[0], ranks[0], single=alone(ranks[1]))
+    pushed = Sources({"train.py": PUSHED}, ("train.py",))
+    assert judge("evaluation-same-in-one-process", replace(evidence, sources=pushed)).status == status
+
+
 @cases(
     "theirs, texts, status",
     (2.0, ["best"], "fail"),  # ranks hold other values
@@ -288,6 +343,12 @@ def test_another_value_in_one_process(mine: float, status: str, measured: float 
     ranks = [[*steps(), state(1), state(2, evaluations=1, main__value=held(v))] for v in (mine, 1.0)]
     found = judge("evaluation-same-in-one-process", of(ranks[0], ranks[0], single=alone(ranks[1])))
     assert found.status == status and (measured is None or found.measured == pytest.approx(measured))
+
+
+@cases("losses, samples", ((1.0, 1.0), 4), ((1.0, 2.0), 2))
+def test_a_whole_graph_on_every_rank_counts_once(losses: tuple[float, float], samples: int) -> None:
+    ranks = [[*steps(0), micro(1, loss, rows=(1, 2)), step(1), stepped(1)] for loss in losses]
+    assert run(*ranks).global_batch(1).total() == samples
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.family == "laws"])

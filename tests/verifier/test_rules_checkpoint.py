@@ -148,6 +148,42 @@ test_lenient_loads = judged_as(
     ),
 )
 
+test_saves_of_replaced_weights = judged_as(
+    *(
+        row(
+            "saved-while-replaced",
+            status,
+            [*SAVED, saving(entries, weights={"w": held}), *THEN],
+            resume=resumed(weights=now),
+        )
+        for held, now, entries, status in (
+            (B, B, {"model.w": tensor(sketch=B), "ema.w": tensor(sketch=B)}, "fail"),
+            (B, B, {"model.w": tensor(sketch=B), "kept.w": tensor(sketch=A)}, "fail"),  # loaded from the wrong key
+            (B, A, {"model.w": tensor(sketch=A)}, "pass"),  # an average in the model, the training weights in the file
+            (A, B, {"model.w": tensor(sketch=A)}, "pass"),
+        )
+    )
+)
+
+BOTH, FROZEN = {"w": A, "v": A}, {"w": A, "v": None}
+test_the_first_step_of_a_resume = judged_as(
+    *(
+        row(
+            "resume-is-exact",
+            status,
+            [*SAVED, micro(2), step(2, grads=BOTH, held=held), stepped(2)],
+            resume=run([model(), micro(loss=loss), step(grads=grads, held=["w"]), stepped()], role="resume"),
+            names=names,
+        )
+        for grads, loss, held, status, names in (
+            (BOTH, 1.0, ["w", "v"], "pass", ()),
+            (FROZEN, 1.0, ["w", "v"], "pass", ()),  # what an earlier backward has left
+            (FROZEN, 2.0, ["w", "v"], "fail", ("1 parameter (v) has gradients without the resume",)),
+            (BOTH, 1.0, ["v"], "inconclusive", ("take turns",)),  # that of another optimizer
+        )
+    )
+)
+
 
 def exported(*factors: float) -> Run:
     merged = [
@@ -206,6 +242,7 @@ def in_flight(apart: bool) -> Run:
     return train([saving({}, "async_save"), flight], [saving({}, "async_save")])
 
 
+LATE = step(optimizer=1, state={"w": {"step": 1.0}})
 SAVE, FULL = saving({"w": tensor()}, "torch.save"), template(full=True)
 MEMORY, COUNTER = "full-state-dict-oom", "step0-save-advances-adam"
 test_templates = judged_as(
@@ -220,6 +257,10 @@ test_templates = judged_as(
     row(COUNTER, "fail", counted(1.0)),
     row(COUNTER, "not_applicable", counted(1.0, {"kind": "checkpoint", "op": "load", "after_step": 0})),
     row(COUNTER, "not_applicable", counted(None)),
+    *(  # of an optimizer that begins later: by a helper, or with the state of another
+        row(COUNTER, status, [*counted(0.0), *made, LATE])
+        for status, made in (("fail", [template(had_state=False)]), ("pass", []), ("pass", [template(had_state=True)]))
+    ),
     row("async-save-process-group", "fail", in_flight(False)),
     row("async-save-process-group", "pass", in_flight(True)),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by
+from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, saved_from
 from ..source.reach import Block, blocks
 from ..trace import Run, Trace
 from ..trace.events import Reached
@@ -24,15 +24,15 @@ class Unreached:
 
 
 def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
-    """At least LEAST steps, RESUMED_STEPS after the first save that can be resumed from, and past each first time within MOST steps:
-    of a branch or a loop in the training loop, and of another number of backwards in a step.
+    """At least LEAST steps, past each first time within MOST steps (of a branch or a loop in the training loop, of another number of
+    backwards or of trainable parameters in a step), and RESUMED_STEPS after the first save that has seen them all.
     """
-    wanted = [LEAST]
-    made = steps_of(survey)
+    made, changes = steps_of(survey), _changes(survey)
+    firsts = [step for _, _, step in _first_times(survey, sources) if step is not None and step <= MOST]
+    wanted = [LEAST, *(step + AFTER_A_BLOCK for step in firsts), *(step + 1 for step in changes)]
     if resumes:
-        wanted += [all_kinds_by(survey, MOST) + RESUMED_STEPS]
-    wanted += [step + AFTER_A_BLOCK for _, _, step in _first_times(survey, sources) if step is not None]
-    wanted += [step + 1 for step in _changes(survey)]
+        late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= MOST)])
+        wanted += [step + RESUMED_STEPS for step in (all_kinds_by(survey, MOST), saved_from(survey, late, MOST))]
     return max(LEAST, min(max(step for step in wanted if step <= MOST + RESUMED_STEPS), MOST, made or LEAST))
 
 
@@ -99,8 +99,8 @@ def trains_before_sharding(survey: Run) -> bool:
 
 
 def _changes(survey: Run) -> list[int]:
-    """The steps that have another number of backwards than the step before."""
+    """The steps that have another number of backwards, or of trainable parameters, than the step before."""
     if not survey.traces:
         return []
-    counts = [(r.steps, r.backwards) for r in survey.traces[0].of(Reached) if r.steps and not r.ended]
+    counts = [(r.steps, (r.backwards, r.trainable)) for r in survey.traces[0].of(Reached) if r.steps and not r.ended]
     return [step for (_, before), (step, now) in pairwise(counts) if before != now]

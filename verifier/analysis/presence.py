@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..evidence import LOADS, Evidence, Sources
 from ..trace import Run
-from ..trace.events import Checkpoint, SetState, Shard, Wrap
+from ..trace.events import Checkpoint, SetState, Shard, Step, Wrap
 
 UNSHARDED = "no call of fully_shard was seen"
 _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
@@ -62,10 +62,16 @@ def went_through(evidence: Evidence) -> bool:
     return evidence.train is not None and evidence.train.steps() > 0 and all(run.completed for run in runs)
 
 
-def begins_elsewhere(train: Run, resumed: Run) -> str:
-    """Why a resumed run has no steps to compare: its first step is that of another optimizer (peers that take turns). "" if it has."""
-    mine, theirs = ({trace.first_optimizer for trace in run.traces} for run in (resumed, train))
-    if not mine or None in mine or mine == theirs:
+def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
+    """Why a resumed run has no steps to compare: its first step is that of another optimizer (peers that take turns). "" if it has.
+
+    `after`: the steps of `train` that come before it.
+    """
+    mine = next((set(trace.of(Step)[0].held) for trace in resumed.traces if trace.of(Step)), set())
+    theirs = [
+        set(r.held) for t in train.traces for r in t.of(Step) if (r.step, r.optimizer) == (after + 1, t.first_optimizer)
+    ]
+    if not mine or not any(theirs) or mine & set().union(*theirs):
         return ""
     return "the optimizers take turns, and the resumed run begins with another one's step: save after a whole round (--save-args)"
 

@@ -73,7 +73,9 @@ def _ended_alone(run: Run) -> RootCause | None:
     if (trace := next(ended, None)) is None:
         return None
     waiting, end = next((t.rank, t.end) for t in run.traces if t.end is not None and t.end.how == "exception")
-    text = f"rank {trace.rank} reached the end of the script while rank {waiting} still waited for it"
+    stopped = trace.end is not None and trace.end.how == "stopped"
+    done = "had made the steps that were asked for" if stopped else "reached the end of the script"
+    text = f"rank {trace.rank} {done} while rank {waiting} still waited for it"
     return RootCause(trace.rank, text + _stack_text(end.frames), _first(end.frames), _TOGETHER)
 
 

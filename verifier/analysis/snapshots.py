@@ -1,6 +1,7 @@
 """Which variables of the sources are snapshots: kept for later, while training goes on."""
 
 import ast
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ..evidence import Sources
@@ -43,9 +44,10 @@ def kept_under_a_comparison(sources: Sources) -> set[tuple[str, str]]:
 @lru_cache(maxsize=256)
 def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)]
-    # `self` stands for any object
-    read = [(n.lineno, n.id if isinstance(n, ast.Name) else f"self.{n.attr}") for n in loads]
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    read = [(n.lineno, f"self.{n.attr}") for n in attributes]  # `self` stands for any object
+    for body in [tree.body, *(function.body for function in functions(tree))]:
+        read += [(n.lineno, n.id) for n in _from_before(body, set())]
     for scope in ast.walk(tree):
         if not isinstance(scope, ast.FunctionDef | ast.Module):
             continue
@@ -56,6 +58,38 @@ def _kept_in(tree: ast.Module) -> set[tuple[str, str]]:
                 if any(text == expression and not branch.lineno <= line <= end for line, text in read):
                     found.add(("" if expression.startswith("self.") else name, expression))
     return found
+
+
+def _from_before(body: list[ast.stmt], own: set[str]) -> Iterator[ast.Name]:
+    """The reads of variables that may hold what an earlier iteration, or a branch, has given them. `own`: those that do not."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        inner = [part for name in ("body", "orelse", "finalbody", "handlers") for part in getattr(statement, name, [])]
+        inside = {id(n) for part in inner for n in ast.walk(part)}
+        nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name)]
+        yield from (n for n in nodes if isinstance(n.ctx, ast.Load) and id(n) not in inside and n.id not in own)
+        for name in ("body", "orelse", "finalbody"):
+            first = set() if isinstance(statement, ast.For | ast.While) else set(own)
+            yield from _from_before(getattr(statement, name, []), first)
+        for handler in getattr(statement, "handlers", ()):
+            yield from _from_before(handler.body, set(own))
+        stored = {n.id for n in nodes if isinstance(n.ctx, ast.Store)}
+        own = own - stored if inner else own | stored
+
+
+def appended(sources: Sources) -> set[tuple[str, str]]:
+    """(function, expression) of the attributes to which methods append, and that are read elsewhere: windows and histories."""
+    return {one for file in sources.project for one in _appended_in(sources.tree(file))}
+
+
+@lru_cache(maxsize=256)
+def _appended_in(tree: ast.Module) -> set[tuple[str, str]]:
+    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    lists = [f.value for f in calls if f.attr in ("append", "appendleft") and isinstance(f.value, ast.Attribute)]
+    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    others = {n.attr for n in loads if all(n is not one for one in lists)}
+    return {("", f"self.{one.attr}") for one in lists if one.attr in others}
 
 
 def _by_size(test: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from ..trace import Run, Trace, difference
 from ..trace.events import Held, State
 from ..trace.sketches import add
 from .comparison import nudged
-from .syntax import called, functions, functions_of, last_name, loops
+from .syntax import called, functions, functions_of, last_name, loops, names_read
 
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -267,6 +267,15 @@ def handed_on(sources: Sources, path: str) -> bool:
         named = (n for n in nodes if isinstance(n, ast.Name) and n.id == name)
         found += [id(n) in inside for n in named if isinstance(n.ctx, ast.Load)]
     return bool(found) and all(found)
+
+
+def divided(sources: Sources, path: str) -> bool:
+    """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which no mean is kept."""
+    scope, _, name = path.rpartition(".")
+    for node in (n for function in functions_of(sources) if function.name == scope for n in ast.walk(function)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult) and name in names_read(node):
+            return True
+    return False
 
 
 def noise(evidence: Evidence) -> dict[str, float]:

@@ -38,7 +38,11 @@ def install(session: Session, before_write: Callable[[], None]) -> None:
     writer = "torch.distributed.checkpoint.filesystem:FileSystemWriter"
     session.around(f"{writer}.write_data", before=writing)
     session.around(f"{writer}.finish", before=lambda call: kill_at("before-metadata", call.args[0]))
-    session.around(WRITING_PROCESS, before=lambda call: kill_at("before-data", call.kwargs.get("checkpoint_id")))
+
+    def process_writes(call: Call) -> None:
+        kill_at("before-data", call.kwargs.get("checkpoint_id"))
+
+    session.around(WRITING_PROCESS, before=process_writes, optional=True)
 
 
 def arm(session: Session, call: int, target: str) -> None:

@@ -33,6 +33,10 @@ class Frames:
         line = line or next((line for line in running() if not is_machinery(line[0])), None)
         return None if line is None else _place(line)
 
+    def lines(self) -> tuple[tuple[str, int], ...]:
+        """(file, line) of the frames of the project on the stack, innermost first."""
+        return tuple((file, line) for file, line, _ in running() if self.owns(file))
+
     def stack(self, error: BaseException | None = None) -> list[Place]:
         """The frames of the user's code, innermost first, of the running code or where `error` was raised.
 

@@ -66,7 +66,7 @@ def held(session: Session) -> tuple[dict[str, list[float]], dict[str, dict[str, 
     slots = session.all_slots()
     names = {id(s.param): s.name for s in slots}
     state: dict[str, dict[str, list[float] | float]] = {}
-    for optimizer in session.optimizers_alive():
+    for optimizer in session.optimizers.alive():
         state |= optimizer_state(optimizer, names)
     return {s.name: sketch(s.param) for s in slots}, state
 

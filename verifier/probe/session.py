@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from ..trace.events import Criterion, End, Event, Place
@@ -37,6 +36,7 @@ from .frames import Frames
 from .guard import Guard
 from .lines import Lines
 from .stop import StopRun
+from .turns import Turns
 
 _One = TypeVar("_One")
 TRAINING = ("call", "before backward", "backward", "stepping", "closed", "stepped")  # notices of a step
@@ -72,8 +72,7 @@ class Session:
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
         self.before_clip: dict[str, list[float] | None] = {}  # at the first clip since; empty if there was none
-        self.optimizers: dict[int, tuple[int, int]] = {}  # id -> (number, steps begun)
-        self.living: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.optimizers = Turns()
         self.filled: set[int] = set()  # tensors that to_empty allocated and the probe filled
         self.waiting: bool = request["from_sharding_on"]
         self._subscribers: dict[str, list[Callable[..., None]]] = {}
@@ -119,16 +118,11 @@ class Session:
 
     def step_number(self) -> int:
         """The step that is being prepared or made (its closure may run backward), from 1."""
-        begun = max((count for _, count in self.optimizers.values()), default=0)
-        return begun if self.in_step else 1 + begun
+        return self.optimizers.begun + (not self.in_step)
 
     def all_slots(self) -> list[Slot]:
         """Every parameter of every root, under its full name."""
         return [Slot(name + s.name, s.param, s.fsdp) for name, root in self.roots for s in slots(root)]
-
-    def optimizers_alive(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that have not been deleted."""
-        return [found for reference in self.living if (found := reference()) is not None]
 
     def stop(self) -> None:
         """End the run, which has made all its steps. Raises StopRun."""

@@ -54,7 +54,7 @@ class Migration:
 
 
 class _Follower(Follower):
-    """Follows both branches of every condition, since dead code changes too, and tells of every `.module` of a wrapper."""
+    """Follows both branches of every condition, since dead code changes too, and reports every `.module` of a wrapper."""
 
     def decided(self, node: ast.If, test: Value) -> bool:
         return test.kind == "const" and any(getattr(part, "id", "") == "__name__" for part in ast.walk(node.test))

@@ -305,9 +305,12 @@ class Run:
         return [Counter(row for micro in micros for row in micro.rows) for micros in used]
 
     def global_batch(self, step: int) -> Counter[int]:
-        """The hashes of all samples of a step."""
+        """The hashes of all samples of a step. What every rank is given counts once where their losses differ: a whole graph."""
         rows = self.rows(step)
-        return sum((rows[rank] for rank in self.data_ranks if rank < len(rows)), Counter())
+        used = [rows[rank] for rank in self.data_ranks if rank < len(rows)]
+        losses = {tuple(micro.loss for micro in micros) for micros in self.micros(step)}
+        whole = len(losses) > 1 and all(one == used[0] for one in used)
+        return used[0] if whole else sum(used, Counter())
 
     def path_at_end(self, path: str, at: float) -> str:
         """The path at the end of the run of what was written to `path` at a time, after the renames by any rank."""

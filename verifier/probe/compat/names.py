@@ -15,6 +15,7 @@ class Name:
     path: str
     needed_by: str
     on_instances: tuple[str, ...] = ()
+    since: tuple[int, int] = (2, 6)  # the version of torch that brought it
 
 
 MEAN = 1.5  # of 1 and 2
@@ -89,7 +90,7 @@ TABLE = (
     Name(LEAVES, "samples of a forward"),
     Name(LOADER_NEXT, "batches that a loader gives"),
     Name(SAVED_DICT, "what a DCP save takes"),
-    Name(WRITING_PROCESS, "saves by a process of DCP"),
+    Name(WRITING_PROCESS, "saves by a process of DCP", since=(2, 7)),
     Name(FUNCTIONAL, "traffic"),
     Name(FAKE_STORE, "the simulated tier"),
     Name(AS_PLAIN, "reads of replaced parameters"),
@@ -105,6 +106,16 @@ TABLE = (
 def averages(torch: str) -> bool:
     """Whether gloo of this version of torch is known to average; on others the probe averages in its place."""
     return VERSIONS.get(torch.partition("+")[0]) == MEAN
+
+
+def runs_on_cpu(torch: str) -> bool:
+    """Whether FSDP2 of this version of torch trains on the CPU: 2.6 stops in the first forward or backward, 2.7 does not."""
+    return _minor(torch) >= (2, 7)
+
+
+def _minor(torch: str) -> tuple[int, int]:
+    major, minor = torch.split(".")[:2]
+    return int(major), int(minor)
 
 
 class MissingName(Exception):
@@ -136,7 +147,9 @@ def need(path: str) -> Any:
 
 def missing() -> list[Name]:
     """The names of the table that this torch lacks. It imports every module of the table, as a launcher does before it forks."""
-    return [name for name in TABLE if find(name.path) is None]
+    version = _minor(importlib.import_module("torch").__version__)
+    there = [name for name in TABLE if name.since <= version]
+    return [name for name in there if find(name.path) is None]
 
 
 def forget_builtins() -> None:

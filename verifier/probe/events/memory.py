@@ -19,7 +19,7 @@ def install(session: Session) -> None:
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         params = [slot.param for slot in session.all_slots()]
-        states = [v for one in session.optimizers_alive() for state in one.state.values() for v in state.values()]
+        states = [v for one in session.optimizers.alive() for state in one.state.values() for v in state.values()]
         cuda = torch.cuda.max_memory_allocated() if real and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         session.write(
             Memory(

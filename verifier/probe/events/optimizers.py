@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import weakref
 from types import FrameType
 from typing import Any
 
@@ -32,12 +31,10 @@ class Steps:
     def constructed(self, call: Call) -> None:
         """An optimizer was constructed."""
         session, optimizer = self.session, call.args[0]
-        if (before := session.optimizers.pop(id(optimizer), None)) is not None:  # one that is gone had this address
-            session.optimizers[-1 - before[0]] = before
-        number, called, here = len(session.optimizers), bool(session.roots), session.here()
-        session.optimizers[id(optimizer)] = (number, 0)
-        session.living.append(weakref.ref(optimizer))
-        session.write(Constructed(number=number, cls=class_name(optimizer), after_forward=called, at_line=here))
+        number, called = session.optimizers.add(optimizer).number, bool(session.roots)
+        session.write(
+            Constructed(number=number, cls=class_name(optimizer), after_forward=called, at_line=session.here())
+        )
 
     def stepping(self, optimizer: Optimizer, closure: bool) -> None:
         """An optimizer is about to step. Stops the run if it has made all its steps.
@@ -45,14 +42,15 @@ class Steps:
         With a closure, the gradients are known, and recorded, when the closure has ended.
         """
         session = self.session
-        number, count = session.optimizers.setdefault(id(optimizer), (len(session.optimizers), 0))
-        if count >= session.steps and not closure:
+        first = not session.optimizers.of(optimizer).begun
+        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=session.micro > 0)
+        if turn.begun >= session.steps and not closure:
             session.stop()
-        session.optimizers[id(optimizer)] = (number, count + 1)
+        turn.begun += 1
         session.in_step = True
         session.micro = 0
         self.waiting = optimizer
-        if count == 0 and session.roots:
+        if first and session.roots:
             self.models.adopt_the_rest()
         if not closure:
             self.record()
@@ -68,15 +66,15 @@ class Steps:
         session, optimizer, self.waiting = self.session, self.waiting, None
         if optimizer is None:
             return
-        number, count = session.optimizers[id(optimizer)]
+        turn = session.optimizers.of(optimizer)
         held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         slots = session.all_slots()
         names = {id(s.param): s.name for s in slots}
         self.models.grow()
         session.write(
             Step(
-                step=count,
-                optimizer=number,
+                step=turn.begun,
+                optimizer=turn.number,
                 cls=class_name(optimizer),
                 lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
                 held=[s.name for s in slots if id(s.param) in held],
@@ -97,13 +95,13 @@ class Steps:
         """An optimizer has stepped."""
         self.record()
         session = self.session
-        number, count = session.optimizers[id(optimizer)]
+        turn = session.optimizers.of(optimizer)
         session.in_step = False
         slots = session.all_slots()
         moved = {s.name: movement(s.param, self.before[s.name]) for s in slots if s.name in self.before}
         weights = {s.name: sketch(s.param) for s in slots}
         self.exact = {s.name for s in slots if s.param.dtype == torch.float32 and not _fits_16_bits(local(s.param))}
-        session.write(Stepped(step=count, optimizer=number, weights=weights, moved=moved))
+        session.write(Stepped(step=turn.begun, optimizer=turn.number, weights=weights, moved=moved))
 
 
 def _fits_16_bits(part: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ class OwnUpdates:
     def after_backward(self, tensors: object) -> None:
         """A backward has ended: its gradients may be consumed from here on."""
         session = self.session
-        if session.living or not session.roots:
+        if session.optimizers.of_torch or not session.roots:
             return
         if session.step_number() > session.steps and session.micro >= self.micros:
             session.stop()  # here, where all ranks are: an update is seen where one rank saves, too
@@ -48,21 +48,21 @@ class OwnUpdates:
     def look(self) -> None:
         """Record the step that has been made since the last backward, if one has."""
         session = self.session
-        if not self.before or session.living or session.in_backward:
+        if not self.before or session.optimizers.of_torch or session.in_backward:
             return
         with torch.no_grad():
             slots = [slot for slot in session.all_slots() if slot.name in self.before]
             changes = {s.name: local(s.param) - self.before[s.name][0] for s in slots}
             if not any(bool(change.count_nonzero()) for change in changes.values()):
                 return
-            number, count = session.optimizers.get(id(self), (0, 0))
-            session.optimizers[id(self)] = (number, count + 1)
+            turn = session.optimizers.at_step(self)
+            turn.begun += 1
             self.micros, session.micro = session.micro, 0
             self.param_groups = [{"params": [s.param for s in slots]}]
             session.write(
                 Step(
-                    step=count + 1,
-                    optimizer=number,
+                    step=turn.begun,
+                    optimizer=turn.number,
                     cls="",
                     lr=[],
                     held=[s.name for s in slots],
@@ -79,7 +79,7 @@ class OwnUpdates:
             )
             weights = {s.name: sketch(s.param) for s in session.all_slots()}
             moved = {name: self._moved(name, change) for name, change in changes.items()}
-            session.write(Stepped(step=count + 1, optimizer=number, weights=weights, moved=moved))
+            session.write(Stepped(step=turn.begun, optimizer=turn.number, weights=weights, moved=moved))
             self.before = {}
             session.publish("updated", self)
 

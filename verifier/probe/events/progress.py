@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from ..compat.names import LOADER_NEXT
 from ..dispatcher import Call, Leave
@@ -90,7 +91,7 @@ def install(session: Session) -> None:
         progress.busy = False
 
     def before(call: Call, name: str) -> Leave | None:
-        if not progress.listens:
+        if not progress.listens or (name in ("full_tensor", "redistribute") and _is_whole(call.args[0])):
             return None
         progress.log(name)
         progress.busy = True
@@ -102,6 +103,11 @@ def install(session: Session) -> None:
             session.around(prefix + name, before=functools.partial(before, name=operation), optional=True)
     _watch_models(session, progress)
     _watch_loaders(session, progress)
+
+
+def _is_whole(tensor: DTensor) -> bool:
+    """Whether every rank has the whole tensor, so that none waits for another."""
+    return all(placement.is_replicate() for placement in tensor.placements)
 
 
 def _watch_models(session: Session, progress: Progress) -> None:

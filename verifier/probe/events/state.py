@@ -166,7 +166,7 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.known: dict[str, tuple[object, ...]] = {}  # path -> what tells a value from the last one
+        self.known: dict[str, tuple[object, ...]] = {}  # path -> what distinguishes a value from the last one
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
@@ -210,8 +210,8 @@ class Watch:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         own = [s.name for s in session.all_slots() if id(s.param) in held and s.param.grad is not None]
         twice = [name for name in own if self.consumed.get(name) is not None]
-        if twice and session.optimizers[id(optimizer)][1] <= session.steps:
-            step, line = session.optimizers[id(optimizer)][1], self.consumed[twice[0]]
+        if twice and (step := session.optimizers.of(optimizer).begun) <= session.steps:
+            line = self.consumed[twice[0]]
             session.write(KeptGradients(step=step, names=twice[:_NAMES], at_line=line))
         self.consumed |= dict.fromkeys(own)
 
@@ -331,7 +331,7 @@ def _held(value: Any, holder: str, rank: int) -> Held:
 
 
 def _token(value: Any) -> tuple[object, ...]:
-    """What tells a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
+    """What distinguishes a value from another. In-place operations on a DTensor count in no version, so that elements are looked at."""
     return (value,) if not isinstance(value, torch.Tensor) else (value.shape, *_digest(value))
 
 

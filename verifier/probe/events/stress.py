@@ -21,7 +21,7 @@ def install(session: Session) -> None:
 
     def beyond() -> set[int]:
         """The parameters of the optimizers that have made all their steps."""
-        past = [o for o in session.optimizers_alive() if session.optimizers[id(o)][1] >= session.steps]
+        past = [o for o in session.optimizers.alive() if session.optimizers.of(o).begun >= session.steps]
         return {id(param) for optimizer in past for group in optimizer.param_groups for param in group["params"]}
 
     def begins() -> None:

@@ -1,13 +1,16 @@
 """The survey run: how far the script comes, by its lines, steps, saves and backwards. Beside its saves nothing else is recorded."""
 
+import weakref
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...trace.events import Reached
 from ..dispatcher import Call, Leave
 from ..session import Session
+from ..turns import Turns
 from .backward import BACKWARD
 
 STEPS = 40  # of which each is reported; later ones only if they reach new lines
@@ -18,34 +21,36 @@ def install(session: Session) -> None:
     lines = session.lines
     if lines is None:
         return
-    backwards, first, sharded = 0, 0, False
+    backwards, sharded = 0, False
+    models = weakref.WeakSet[nn.Module]()
 
     def report(ended: bool = False) -> None:
         nonlocal backwards
         steps, new = session.step_number() - 1, lines.new()
         if new or steps <= STEPS or ended:
-            session.write(Reached(steps=steps, lines=new, backwards=backwards, ended=ended))
+            trainable = sum(param.requires_grad for module in models for param in module.parameters())
+            session.write(Reached(steps=steps, lines=new, backwards=backwards, trainable=trainable, ended=ended))
         backwards = 0
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal first
         if not session.optimizers:
-            first = id(optimizer)
             stack = session.frames.stack()
             session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
             lines.again()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        number, count = session.optimizers.get(id(optimizer), (len(session.optimizers), 0))
-        session.optimizers[id(optimizer)] = (number, count + 1)
-        if id(optimizer) == first:
+        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=backwards > 0)
+        turn.begun += 1
+        if turn.number == 0:
             report()
 
     def sharding(call: Call) -> None:
         nonlocal sharded
         if not sharded:  # what was trained until now is another model
             sharded = True
-            session.optimizers.clear()
+            session.optimizers = Turns()
+        given = call.given(0, "module")
+        models.update(given if isinstance(given, list | tuple) else [given])
 
     def calls(call: Call) -> Leave | None:
         nonlocal backwards

@@ -20,7 +20,7 @@ def install(session: Session) -> None:
         def before(call: Call) -> Leave:
             given = call.given(1, "optimizers", ())
             optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(given or ())
-            had_state = any(o.state for o in optimizers)
+            had_state = any(o.state or session.optimizers.of(o).begun for o in optimizers)  # some keep none
             had_grads = any(p.grad is not None for o in optimizers for g in o.param_groups for p in g["params"])
             options = call.kwargs.get("options")
             running.append(call)

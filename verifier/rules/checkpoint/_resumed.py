@@ -31,11 +31,11 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     resumed = evidence.resume.at_step(Step, 1)
     if not evidence.resume.completed and not resumed:
         return "the resumed run stopped before its first optimizer step (see run-completes)"
-    if reason := begins_elsewhere(evidence.trained, evidence.resume):
-        return reason
     after = evidence.saved_after()
     if after is None:
         return "the train run saved nothing before its last step, so a resume has no step to be compared with"
+    if reason := begins_elsewhere(evidence.trained, evidence.resume, after):
+        return reason
     saved = evidence.trained.at_step(Step, after + 1)
     return (saved, resumed) if saved and resumed else "the resumed run made no optimizer step"
 

@@ -1,5 +1,6 @@
 """What rules on saves share: to which saves a rule applies, and whether a checkpoint contains what a save was given."""
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +11,8 @@ from ...analysis.saves import Save, all_saves, given, kept
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 
-class SaveRule(Rule):
-    """A rule on the saves of the train run that are of one kind."""
+class KindRule(Rule):
+    """A rule on saves of one kind."""
 
     wants = "run"
     judges_exports = True
@@ -28,17 +29,21 @@ class SaveRule(Rule):
         kind = self.kind if saves else "save"
         return absent(evidence.trained, any(map(self.about, saves)), f"the script makes no {kind}")
 
+
+class SaveRule(KindRule):
+    """A rule on what the saves of the train run were given."""
+
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         saves = [save for save in all_saves(run) if self.about(save)]
         return self.check(run, saves) if saves else self.unknown(unfinished(run) or f"no {self.kind} was recorded")
 
+    @abstractmethod
     def check(self, run: Run, saves: list[Save]) -> Finding:
         """The finding on the saves of that kind, at least one."""
-        raise NotImplementedError
 
 
-class ContentRule(SaveRule):
+class ContentRule(KindRule):
     """The last save to every path that still exists, compared with the contents of its files."""
 
     needs = frozenset({"train", "inspect"})

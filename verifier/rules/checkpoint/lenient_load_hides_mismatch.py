@@ -30,6 +30,9 @@ class LenientLoadHidesMismatch(Rule):
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))
         return super().applies(evidence) or not_resumed(evidence, seen, "no load allows missing keys")
 
+    def unseen(self, evidence: Evidence) -> str:
+        return "" if _lenient(evidence.train) else super().unseen(evidence)
+
     def judge(self, evidence: Evidence) -> Finding:
         loads = 0
         for run in (evidence.trained, evidence.resume):
@@ -48,8 +51,8 @@ class LenientLoadHidesMismatch(Rule):
                     how = f"{some(lost)} came back with other values than were saved"
                 what = f"{len(pairs) or record.missing_count} of {record.wanted} keys were not found"
                 return self.failed(f"{what}, which {record.how} allows: {how}", record.at_line)
-        if not loads:
-            return self.unknown(not_shown(evidence))
+        if not loads or (super().unseen(evidence) and evidence.resume is None):
+            return self.unknown(super().unseen(evidence) or not_shown(evidence))
         return self.passed(f"{count(loads, 'load')} with missing keys allowed; no saved parameter was missed")
 
     def detect(self, flow: Flow) -> Hits:

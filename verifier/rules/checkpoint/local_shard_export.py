@@ -1,4 +1,5 @@
 import math
+import re
 
 from ...analysis.saves import Save
 from ...source.looks import GETTERS, shared, text
@@ -83,6 +84,10 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
     if mine is None or not mine.sharded or mine.local_numel in (0, mine.numel):
         return None  # all of it is on one rank
     same = math.prod(entry.shape) == mine.local_numel and len(entry.shape) == len(mine.shape)
+    tail = "." + re.sub(r"^model\d+\.", "", name)
+    others = (held[0] for one, held in run.parameters.items() if f".{one}".endswith(tail))  # in other models
+    if any(other.shape == list(entry.shape) for other in others):
+        return None
     return (name, mine.local_numel, mine.numel) if same else None
 
 

@@ -1,4 +1,4 @@
-from ...source.looks import GETTERS, SETTERS, state_given, steps_of, text
+from ...source.looks import GETTERS, SETTERS, names_in, state_given, steps_of, text
 from ...source.values import choices, reach
 from ...trace.events import Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some
@@ -42,6 +42,8 @@ class OptimTemplateEmpty(ResumeRule):
         return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
     def detect(self, flow: Flow) -> Hits:
+        if names_in(flow, ".state["):  # a script may make the state itself
+            return
         fills = [*steps_of(flow), *flow.ops(*GETTERS[1:], *SETTERS[1:])]
         for event in flow.ops("dcp.load"):
             state = state_given(event)

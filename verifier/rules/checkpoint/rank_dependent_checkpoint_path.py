@@ -6,13 +6,13 @@ from ...analysis.saves import Save, all_saves, saves_of
 from ...source.looks import SAVES, made_by, shared
 from ...source.values import GLOBAL, reach
 from ..base import Evidence, Finding, Flow, Hits, count, some
-from ._saved import SaveRule
+from ._saved import KindRule
 
 _TIMES = ("time.time", "time.time_ns", "datetime.datetime.now")
 _VARIES = (*_TIMES, "uuid.uuid1", "uuid.uuid4", "tempfile.mkdtemp", "os.getpid")
 
 
-class RankDependentCheckpointPath(SaveRule):
+class RankDependentCheckpointPath(KindRule):
     """All ranks pass the same path to a save, and every file that its metadata names exists.
 
     Why: a path that contains the rank, a time or a random name differs between ranks: each writes its shards into a

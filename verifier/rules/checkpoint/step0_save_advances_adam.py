@@ -2,7 +2,8 @@ from ...evidence import LOADS, Evidence
 from ...source.events import Flow, covers
 from ...source.looks import GETTERS, SAVES, SETTERS, steps_of, text
 from ...source.values import reach
-from ...trace.events import Checkpoint, Template
+from ...trace import Trace
+from ...trace.events import Checkpoint, Step, Template
 from ..base import Finding, Hits, Rule, Run, count, some
 from ._resumed import keeps_no_state
 
@@ -35,13 +36,17 @@ class Step0SaveAdvancesAdam(Rule):
         return "" if _ahead(evidence.trained) else super().unseen(evidence)
 
     def judge(self, evidence: Evidence) -> Finding:
-        first, ahead = evidence.trained.traces[0].steps[0], _ahead(evidence.trained)
+        trace = evidence.trained.traces[0]
+        first, ahead = next((pair for pair in _firsts(trace) if pair[1]), (trace.steps[0], {}))
         if not ahead:
             return self.passed("the step counters are 0 before the first step")
-        made = [r for r in evidence.trained.traces[0].of(Template) if r.optimizers and not r.had_state]
-        line = next((r.at_line for r in made if r.seq < first.seq), first.at_line)
+        line = next((r.at_line for r in _templates(trace) if r.seq < first.seq), first.at_line)
         which = f"{count(len(ahead), 'parameter')} ({some(ahead)})"
-        return self.failed(f"the step counter of {which} is {next(iter(ahead.values())):g} before the first step", line)
+        counted, before = (
+            f"{next(iter(ahead.values())):g}",
+            f"the first step of {first.cls}" if first.optimizer else "the first step",
+        )
+        return self.failed(f"the step counter of {which} is {counted} before {before}", line)
 
     def detect(self, flow: Flow) -> Hits:
         """The optimizer's state is saved before the first step, in any case."""
@@ -56,7 +61,25 @@ class Step0SaveAdvancesAdam(Rule):
                 yield f"{text(event.node)} before the first step sets the optimizer's step counter to 1", event
 
 
-def _ahead(run: Run) -> dict[str, float]:
-    """{parameter: the steps that are counted for it before the first step}, where there are any."""
-    counters = {name: entry.get("step") for name, entry in run.traces[0].steps[0].state.items()}
-    return {name: value for name, value in counters.items() if isinstance(value, int | float) and value >= 1}
+def _ahead(run: Run) -> bool:
+    """Whether steps are counted for some parameter before the first step of its optimizer."""
+    return any(ahead for _, ahead in _firsts(run.traces[0]))
+
+
+def _firsts(trace: Trace) -> list[tuple[Step, dict[str, float]]]:
+    """(the first step of an optimizer, the steps that are counted before it by parameter, where there are any) of each.
+
+    One that comes after the others may have got the state of another: its own counts if a state-dict helper has made its state.
+    """
+    found: dict[int, tuple[Step, dict[str, float]]] = {}
+    for record in trace.of(Step):
+        made = record.optimizer == trace.first_optimizer or any(r.seq < record.seq for r in _templates(trace))
+        counters = {name: entry.get("step") for name, entry in record.state.items()} if made else {}
+        ahead = {name: value for name, value in counters.items() if isinstance(value, int | float) and value >= 1}
+        found.setdefault(record.optimizer, (record, ahead))
+    return list(found.values())
+
+
+def _templates(trace: Trace) -> list[Template]:
+    """The states that state-dict helpers took from optimizers that had none."""
+    return [r for r in trace.of(Template) if r.optimizers and not r.had_state]

@@ -1,5 +1,7 @@
-from ...analysis.state import apart, evaluated, handed_on, states, whole
-from ...trace.events import State
+from dataclasses import replace
+
+from ...analysis.state import apart, divided, evaluated, handed_on, states, whole
+from ...trace.events import Held, State
 from ..base import Evidence, Finding, Run
 from ._one_process import OneProcessRule
 
@@ -43,6 +45,12 @@ class EvaluationSameInOneProcess(OneProcessRule):
                 limit, value = allowed[path], apart(mine[path], theirs[path])
                 if path in again and apart(mine[path], again[path]) > limit:
                     continue  # not the same with DDP either, such as a time
+                if (
+                    value > limit
+                    and divided(evidence.sources, path)
+                    and apart(mine[path], _times(theirs[path], run)) <= limit
+                ):
+                    continue  # a sum over ranks
                 if value > max(1.0, worst) * limit:
                     numbers = (
                         f"{mine[path].value:.6g} on {run.world_size} ranks, {theirs[path].value:.6g} in one process"
@@ -59,6 +67,11 @@ class EvaluationSameInOneProcess(OneProcessRule):
         if not compared:
             return self.unknown("no step of the run of one process holds the numbers of the evaluation")
         return self.passed(f"{compared} numbers of evaluations are those of one process")
+
+
+def _times(held: Held, run: Run) -> Held:
+    """A number times the number of ranks."""
+    return replace(held, value=held.value * run.world_size) if held.value is not None else held
 
 
 def _local(run: Run, step: int, path: str) -> bool:

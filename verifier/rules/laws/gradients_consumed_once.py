@@ -1,7 +1,7 @@
 import math
 
 from ...trace import difference
-from ...trace.events import EditedGradients, KeptGradients, Micro, Place, Step
+from ...trace.events import EditedGradients, KeptGradients, Leftover, Micro, Place, Step
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 
@@ -34,6 +34,15 @@ class GradientsConsumedOnce(Rule):
             steps = count(len({record.step for record, _ in kept}), "step")
             what = f"step {first.step} begins with the gradients that step {first.step - 1} already used"
             return self.failed(f"{what}: {count(len(names), 'parameter')} ({some(names)}), in {steps}", first.at_line)
+        if left := _left(run):
+            record, other = left
+            which = f"{count(len(other.names), 'parameter')} ({some(other.names)})"
+            what = f"step {record.step} of an optimizer also uses gradients of {which} that another loss left there"
+            place = f" at line {other.at_line.line}" if other.at_line is not None else ""
+            text = f"{what}: they were there when another optimizer stepped{place}; its first step had none"
+            return self.failed(
+                text, record.at_line, fix="Clear an optimizer's gradients right before its own backward."
+            )
         if lost := _lost(run):
             step, micros, line = lost
             thrown = f"throws away those of {count(micros, 'micro-batch')} whose samples no later one has"
@@ -59,6 +68,17 @@ def _used_again(steps: list[Step], kept: KeptGradients) -> list[str]:
     """Of the gradients that were kept those that an optimizer uses in this step, too, and did not clear until then."""
     using = [record for record in steps if record.step == kept.step]
     return [name for name in kept.names if any(name in record.held for record in using)]
+
+
+def _left(run: Run) -> tuple[Step, Leftover] | None:
+    """The second step of an optimizer that uses, in every step but its first, what the loss of another has left in its gradients."""
+    for trace in run.traces:
+        found = {(record.optimizer, record.step): record for record in trace.of(Leftover)}
+        for number in {number for number, _ in found}:
+            own = [record for record in trace.of(Step) if record.optimizer == number]
+            if len(own) > 2 and [(number, r.step) in found for r in own] == [False, *[True] * (len(own) - 1)]:
+                return own[1], found[number, own[1].step]
+    return None
 
 
 def _lost(run: Run) -> tuple[int, int, Place | None] | None:

@@ -49,7 +49,7 @@ class SameModelThroughout(Rule):
                 held.setdefault(name, set()).add(record.optimizer)
             with_gradient |= {n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0}
         moved = {n for r in run.places(Stepped) for n, m in r.moved.items() if m[2] > 0}
-        alone = sorted(n for n in with_gradient if n not in held and n not in moved and run.parameters[n][0].trainable)
+        alone = sorted(n for n in with_gradient if n not in held and n not in moved)
         line = steps[0].at_line if steps else None
         if alone and held:
             have = f"{count(len(alone), 'parameter')} that {'have' if len(alone) > 1 else 'has'} gradients"

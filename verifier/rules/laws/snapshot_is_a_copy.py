@@ -1,9 +1,12 @@
+import ast
 import re
 
-from ...analysis.snapshots import snapshots
+from ...analysis.snapshots import appended, snapshots
 from ...analysis.state import spelled, states
+from ...source.events import hit_at
+from ...source.put_back import put_back
 from ...trace.events import State
-from ..base import Evidence, Finding, Rule, some
+from ..base import Evidence, Finding, Flow, Hits, Rule, some
 
 
 class SnapshotIsACopy(Rule):
@@ -20,19 +23,24 @@ class SnapshotIsACopy(Rule):
             best_value, best = value, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
     Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
-    that the sources assign under a comparison and read elsewhere, or assign before a step and read after it, are snapshots.
+    that the sources assign under a comparison and read elsewhere, assign before a step and read after it, or append to a
+    window while training goes on, are snapshots.
     """
 
     def applies(self, evidence: Evidence) -> str:
         nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
-        return "" if snapshots(evidence.sources) else nothing
+        return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing
 
     def judge(self, evidence: Evidence) -> Finding:
-        named = snapshots(evidence.sources)
+        named, windows = snapshots(evidence.sources), appended(evidence.sources)
         kept: set[str] = set()
         for trace in evidence.trained.traces:
+            before = next(
+                iter(states(trace).values()), {}
+            )  # a list that is made before training is none of its history
             for step, values in states(trace).items():
-                here = sorted(path for path in values if spelled(_variable(path)) & named)
+                new = {path for path in values if path not in before and spelled(_variable(path)) & windows}
+                here = sorted(new.union(path for path in values if spelled(_variable(path)) & named))
                 kept.update(here)
                 if found := [path for path in here if values[path].live]:
                     line = next((r.at_line for r in trace.of(State) if r.step == step), None)
@@ -42,6 +50,13 @@ class SnapshotIsACopy(Rule):
         if not any("[" in path for path in kept):
             return self.not_applicable("no snapshot of weights was kept in the steps that were run")
         return self.passed(f"{len(kept)} values that are kept while training goes on are no live weights")
+
+    def detect(self, flow: Flow) -> Hits:
+        """What a function puts back into the parameters is their own memory, which it has overwritten."""
+        for module in flow.project.modules:
+            for function, kept in put_back(module.tree):
+                what = f"`{ast.unparse(kept)}` keeps no copy: after the parameters are overwritten, putting it back changes nothing"
+                yield what, hit_at("", "", module, kept.lineno, function.name).location
 
 
 def _variable(path: str) -> str:

@@ -36,7 +36,7 @@ class StateRestored(Rule):
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
-        if reason := begins_elsewhere(train, resume):
+        if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")

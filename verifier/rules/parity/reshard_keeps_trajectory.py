@@ -46,7 +46,7 @@ class ReshardKeepsTrajectory(Rule):
             if not run.completed:
                 cause, asked = root_cause(run), evidence.course.sizes_chosen or run.steps() > 0
                 return self.failed(f"{where}: the run failed: {cause.text}", cause.location, required=asked)
-            if reason := begins_elsewhere(base if offset == 0 else evidence.trained, run):
+            if reason := begins_elsewhere(base, run, offset):
                 return self.unknown(f"{where}: {reason}")
             line = load_line(evidence, run)
             if (wrong := _state_differs(base, run, offset + 1)) is not None:

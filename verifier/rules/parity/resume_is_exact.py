@@ -1,7 +1,7 @@
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
-from ...trace.events import Stepped
-from ..base import Evidence, Finding, Rule, count
+from ...trace.events import Step, Stepped
+from ..base import Evidence, Finding, Rule, count, some
 from ..checkpoint._resumed import load_line, saved_at
 
 
@@ -33,7 +33,7 @@ class ResumeIsExact(Rule):
             return self.failed(f"the resume run failed: {cause.text}", cause.location)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
-        if reason := begins_elsewhere(train, resume):
+        if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
         steps = min(resume.steps(), train.steps() - after)
         if steps < 1:
@@ -47,5 +47,21 @@ class ResumeIsExact(Rule):
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"the loss of step {after + k} is {b!r} after the resume, {a!r} without"
                 what = what if a != b else f"the weights after step {after + k} differ from those without the resume"
+                if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
+                    what = f"{what}: in step {after + 1} {frozen}"
                 return self.failed(f"{what} (allowed: no difference){saved_at(evidence)}", load_line(evidence))
         return self.passed(f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal")
+
+
+def _frozen(theirs: list[Step], mine: list[Step]) -> str:
+    """Which parameters have gradients on rank 0 in one of two steps alone, in words; "" if there are none."""
+    if not theirs or not mine:
+        return ""
+    without, after = ({n for n, grad in record.grads.items() if grad is not None} for record in (theirs[0], mine[0]))
+    for names, where in (
+        (without - after, "without the resume and not after it"),
+        (after - without, "after the resume alone"),
+    ):
+        if names and without and after:
+            return f"{count(len(names), 'parameter')} ({some(sorted(names))}) {'has' if len(names) == 1 else 'have'} gradients {where}"
+    return ""

@@ -86,7 +86,7 @@ class Template(Located):
     optimizers: int
     states: int | None
     bytes: int
-    had_state: bool
+    had_state: bool  # or has stepped, and keeps none
     had_grads: bool
 
 

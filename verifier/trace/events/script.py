@@ -48,12 +48,14 @@ class Reached(Event):
     """What the script has reached since the last such event, in the survey run (events/survey.py).
 
     `steps`: optimizer steps made; `lines`: {file: lines of the project}; `backwards`: since then. `stack`: the frames of the first
-    optimizer step, innermost first: lines are reported again from then on. `ended`: the script has come to its end.
+    optimizer step, innermost first: lines are reported again from then on. `trainable`: parameters that require gradients.
+    `ended`: the script has come to its end.
     """
 
     steps: int
     lines: dict[str, list[int]] = field(default_factory=dict)
     backwards: int = 0
+    trainable: int = 0
     stack: list[Place] = field(default_factory=list)
     sharded: bool = False  # whether `fully_shard` was called before
     ended: bool = False

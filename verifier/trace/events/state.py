@@ -44,6 +44,14 @@ class KeptGradients(Located):
     names: list[str]
 
 
+class Leftover(Located):
+    """An optimizer uses gradients that were there when another one stepped, `at_line` (events/leftover.py)."""
+
+    step: int
+    optimizer: int
+    names: list[str]
+
+
 class EditedGradients(Located):
     """Between two backward passes of one step gradients were changed: `factors` by parameter; 0.0: cleared, None: no multiple."""
 
