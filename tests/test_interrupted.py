@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,32 @@ def test_what_a_machine_refuses_is_no_fault_of_the_script(
     script = written(tmp_path, "", "script.py")
     shown = command("verify", str(script), *flags, code=4)
     assert said in shown.err and "NO RANKS WERE JUDGED" in shown.out
+
+
+def test_the_end_of_one_run_leaves_the_processes_of_another_alone() -> None:
+    """The other run starts processes all the time, as between the ranks of a run; each ends by itself."""
+    pid = os.fork()
+    if pid == 0:
+        processes.become(_end_one_of_two_runs, failed=1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _end_one_of_two_runs() -> int:
+    other = os.fork()
+    if other == 0:
+        processes.become(_killed_of_many, failed=1)
+    while processes.runs(other):
+        processes.end_below(spare=[other])
+    return os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
+
+
+def _killed_of_many() -> int:
+    killed = 0
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(0.001)
+            processes.leave(0)
+        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    return int(killed > 0)

@@ -53,9 +53,9 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, whatever its session or group, parents first."""
-    found = children(pid)
+def descendants(pid: int, spare: Sequence[int] = ()) -> list[int]:
+    """Every process below `pid`, whatever its session or group, parents first; not `spare` and what is below them."""
+    found = [child for child in children(pid) if child not in spare]
     for below in found:
         found += children(below)
     return found
@@ -88,8 +88,7 @@ def end_below(
     """
 
     def left() -> list[int]:
-        kept = {*spare, *(child for pid in spare for child in descendants(pid))}
-        return [pid for pid in descendants(os.getpid()) if pid not in kept]
+        return descendants(os.getpid(), spare)
 
     if grace > 0:
         _signal(left(), signal.SIGTERM)
