@@ -45,7 +45,7 @@ def judge(evidence: Evidence, chosen: Collection[str], beyond: Mapping[str, str]
         found = apply_suppressions(found, evidence.suppressions)
         found = apply_tolerance(found, evidence.tolerances)
         findings.append(replace(found, seconds=time.monotonic() - started))
-    return _with_consequences(findings) + faults_of_ours(evidence)
+    return _with_consequences(_without_effect(findings)) + faults_of_ours(evidence)
 
 
 def judge_one(rule: Rule, evidence: Evidence, beyond: str = "") -> Finding:
@@ -139,6 +139,19 @@ def apply_tolerance(finding: Finding, tolerances: Mapping[str, Widening]) -> Fin
     if by is None or finding.limit is None:
         return finding
     return replace(finding, evidence=f"[limit taken {by.times:g} times: {by.reason}] {finding.evidence}")
+
+
+def _without_effect(findings: list[Finding]) -> list[Finding]:
+    """The findings; a failure whose effect a run would have shown, and has not, is a warning."""
+    passed = {f.rule for f in findings if f.status == "pass"}
+    return [
+        replace(
+            f, required=False, evidence=f"{f.evidence}; without effect in these runs: {RULES[f.rule].shown_by} passes"
+        )
+        if f.status == "fail" and RULES[f.rule].shown_by in passed
+        else f
+        for f in findings
+    ]
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:

@@ -6,7 +6,8 @@ import pytest
 
 from records import cases, entropy, judge, judged_as, micro, model, parameter, row, run, step, stepped, wrap
 from verified_fsdp2.verifier.evidence import Evidence, Sources
-from verified_fsdp2.verifier.judge import judge_one
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import _without_effect, judge_one
 from verified_fsdp2.verifier.rules import RULES
 from verified_fsdp2.verifier.rules.base import SECTIONS
 
@@ -138,3 +139,12 @@ class TestResume:
     def test_what_does_not_come_back(self, rule: str, resumed: dict[str, Any]) -> None:
         assert judge_one(RULES[rule], self.pair()).status == "pass"
         assert judge_one(RULES[rule], self.pair(**resumed)).status == "fail"
+
+
+@cases("shown, warns", ("pass", True), ("inconclusive", False), ("fail", False))
+def test_a_cause_whose_effect_a_run_would_have_shown_is_a_warning(shown: str, warns: bool) -> None:
+    causes = {name: rule.shown_by for name, rule in RULES.items() if rule.shown_by}
+    assert set(causes.values()) <= set(RULES) and "optim-template-empty" in causes
+    for name, effect in causes.items():
+        cause, _ = _without_effect([Finding(name, "fail", "it is so"), Finding(effect, shown, "")])
+        assert (cause.warns, effect in cause.evidence) == (warns, warns)

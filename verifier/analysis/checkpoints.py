@@ -75,7 +75,11 @@ def only_exports(evidence: Evidence) -> str:
     if train is None or evidence.saving is not None or evidence.course.resumes or not evidence.sources.project:
         return ""
     seen = {record.op for record in train.all(Checkpoint)}
-    return "the script exports with torch.save, and loads nothing" if seen == {"torch.save"} else ""
+    if not seen or not seen <= {"torch.save", "torch.load"}:
+        return ""
+    return (
+        f"the script exports with torch.save, and loads {'only what it begins with' if evidence.loading else 'nothing'}"
+    )
 
 
 def unseen_save(evidence: Evidence) -> str:

@@ -56,6 +56,9 @@ class Rule(ABC):
     only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
     judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
+    shown_by: ClassVar[str] = (
+        ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
+    )
 
     @property
     def about_checkpoints(self) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ..errors import UserError
-from ..evidence import Evidence
+from ..evidence import LOADS, Evidence
 from ..finding import Hit, Suppression
-from ..trace.events import Micro, Place, Step
+from ..trace.events import Checkpoint, Micro, Place, Step
 from .events import hit_at
 from .lint import look
 from .project import Module, canonical, parse
@@ -31,6 +31,8 @@ class Scan:
     suppressions: tuple[Suppression, ...] = ()
     followed: bool = False  # whether the detectors have reached its training
     saving: Place | None = None  # the first line that saves model or optimizer state
+    exporting: Place | None = None  # the same, if what `torch.save` writes is an export
+    loading: tuple[Place, ...] = ()  # the lines that load
     gradients: bool = False  # whether they touch gradients beside `backward` and `zero_grad`
 
 
@@ -39,13 +41,16 @@ def scan(script: Path, root: Path | None = None) -> Scan:
     seen = look([script])
     files = project_files(script, root)
     parsed = list(_parsed(files))
-    exports = not any(_loads(module_) for module_ in parsed)
+    loading = tuple(place for module_ in parsed for place in _loading(module_))
+    saving, exporting = (next((p for m in parsed for p in _saving(m, exports)), None) for exports in (False, True))
     return Scan(
         files,
         seen.by_rule(),
         seen.suppressions,
         followed=not seen.coverage.without_training,
-        saving=next((place for module_ in parsed for place in _saving(module_, exports)), None),
+        saving=saving if loading else exporting,
+        exporting=exporting,
+        loading=loading,
         gradients=any(_touches_gradients(module_) for module_ in parsed),
     )
 
@@ -58,10 +63,20 @@ def with_sources(evidence: Evidence, script: Path, root: Path | None = None) -> 
 
 
 def with_training(evidence: Evidence, script: Path) -> Evidence:
-    """The evidence with what the files show in which the train run trained, where no call could be followed into them."""
-    if evidence.followed or evidence.train is None:
+    """The evidence with what the train run shows of the sources: whether they can resume, and, where no call could be followed into
+    them, what the files in which it trained hold.
+    """
+    train = evidence.train
+    if train is None:
         return evidence
-    lines = (record.at_line for record in (*evidence.train.places(Step), *evidence.train.places(Micro)))
+    loaded = {(r.at_line.file, r.at_line.line) for r in train.places(Checkpoint) if r.op in LOADS and r.at_line}
+    if evidence.loading and loaded.issuperset(
+        (line.file, line.line) for line in evidence.loading
+    ):  # no other load could resume
+        evidence = replace(evidence, saving=evidence.exporting)
+    if evidence.followed:
+        return evidence
+    lines = (record.at_line for record in (*train.places(Step), *train.places(Micro)))
     files = {Path(line.file) for line in lines if line is not None} - {script}
     seen = look([script, *sorted(file for file in files if file.is_file())])
     followed = len(seen.coverage.without_training) < len(seen.coverage.files)
@@ -86,12 +101,11 @@ def _parsed(files: tuple[Path, ...]) -> Iterator[Module]:
             continue
 
 
-def _loads(module: Module) -> bool:
-    """Whether a file loads state: without that in any file, what `torch.save` writes is an export and no checkpoint."""
-    words = {
-        getattr(n.func, "attr", getattr(n.func, "id", "")) for n in ast.walk(module.tree) if isinstance(n, ast.Call)
-    }
-    return not words.isdisjoint(_LOADS)
+def _loading(module: Module) -> Iterator[Place]:
+    """The lines of a file that load state: without any in any file, what `torch.save` writes is an export and no checkpoint."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _LOADS:
+            yield hit_at("", "", module, node.lineno, "").location
 
 
 def _saving(module: Module, exports: bool) -> Iterator[Place]:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from records import micro, run, step
+from records import cases, micro, run, step, stepped
+from verified_fsdp2.verifier.analysis.checkpoints import only_exports, unseen_save
 from verified_fsdp2.verifier.evidence import Evidence
 from verified_fsdp2.verifier.source.scan import with_sources, with_training
 
@@ -50,3 +51,26 @@ def test_nothing_is_followed_twice(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(TRAINER)
     evidence = with_sources(Evidence(train=run([step()])), script)
     assert evidence.followed and with_training(evidence, script) is evidence
+
+
+EXPORTS = """\
+import torch
+teacher.load_state_dict(torch.load("teacher.pt"))
+if args.resume:
+    model.load_state_dict(torch.load(args.resume))
+if args.export:
+    torch.save(model.state_dict(), args.export)
+"""
+
+
+@cases("more, exports", (EXPORTS, False), (EXPORTS.replace("torch.load(args.resume)", "made()"), True))
+def test_what_is_saved_is_an_export_where_a_run_from_scratch_makes_every_load(
+    more: str, exports: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(more)
+    line = {"file": str(script), "line": 2, "function": "<module>", "code": ""}
+    loaded = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": "teacher.pt", "at_line": line}
+    train = run([loaded, step(), stepped()])
+    evidence = with_training(with_sources(Evidence(train=train), script), script)
+    assert (bool(only_exports(evidence)), bool(unseen_save(evidence))) == (exports, not exports)

@@ -25,6 +25,7 @@ class LenientLoadHidesMismatch(Rule):
 
     wants = "run"
     needs = NEEDS
+    judges_exports = True
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))

@@ -23,6 +23,8 @@ class LoadWithoutSet(ResumeRule):
     Source: the DCP tutorial's pattern; pytorch#114299; RLinf PR#283.
     """
 
+    shown_by = "resume-is-exact"
+
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         pairs = [(s.weights, r.weights) for s, r in zip(saved, resumed, strict=True)]
         wrong = sorted({n for s, r in pairs for n in s if n in r and s[n] != r[n]})

@@ -23,6 +23,8 @@ class OptimTemplateEmpty(ResumeRule):
     Source: meta-pytorch/torchtune#2553; pytorch#114299; measured: 16 entries saved, 0 restored, no error.
     """
 
+    shown_by = "resume-is-exact"
+
     def applies(self, evidence: Evidence) -> str:
         return super().applies(evidence) or keeps_no_state(evidence.trained)
 

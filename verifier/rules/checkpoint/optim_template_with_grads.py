@@ -21,6 +21,7 @@ class OptimTemplateWithGrads(Rule):
     Source: pytorch#140898.
     """
 
+    shown_by = "resume-is-exact"
     explains = ("optim-template-empty",)
     wants = "run"
     needs = NEEDS

@@ -21,6 +21,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
     Source: pytorch/torchtitan PR#275, #809; Modalities/modalities#315; pytorch#119168.
     """
 
+    shown_by = "resume-is-exact"
+
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         train, resume, step = evidence.trained, evidence.resume, saved[0].step
         assert resume is not None
