@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness libraries scan installs test-engines clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness versions libraries scan installs test-engines clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ mutation: $(VENV)/installed-test  ## each rule switched off in turn: the tests m
 
 robustness: $(VENV)/installed-test  ## damaged inputs, hostile scripts, signals, parallel starts (half an hour)
 	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
+
+versions: $(VENV)/installed-test  ## each version of torch and Python in an environment of its own; FOLDER=... (network, 30 gigabytes, an hour)
+	$(BIN)/python benchmarks/versions.py $(FOLDER) --out benchmarks/results/versions.json --table references/verify.md
 
 libraries: $(VENV)/installed-test  ## published faults of libraries and their fixes in pinned versions; FOLDER=... (network, gigabytes)
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import plan
+from .analysis.horizon import prepares_before_sharding
 from .analysis.platform import asks_for_cuda
 from .config.option import command
 from .config.policy import QUICK
@@ -171,6 +172,10 @@ def gather(settings: Settings, executor: Executor, evidence: Evidence) -> Eviden
                 executor.ended.clear()  # this run says nothing of the script
                 evidence = replace(evidence, cuda_on_cpu=True)
                 continue
+            if stage is plan.first and not settings.from_sharding_on and _prepares(made):
+                settings = replace(settings, from_sharding_on=True)
+                executor.ended.pop()  # it has recorded the models as they were before
+                continue
             evidence = added(evidence, made, executor.files)
         settings = settings.with_steps(evidence)
         if stage is plan.first:
@@ -184,6 +189,11 @@ def _stopped_for_want_of_cuda(target: Target, executor: Executor, made: Sequence
     if target.device != "auto" or executor.cuda_on_cpu or executor.launcher.versions["devices"]:
         return False
     return any(one.run is not None and asks_for_cuda(one.run) for one in made)
+
+
+def _prepares(made: Sequence[Made]) -> bool:
+    """Whether the train run is to be made again, without what the script does before it shards."""
+    return any(one.run is not None and prepares_before_sharding(one.run) for one in made)
 
 
 def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> None:

@@ -77,7 +77,7 @@ class Settings:
     chosen: Collection[str]
     tier: str = "ranks"
     original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
-    from_sharding_on: bool = False  # whether the script trains other models before it shards one
+    from_sharding_on: bool = False  # whether the script trains other models before it shards one, or prepares that one
 
     @property
     def needs(self) -> frozenset[str]:

@@ -59,8 +59,8 @@ def micro(step: int = 1, loss: float = 1.0, rows: tuple[int, ...] = (), **more: 
     return {**base, **more}
 
 
-def entropy(valid: int, value: float, reduction: str = "mean") -> list[dict[str, Any]]:
-    return [{"reduction": reduction, "valid": valid, "value": value}]
+def entropy(valid: int, gradient: float, reduction: str = "mean") -> list[dict[str, Any]]:
+    return [{"reduction": reduction, "valid": valid, "gradient": gradient}]
 
 
 def step(number: int = 1, grads: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ JUDGED_ON_RUNS = [name for name, rule in RULES.items() if not isinstance(rule, S
 
 def one_step(number: int, rows: tuple[int, ...]) -> list[dict[str, Any]]:
     state = {"kind": "state", "step": number, "values": {}}
-    batch = micro(number, 2.0 / number, rows, criteria=entropy(4, 2.0 / number))
+    batch = micro(number, 2.0 / number, rows, criteria=entropy(4, 1.0))
     return [state, batch, step(number), stepped(number)]
 
 

@@ -260,7 +260,7 @@ test_the_status = judged_as(
     row(READ, "fail", of([*steps(), REPLACED], steps())),
     row(READ, "pass", of(steps(), steps())),
     *(  # the sum of micro-batches, and their mean
-        row(MEAN, status, of(*[[micro(1, loss / 2, criteria=entropy(4, 1.0))] * 2 + [step(1), stepped(1)]] * 2))
+        row(MEAN, status, of(*[[micro(1, loss / 2, criteria=entropy(4, loss / 2))] * 2 + [step(1), stepped(1)]] * 2))
         for loss, status in ((2.0, "fail"), (1.0, "pass"))
     ),
     *(

@@ -255,7 +255,7 @@ def scaled(ranks: int, weights: float, factor: float, micros: int, **more: Any) 
         for k in range(micros):
             first = (k * ranks + rank) * number
             own = tuple(range(first, first + number))
-            rows.append(micro(1, 2.0 * weights, own, criteria=entropy(number, 2.0), at_line=replace(LINE, line=10)))
+            rows.append(micro(1, 2.0 * weights, own, criteria=entropy(number, weights), at_line=replace(LINE, line=10)))
         rows += more.get("extra", [])
         rows.append(step(1, {"w": vector(factor)}, at_line=replace(LINE, line=20)))
         rows.append(stepped(1))

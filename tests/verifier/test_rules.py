@@ -35,7 +35,7 @@ PLAIN = [model(), micro(), step(), stepped()]
 )
 def test_unequal_counts(losses: Any, values: Any, reduction: str, measured: float | None) -> None:
     ranks = [
-        [model(), micro(loss=losses[k], criteria=entropy(count, values[k], reduction)), step(), stepped()]
+        [model(), micro(loss=losses[k], criteria=entropy(count, losses[k] / values[k], reduction)), step(), stepped()]
         for k, count in enumerate((10, 90))
     ]
     found = judge(MEANS, *ranks)
@@ -45,7 +45,7 @@ def test_unequal_counts(losses: Any, values: Any, reduction: str, measured: floa
 
 def summed(loss: float, *before: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Two ranks with a mean cross entropy of 2, and this loss."""
-    return [[model(), *before, micro(loss=loss, criteria=entropy(10, 2.0)), step(), stepped()]] * 2
+    return [[model(), *before, micro(loss=loss, criteria=entropy(10, loss / 2.0)), step(), stepped()]] * 2
 
 
 def off(scale: float, copy: int) -> list[dict[str, Any]]:

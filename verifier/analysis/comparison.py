@@ -84,6 +84,16 @@ def compare(run: Run, oracle: Run, until: int | None = None) -> Comparison:
 
 def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
     """Why `oracle` cannot judge `run`; None if it can: it completed, from the same weights, on the same samples."""
+    if reason := unlike(run, oracle, role, label):
+        return reason
+    if parted(run, oracle) == 1:
+        why = "is not reproducible" if run.world_size == oracle.world_size else "depends on the number of ranks"
+        return f"the {role} run trained on other samples at step 1: the order of the data {why}"
+    return None
+
+
+def unlike(run: Run, oracle: Run, role: str, label: str) -> str:
+    """Why `oracle` cannot judge `run`, whatever its samples are; "" if it completed, from the same weights."""
     if not oracle.completed:
         cause = root_cause(oracle)
         code = f" (`{cause.location.code}`)" if cause.location and cause.location.code else ""
@@ -94,10 +104,7 @@ def incomparable(run: Run, oracle: Run, role: str, label: str) -> str | None:
         return "no optimizer step was seen"
     if any(model.starting_point != "loaded" for model in oracle.models):
         return f"the {role} run could not start from the same weights: {oracle.models[0].starting_point}"
-    if parted(run, oracle) == 1:
-        why = "is not reproducible" if run.world_size == oracle.world_size else "depends on the number of ranks"
-        return f"the {role} run trained on other samples at step 1: the order of the data {why}"
-    return None
+    return ""
 
 
 def parted(run: Run, oracle: Run) -> int | None:

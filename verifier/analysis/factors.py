@@ -55,13 +55,12 @@ def near(a: float, b: float) -> bool:
 
 def weight(micro: Micro) -> tuple[float, int] | None:
     """(how many times the mean cross entropy of a micro-batch is in its loss, its number of targets)."""
-    if len(micro.criteria) != 1 or micro.loss is None:
+    if len(micro.criteria) != 1:
         return None
     entropy = micro.criteria[0]
-    if not entropy.valid or not entropy.value or entropy.reduction not in ("mean", "sum"):
+    if not entropy.valid or entropy.gradient is None or entropy.reduction not in ("mean", "sum"):
         return None
-    mean = entropy.value / (entropy.valid if entropy.reduction == "sum" else 1)
-    return micro.loss / mean, entropy.valid
+    return entropy.gradient * (entropy.valid if entropy.reduction == "sum" else 1), entropy.valid
 
 
 def total_weight(run: Run) -> float | None:

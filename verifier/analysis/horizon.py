@@ -7,9 +7,12 @@ from itertools import pairwise
 from ..evidence import RESUMED_STEPS, Evidence, Sources, all_kinds_by, saved_from
 from ..source.reach import Block, blocks
 from ..trace import Run, Trace
-from ..trace.events import Reached
+from ..trace.events import Micro, Model, Reached, Shard
 
 LEAST, MOST = 5, 20  # steps that are compared
+MOST_FAST = 40  # the most where so many take QUICK seconds
+FIRST_SAVE = 60  # the last step up to which the first save is waited for
+QUICK = 8.0
 AFTER_A_BLOCK = 2
 
 
@@ -27,13 +30,23 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
     """At least LEAST steps, past each first time within MOST steps (of a branch or a loop in the training loop, of another number of
     backwards or of trainable parameters in a step), and RESUMED_STEPS after the first save that has seen them all.
     """
-    made, changes = steps_of(survey), _changes(survey)
-    firsts = [step for _, _, step in _first_times(survey, sources) if step is not None and step <= MOST]
+    made, changes, most = steps_of(survey), _changes(survey), _most(survey)
+    firsts = [step for _, _, step in _first_times(survey, sources) if step is not None and step <= most]
     wanted = [LEAST, *(step + AFTER_A_BLOCK for step in firsts), *(step + 1 for step in changes)]
     if resumes:
-        late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= MOST)])
-        wanted += [step + RESUMED_STEPS for step in (all_kinds_by(survey, MOST), saved_from(survey, late, MOST))]
-    return max(LEAST, min(max(step for step in wanted if step <= MOST + RESUMED_STEPS), MOST, made or LEAST))
+        late = max([0, *(step + 1 for step in firsts), *(step for step in changes if step <= most)])
+        saves = (all_kinds_by(survey, most), saved_from(survey, late, most))
+        first = saved_from(survey, 0, FIRST_SAVE)  # without a save nothing of a resume can be judged
+        most = max(most, first + RESUMED_STEPS)
+        wanted += [step + RESUMED_STEPS for step in (*saves, first)]
+    return max(LEAST, min(max(step for step in wanted if step <= most + RESUMED_STEPS), most, made or LEAST))
+
+
+def _most(survey: Run) -> int:
+    """How many steps may be compared, by the time that those of the survey run took."""
+    times = [event.at for event in survey.traces[0].of(Reached) if event.steps] if survey.traces else []
+    each = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else QUICK
+    return MOST_FAST if MOST_FAST * each <= QUICK else MOST
 
 
 def steps_of(survey: Run) -> int:
@@ -96,6 +109,15 @@ def trains_before_sharding(survey: Run) -> bool:
     """Whether the script makes optimizer steps before its first `fully_shard`, and some after it."""
     begins = [event.sharded for event in survey.all(Reached) if event.stack]
     return False in begins and True in begins
+
+
+def prepares_before_sharding(train: Run) -> bool:
+    """Whether models are called, and not trained, before the first `fully_shard`: an initialisation by the data does that."""
+    if not train.traces or (shard := train.traces[0].first(Shard)) is None:
+        return False
+    trace = train.traces[0]
+    called, trained = trace.first(Model), trace.first(Micro)
+    return called is not None and trained is not None and called.seq < shard.seq < trained.seq
 
 
 def _changes(survey: Run) -> list[int]:

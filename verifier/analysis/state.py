@@ -89,6 +89,18 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     return found
 
 
+def begun_anew(sources: Sources) -> set[str]:
+    """The functions that a loop calls for each step: their variables do not outlive it. One whose own loop makes steps goes on."""
+    stepping = _leading_to(sources, "step")
+    called_in_loops = {name for function in functions_of(sources) for loop in loops(function) for name in called(loop)}
+    goes_on = {
+        f.name
+        for f in functions_of(sources)
+        if any(called(loop) & stepping for loop in loops(f)) or any(isinstance(n, ast.Yield) for n in ast.walk(f))
+    }
+    return (called_in_loops & stepping) - goes_on
+
+
 def results_of_calls(sources: Sources) -> set[str]:
     """The attributes that methods of a class set before they read them: results of the last call, which are no state."""
     found: set[str] = set()
@@ -222,9 +234,30 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
 
 
 def _evaluations(sources: Sources) -> set[str]:
-    """The names of functions that switch gradients off and run no backward."""
-    quiet = (function for function in functions_of(sources) if _switches(function))
-    return {f.name for f in quiet if all(getattr(n, "attr", "") != "backward" for n in ast.walk(f))}
+    """The names of functions that switch gradients off and run no backward, and of objects that are called like such functions."""
+    training = _leading_to(sources, "backward")
+    quiet = {f for f in functions_of(sources) if _switches(f) and f.name not in training}
+    trees = [sources.tree(file) for file in sources.project]
+    classes = {
+        cls.name
+        for tree in trees
+        for cls in ast.walk(tree)
+        if isinstance(cls, ast.ClassDef) and any(f in quiet and f.name == "__call__" for f in cls.body)
+    }
+    made = (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Assign))
+    objects = {
+        last_name(t) for n in made if isinstance(n.value, ast.Call) and called(n.value) & classes for t in n.targets
+    }
+    return {f.name for f in quiet} | objects
+
+
+def _leading_to(sources: Sources, name: str) -> set[str]:
+    """This name, and those of the functions that call it, or call such a function."""
+    calls = {f.name: called(f) for f in functions_of(sources)}
+    found = {name}
+    while more := {caller for caller, names in calls.items() if names & found} - found:
+        found |= more
+    return found
 
 
 def _switches(node: ast.AST) -> bool:

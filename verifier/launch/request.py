@@ -33,9 +33,8 @@ class Request:
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     steps: int = 1
-    from_sharding_on: bool = (
-        False  # nothing is recorded before the first `fully_shard`: the script trains other models first
-    )
+    # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one
+    from_sharding_on: bool = False
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     full_precision: bool = False  # no mixed precision, autocast or dropout

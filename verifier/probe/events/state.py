@@ -54,7 +54,7 @@ class Walk:
             yield from self._module(root, name.rstrip(".") or "model", 0)
         for name, values in self._scopes():
             for key, value in values:
-                if not key.startswith("__"):
+                if key.strip("_") and not key.startswith("__"):
                     path = type(value).__name__ if key in ("self", "cls") else f"{name}{key}"
                     yield from self._walk(value, path, "local", 0)
 

@@ -21,22 +21,27 @@ def install(session: Session) -> None:
     lines = session.lines
     if lines is None:
         return
-    backwards, sharded = 0, False
+    backwards, sharded, own = 0, False, 0  # `own`: backwards of a script that no optimizer of torch has stepped in yet
     models = weakref.WeakSet[nn.Module]()
 
     def report(ended: bool = False) -> None:
         nonlocal backwards
-        steps, new = session.step_number() - 1, lines.new()
+        steps, new = max(session.step_number() - 1, own - (not ended)), lines.new()
         if new or steps <= STEPS or ended:
             trainable = sum(param.requires_grad for module in models for param in module.parameters())
             session.write(Reached(steps=steps, lines=new, backwards=backwards, trainable=trainable, ended=ended))
         backwards = 0
 
+    def begin() -> None:
+        stack = session.frames.stack()
+        session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
+        lines.again()
+
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal own
         if not session.optimizers:
-            stack = session.frames.stack()
-            session.write(Reached(steps=0, lines=lines.new(), backwards=backwards, stack=stack, sharded=sharded))
-            lines.again()
+            own = 0
+            begin()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=backwards > 0)
@@ -45,15 +50,18 @@ def install(session: Session) -> None:
             report()
 
     def sharding(call: Call) -> None:
-        nonlocal sharded
+        nonlocal sharded, own
         if not sharded:  # what was trained until now is another model
-            sharded = True
+            sharded, own = True, 0
             session.optimizers = Turns()
         given = call.given(0, "module")
         models.update(given if isinstance(given, list | tuple) else [given])
 
     def calls(call: Call) -> Leave | None:
-        nonlocal backwards
+        nonlocal backwards, own
+        if not session.optimizers:  # each backward may be a step that the script makes itself
+            own += 1
+            begin() if own == 1 else report()
         backwards += 1
         return None
 

@@ -43,7 +43,7 @@ class FullStateDictOom(Rule):
         if len(writers) == 1 and waste:
             size, rank, record = max(waste, key=lambda item: item[0])
             what = f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it"
-            return self.failed(f"{what} ({run.world_size} ranks)", record.at_line)
+            return self.failed(f"{what} ({run.world_size} ranks)", record.at_line, required=False)
         return self.passed("every rank that holds a full state dict writes it")
 
     def detect(self, flow: Flow) -> Hits:

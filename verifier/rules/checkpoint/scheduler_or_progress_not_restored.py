@@ -1,3 +1,4 @@
+from ...analysis.presence import saved_in_a_step
 from ...source.looks import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step
@@ -26,6 +27,8 @@ class SchedulerOrProgressNotRestored(ResumeRule):
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
         train, resume, step = evidence.trained, evidence.resume, saved[0].step
         assert resume is not None
+        if reason := saved_in_a_step(evidence):
+            return self.not_applicable(reason)
         wrong = []
         for later in range(resume.steps()):
             mine, theirs = resume.at_step(Step, 1 + later), train.at_step(Step, step + later)

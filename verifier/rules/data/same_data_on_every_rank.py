@@ -27,6 +27,8 @@ class SameDataOnEveryRank(Rule):
     Source: the official pytorch/examples FSDP2 script (all ranks seeded alike); mehta-lab/VisCy PR#408.
     """
 
+    reads = frozenset({"single"})
+
     def applies(self, evidence: Evidence) -> str:
         if evidence.trained.world_size == 1:
             return "not applicable with one rank"
@@ -40,7 +42,9 @@ class SameDataOnEveryRank(Rule):
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
         pairs = list(combinations(run.data_ranks, 2))
-        same = {(a, b): [step for step, own in enumerate(rows, 1) if own[a] and own[a] == own[b]] for a, b in pairs}
+        right = _batches_of_one_process(evidence)
+        steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
+        same = {(a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs}
         often, (a, b) = max((len(steps), pair) for pair, steps in same.items())
         if not often:
             shared = sum((rows[0][a] & rows[0][b]).total() for a, b in pairs)
@@ -82,6 +86,13 @@ def _trained_on(run: Run, step: int) -> list[Counter[int]]:
     """For each rank its samples of a step, without those of a loss of exactly zero (dummy batches)."""
     micros = run.micros(step)
     return [Counter(row for micro in own if micro.loss != 0.0 for row in micro.rows) for own in micros]
+
+
+def _batches_of_one_process(evidence: Evidence) -> set[int]:
+    """The steps whose samples, over all ranks, are those that one process takes: what two ranks share is twice in the data."""
+    run, single = evidence.trained, evidence.single
+    shared = range(1, min(run.steps(), single.steps()) + 1) if single is not None else ()
+    return {step for step in shared if single is not None and run.global_batch(step) == single.global_batch(step)}
 
 
 def _other_targets(run: Run, a: int, b: int, steps: list[int]) -> bool:

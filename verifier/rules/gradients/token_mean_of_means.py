@@ -30,8 +30,9 @@ class TokenMeanOfMeans(ScaleRule):
         if steps:
             equal = all(len({valid for _, valid in weights}) == 1 for weights in steps.values())
             return "all micro-batches of a step have the same number of targets" if equal else ""
+        seen = run is None or any(micro.criteria for micro in run.all(Micro))
         compared = run is not None and single is not None and single.global_batch(1) == run.global_batch(1)
-        return "no cross entropy was seen; matches-single-process covers other losses" if compared else ""
+        return "" if seen and not compared else "no cross entropy was seen; matches-single-process covers other losses"
 
     def judge(self, evidence: Evidence) -> Finding:
         run, steps = evidence.full_precision, _weights(evidence)

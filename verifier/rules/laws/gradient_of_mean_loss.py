@@ -1,6 +1,6 @@
 from ...analysis.comparison import GROSS, compare, incomparable
 from ...analysis.factors import near, readings, total_weight, words
-from ...trace.events import Micro
+from ...trace.events import Micro, Step
 from ..base import Evidence, Finding, Rule, Run
 
 
@@ -18,7 +18,8 @@ class GradientOfMeanLoss(Rule):
         for micro in micros:
             (F.cross_entropy(model(micro.x), micro.y) / len(micros)).backward()
         optimizer.step()
-    Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step; FSDP averages over ranks.
+    Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the gradients before they are
+    clipped; FSDP averages over ranks.
     Source: law L2: the losses that go into backward, added up over ranks and micro-batches, are held against the mean of
     the cross entropies of the same samples.
     """
@@ -36,20 +37,22 @@ class GradientOfMeanLoss(Rule):
         total = total_weight(run) if run is not None and run.steps() else None
         if run is None or total is None:
             return self.unknown(evidence.missing.get("full_precision", "no full-precision run was made"))
-        before, after = run.grad_norm(1), run.grad_norm(1, "grads_at_step")
+        clips = any(record.after_backward for record in run.at_step(Step, 1))
+        before = run.grad_norm(1, "after_backward" if clips else "grads")
+        after = run.grad_norm(1, "grads" if clips else "grads_at_step")
         scaled = after / before if before and after else 1.0
         if near(total * scaled, 1.0):
             what = f"{total * scaled:.4g} times the mean cross entropy"
-            return self.passed(f"gradients are scaled by {scaled:.4g} before the step: {what}")
+            where = "clip" if clips else "step"
+            return self.passed(f"gradients are scaled by {scaled:.4g} before the {where}: {what}")
         found = readings(total, run)
         if found and all(reading.cause == "ranks" for reading in found) and _as_one_process(evidence, run):
             return self.passed(
                 f"the losses of the ranks add up to {total:.4g} times their mean, as one process needs it"
             )
         if found:
-            what = (
-                f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1): {words(found)}"
-            )
+            what = f"the losses of step 1 add up to {total:.4g} times its mean cross entropy (expected: 1)"
+            what += f"{', and nothing divides the gradients before the clip' if clips else ''}: {words(found)}"
             return self.failed(what, run.line_of(Micro), measured=total, limit=1.0)
         what = f"{total:.4g} times the mean cross entropy of a step"
         return self.passed(f"the losses that went into backward add up to {what}")

@@ -1,8 +1,19 @@
 import re
 from collections import Counter
 
-from ...analysis.presence import begins_elsewhere
-from ...analysis.state import KEPT, LEAST, apart, assigned_anew, decisive, evolving, restorable, results_of_calls, whole
+from ...analysis.presence import begins_elsewhere, saved_in_a_step
+from ...analysis.state import (
+    KEPT,
+    LEAST,
+    apart,
+    assigned_anew,
+    begun_anew,
+    decisive,
+    evolving,
+    restorable,
+    results_of_calls,
+    whole,
+)
 from ...trace.events import Held
 from ..base import Evidence, Finding, Rule, Run, some
 from ..checkpoint._resumed import load_line, saved_at
@@ -38,6 +49,8 @@ class StateRestored(Rule):
             return self.unknown("the train run saved nothing before its last step")
         if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
+        if reason := saved_in_a_step(evidence):
+            return self.not_applicable(reason)
         if not whole(resume, 1) or not whole(train, after + 1):
             return self.unknown(f"no state was recorded at step {after + 1} of both the train run and the resumed run")
         lost, compared = differing(evidence, train, resume, after + 1)
@@ -60,6 +73,8 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     paths = evolving(train)
     results = results_of_calls(evidence.sources)
     deciding, anew = decisive(evidence.sources, paths), assigned_anew(evidence.sources)
+    functions = begun_anew(evidence.sources)
+    paths = {path for path in paths if path.partition(".")[0] not in functions}
     same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples
     lost: dict[str, tuple[Held, Held]] = {}
     compared = 0

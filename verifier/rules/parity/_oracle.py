@@ -1,6 +1,6 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
-from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided
+from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided, unlike
 from ...analysis.localise import meaning, part, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress
@@ -33,11 +33,16 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         return rule.unknown(evidence.missing.get("full_precision", "the train run did not complete"))
     if oracle is None:
         return rule.unknown(evidence.missing.get(role, f"no {role} run was made"))
-    if reason := incomparable(run, oracle, role, label):
+    if reason := unlike(run, oracle, role, label):
         return rule.unknown(reason)
     found, limit, step = compare(run, oracle), limits(evidence, rule.name), parted(run, oracle)
+    same_numbers = found.finite and found.update_size > 0.0 and limit.agree(found.measures)
+    if not same_numbers and (
+        reason := incomparable(run, oracle, role, label) or ""
+    ):  # padded otherwise, they are the same samples
+        return rule.unknown(reason)
     until = min(run.steps(), oracle.steps())
-    if step is not None and not (found.finite and limit.agree(found.measures)):
+    if step is not None and not same_numbers:
         found, until = compare(run, oracle, step - 1), step - 1
     losses = [loss for loss in oracle.losses if loss is not None]
     if found.update_size == 0.0:

@@ -1,8 +1,9 @@
 import re
 from dataclasses import replace
 
+from ...analysis.presence import divided_by_hand
 from ...trace.events import Local
-from ..base import Evidence, Finding
+from ..base import Evidence, Finding, some
 from ._oracle import OracleRule, judge_against
 from .matches_single_process import MatchesSingleProcess
 
@@ -31,8 +32,14 @@ class MatchesDdp(OracleRule):
             used = r"\1 the whole model on each rank with gradients averaged"
             text = re.sub(r"^(agrees with|differs from) DDP", used, found.evidence)
             found = replace(found, evidence=f"{text} (DDP cannot run this script: {prevented})")
+        if evidence.reference is not None and not evidence.reference.completed:
+            other = MatchesSingleProcess().judge(evidence)
+            decided = found.status == "inconclusive" and other.status == "pass"
+            return self.not_applicable(f"{found.evidence}: {other.evidence}") if decided else found
         if found.status != "fail":
             return found
+        if own := divided_by_hand(evidence):
+            return self.not_applicable(f"DDP averages {some(sorted(own))}, of which the script gives each rank a part")
         # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
         other = MatchesSingleProcess().judge(evidence)
         line = evidence.reference.line_of(Local) if evidence.reference is not None else None

@@ -2,7 +2,7 @@ import math
 from collections import Counter
 
 from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
-from ...analysis.presence import begins_elsewhere
+from ...analysis.presence import begins_elsewhere, saved_in_a_step
 from ...analysis.root_cause import root_cause
 from ...trace import Run, difference
 from ..base import Evidence, Finding, Rule, some
@@ -39,7 +39,7 @@ class ReshardKeepsTrajectory(Rule):
         found = limits(evidence, self.name)
         what, measure = ("losses", "loss") if _same_loss(evidence) else ("gradient norms", "gradient norm")
         between, allowed = loss_apart if measure == "loss" else norm_apart, found.allowed[measure]
-        worst, sizes = 0.0, []
+        worst, sizes, other_batches = 0.0, [], []
         for run in evidence.reshards:
             where = f"{base.world_size} -> {run.world_size} ranks"
             sizes.append(where)
@@ -54,14 +54,19 @@ class ReshardKeepsTrajectory(Rule):
                 begins = "the checkpoint is ignored, and training begins at the initial weights"
                 asked = evidence.course.sizes_chosen or not ignored
                 return self.failed(f"{where}: {begins if ignored else wrong}{saved}", line, required=asked)
+            if saved_in_a_step(evidence):
+                continue  # of which the resumed run makes the rest: only the state is compared
             mine, theirs = run.global_batch(1), base.global_batch(offset + 1)
             if mine.total() != theirs.total():
                 if wrong := _displaced(evidence.trained, base, run, after, offset):
                     asked = evidence.course.sizes_chosen
                     return self.failed(f"{where}: {wrong}{saved}", line, required=asked)
                 depends = "the state is as saved, but the global batch depends on the number of ranks"
-                return self.unknown(f"{where}: {depends}")
+                other_batches.append(f"{where}: {depends}")
+                continue
             if mine != theirs and not between(run, base, 1, offset) <= allowed:
+                if _draws_by_rank(evidence):
+                    return self.unknown(f"{where}: the samples depend on the number of ranks without a resume, too")
                 others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
                 return self.failed(f"{where}: {others}{saved}", line)
             if not _evenly(run):
@@ -70,6 +75,8 @@ class ReshardKeepsTrajectory(Rule):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
                     apart = between(run, base, k, offset)
                     worst = math.inf if math.isnan(apart) else max(worst, apart)
+        if other_batches and (evidence.course.sizes_chosen or len(other_batches) == len(sizes)):
+            return self.unknown(other_batches[0])
         ranks = "; ".join(sizes)
         if worst <= allowed:
             text = f"{ranks}: same state, same samples, {what} within {worst:.1e}"
@@ -86,6 +93,12 @@ def _same_loss(evidence: Evidence) -> bool:
     if run is None or single is None or incomparable(run, single, "single", "one process") is not None:
         return True
     return limits(evidence, ReshardKeepsTrajectory.name).over(compare(run, single).measures) != {"loss"}
+
+
+def _draws_by_rank(evidence: Evidence) -> bool:
+    """Whether one process that starts from scratch trains on other samples, such as noise of its own."""
+    single = evidence.single
+    return single is not None and single.steps() > 0 and single.global_batch(1) != evidence.trained.global_batch(1)
 
 
 def _displaced(train: Run, base: Run, run: Run, after: int, offset: int) -> str:

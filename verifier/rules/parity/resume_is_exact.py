@@ -1,7 +1,7 @@
-from ...analysis.presence import begins_elsewhere
+from ...analysis.presence import begins_elsewhere, begun_before_save
 from ...analysis.root_cause import root_cause
 from ...trace.events import Step, Stepped
-from ..base import Evidence, Finding, Rule, count, some
+from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import load_line, saved_at
 
 
@@ -33,6 +33,8 @@ class ResumeIsExact(Rule):
             return self.failed(f"the resume run failed: {cause.text}", cause.location)
         if after is None:
             return self.unknown("the train run saved nothing before its last step")
+        if begun_before_save(train, after) and resume.steps() > 0:
+            return self._of_a_begun_step(evidence, train, resume, after)
         if reason := begins_elsewhere(train, resume, after):
             return self.unknown(reason)
         steps = min(resume.steps(), train.steps() - after)
@@ -51,6 +53,16 @@ class ResumeIsExact(Rule):
                     what = f"{what}: in step {after + 1} {frozen}"
                 return self.failed(f"{what} (allowed: no difference){saved_at(evidence)}", load_line(evidence))
         return self.passed(f"losses and weights of {count(steps, 'step')} after step {after} are bitwise equal")
+
+    def _of_a_begun_step(self, evidence: Evidence, train: Run, resume: Run, after: int) -> Finding:
+        """A checkpoint from the middle of a step holds its gradients too: the weights after that step are the same ones."""
+        pairs = zip(train.at_step(Stepped, after + 1), resume.at_step(Stepped, 1), strict=True)
+        if all(a.weights[n] == b.weights[n] for a, b in pairs for n in a.weights.keys() & b.weights.keys()):
+            return self.passed(f"saved in the middle of step {after + 1}, after which the weights are bitwise equal")
+        early, whole = begun_before_save(train, after) or (0, 0)
+        what = f"the save comes after {early} of the {whole} backward passes of step {after + 1}, and the weights after that step"
+        fix = "Save at the end of a step, or save the gradients that are accumulated until then, too."
+        return self.failed(f"{what} are others after the resume{saved_at(evidence)}", load_line(evidence), fix=fix)
 
 
 def _frozen(theirs: list[Step], mine: list[Step]) -> str:

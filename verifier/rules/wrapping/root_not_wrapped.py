@@ -1,3 +1,4 @@
+from ...analysis.presence import divided_by_hand
 from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.values import Value, holders, root_of
@@ -25,6 +26,7 @@ class RootNotWrapped(Rule):
 
     wants = "models"
     simulated = True
+    reads = frozenset({"single"})
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
@@ -34,10 +36,10 @@ class RootNotWrapped(Rule):
         if run.world_size == 1:
             return self.unknown(ONE_RANK)
         first = {name: entries[0] for name, entries in run.parameters.items()}
-        late = late_parameters(run)  # params-added-after-shard judges these
-        plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in late]
+        others = {*late_parameters(run), *divided_by_hand(evidence)}  # params-added-after-shard judges the late ones
+        plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in others]
         if not plain:
-            return self.passed(f"{count(len(run.parameters), 'parameter')} managed by FSDP")
+            return self.passed(f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP")
         line = run.line_of(Shard, last=True)
         if apart := [name for name in plain if gradients_differ(run, name)]:
             what = "plain tensors whose gradients are not reduced and differ between ranks"

@@ -4,11 +4,11 @@ from ..typed import Event, Located, Part
 
 
 class Criterion(Part):
-    """A cross entropy of a micro-batch: how many targets counted, and its value if it is one number."""
+    """A cross entropy of a micro-batch: how many targets counted, and the gradient of the loss by it, if it is one number."""
 
     reduction: str
     valid: int
-    value: float | None
+    gradient: float | None
 
 
 class Micro(Located):
