@@ -55,11 +55,13 @@ def off(scale: float, copy: int) -> list[dict[str, Any]]:
 
 
 OTHER_LOSS = [model(), micro(rows=(1, 2)), step(), stepped()]
+TWO_TERMS = [model(), micro(rows=(1, 2), criteria=[*entropy(4, 1.0), *entropy(5, 1.0)]), *PLAIN[2:]]
 ALONE = run([model(), micro(rows=(1, 1)), *off(1.0, 0)[2:]])
 test_means_and_scales = judged_as(
     row(MEANS, "not_applicable", *summed(2.0)),  # equal counts show nothing
-    row(MEANS, "inconclusive", OTHER_LOSS, OTHER_LOSS),
-    row(MEANS, "not_applicable", OTHER_LOSS, OTHER_LOSS, single=run([model(), micro(rows=(1, 2, 1, 2)), *PLAIN[2:]])),
+    row(MEANS, "inconclusive", TWO_TERMS, TWO_TERMS),
+    row(MEANS, "not_applicable", OTHER_LOSS, OTHER_LOSS),
+    row(MEANS, "not_applicable", TWO_TERMS, TWO_TERMS, single=run([model(), micro(rows=(1, 2, 1, 2)), *PLAIN[2:]])),
     # Factors of 1/2 and 2 at two ranks are faults; one of 1.5 is a weight of the script's own.
     *(row(SCALE, status, *summed(k)) for k, status in ((2.0, "pass"), (1.0, "fail"), (4.0, "fail"), (3.0, "pass"))),
     row(SCALE, "pass", *summed(1.0, {"kind": "divide", "factor": 1.0})),  # a divide factor of the script counts
