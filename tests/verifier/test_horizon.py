@@ -81,6 +81,20 @@ def test_a_save_is_followed_by_three_steps() -> None:
     assert (steps_to_compare(saved, SOURCES, True), steps_to_compare(saved, SOURCES, False)) == (7, 5)
 
 
+@cases("after, steps", (30, 33), (38, 40), (61, 5))
+def test_the_first_save_is_waited_for(after: int, steps: int) -> None:
+    records = [r.to_json() | {"kind": r.kind} for r in survey().traces[0].records if r.kind != "end"]
+    saved = run([*records, {"kind": "checkpoint", "op": "save", "after_step": after, "to": "/c/4"}])
+    assert steps_to_compare(saved, SOURCES, True) == steps
+
+
+@cases("each, steps", (0.2, 32), (0.3, 5))
+def test_more_steps_are_compared_where_they_are_fast(each: float, steps: int) -> None:
+    records = survey(reached(31, EVALUATE)).traces[0].records
+    timed = [r.to_json() | {"kind": r.kind, "at": each * k} for k, r in enumerate(records) if r.kind != "end"]
+    assert steps_to_compare(run(timed), SOURCES, False) == steps
+
+
 def test_a_short_script() -> None:
     assert steps_of(survey(total=6)) == 6
     assert steps_to_compare(survey(reached(6, EVALUATE), total=6), SOURCES, False) == 6

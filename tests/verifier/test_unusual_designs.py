@@ -1,0 +1,161 @@
+"""Right designs that look like faults, each beside the fault that it looks like, on recorded traces."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
+from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
+from verified_fsdp2.verifier.analysis.inspected import differing
+from verified_fsdp2.verifier.analysis.presence import divided_by_hand, parts_and_meets
+from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.trace import Run
+from verified_fsdp2.verifier.trace.events import InspectedCheckpoint, SavedEntry
+
+SHARD: dict[str, Any] = {"kind": "shard", "module": "", "cls": "M", "parameters": []}
+
+
+def sources(text: str) -> Sources:
+    return Sources({"train.py": text}, ("train.py",))
+
+
+def steps(*batches: tuple[int, ...]) -> list[dict[str, Any]]:
+    return [r for k, rows in enumerate(batches, 1) for r in (micro(k, rows=rows), step(k), stepped(k))]
+
+
+@cases("records, prepares", ([model(), SHARD, model()], True), ([SHARD, model()], False), ([model()], False))
+def test_a_model_that_is_called_before_it_is_sharded(records: list[dict[str, Any]], prepares: bool) -> None:
+    assert prepares_before_sharding(run([*records, *steps((1, 2))])) is prepares
+    assert prepares_before_sharding(run(records)) is False
+
+
+@cases("alone, passes", (((1, 2), (3, 3)), True), (((1, 2), (3, 4)), False))
+def test_equal_samples_of_two_ranks_may_be_twice_in_the_data(alone: tuple[tuple[int, ...], ...], passes: bool) -> None:
+    ranks = [[model(), *steps((1,), (3,))], [model(), *steps((2,), (3,))]]
+    single = run([model(), *steps(*alone)], role="single")
+    assert (judge("same-data-on-every-rank", *ranks, single=single).status == "pass") is passes
+
+
+@cases("samples, status", ((1, 2), "fail"), ((1, 9), "inconclusive"))
+def test_a_resume_on_another_number_of_ranks_may_draw_other_samples(samples: tuple[int, ...], status: str) -> None:
+    """`samples`: those of one process from scratch; two ranks together have 1 and 2 in step 1."""
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "/c"}
+    ranks = [[model(), *steps((k,)), save, *steps((k,), (k + 2,))[3:]] for k in (1, 2)]
+    train = run(*ranks)
+    weights = {"w": [2.0, 2.0, 0.0, 0.0, 0.0]}  # the two parts of the ranks together
+    again = run([model(), micro(1, 9.0, rows=(3, 9)), step(1, weights=weights), stepped(1)], role="reshard")
+    single = run([model(), *steps(samples)], role="single")
+    found = judge("reshard-keeps-trajectory", train, resume_full_precision=train, reshards=(again,), single=single)
+    assert found.status == status, found.evidence
+
+
+def test_parameters_that_the_script_divides_itself() -> None:
+    parts = run(*[[model(parameter("table", managed=False, sharded=False, shape=[4, 2]), parameter("w"))]] * 2)
+    whole = run([model(parameter("table", managed=False, sharded=False, shape=[8, 2]), parameter("w"))], role="single")
+    assert divided_by_hand(Evidence(train=parts, single=whole)) == {"table"}
+    assert divided_by_hand(Evidence(train=parts)) == set()
+
+
+@cases("apart, meets", ((0, 1, 0), True), ((0, 1, 2), False), ((0, 0, 0), False))
+def test_replicas_that_meet_again(apart: tuple[int, ...], meets: bool) -> None:
+    ranks = []
+    for rank in (0, 1):
+        weights = [{"w": [1.0, 1.0 + rank * value, 0.0, 0.0, 0.0]} for value in apart]
+        made = [step(k, weights=held) for k, held in enumerate(weights, 1)]
+        ranks.append([model(parameter("w", copy=rank)), *(r for one in made for r in (one, stepped(one["step"])))])
+    assert parts_and_meets(run(*ranks)) is meets
+
+
+def from_the_middle(weight: float) -> tuple[Run, Run]:
+    """A save after the first of the two backward passes of step 2, and what is resumed from it."""
+    save = {"kind": "checkpoint", "op": "save", "after_step": 1, "to": "/c"}
+    after = stepped(2, weights={"w": [1.0] * 5})
+    ranks = [[model(), *steps((1,)), micro(2, rows=(2,)), save, micro(2, rows=(3,)), step(2), after, *steps((4,))]] * 2
+    more = [micro(1, rows=(3,)), step(1), stepped(1, weights={"w": [weight] * 5})]
+    return run(*ranks), run(*[[model(), *more]] * 2, role="resume")
+
+
+@cases("weight, status", (1.0, "pass"), (2.0, "fail"))
+def test_a_save_in_the_middle_of_a_step_holds_its_gradients(weight: float, status: str) -> None:
+    train, resume = from_the_middle(weight)
+    evidence = Evidence(train=train, resume=resume)
+    assert evidence.saved_after() == 1
+    found = judge("resume-is-exact", evidence)
+    assert found.status == status, found.evidence
+    assert judge("scheduler-or-progress-not-restored", evidence).status == "not_applicable"
+
+
+@cases("own, status", (0.5, "pass"), (1.0, "fail"))
+def test_gradients_that_are_divided_before_they_are_clipped(own: float, status: str) -> None:
+    """Two micro-batches whose losses are summed; the script multiplies the gradients by `own` before it clips them."""
+    whole, clipped = ({"w": [(2.0 * k) ** 2, *[k] * 4]} for k in (1.0, 0.1))
+    at_clip = {"w": [(2.0 * own) ** 2, *[own] * 4]}
+    passes = [micro(1, criteria=entropy(4, 1.0))] * 2
+    last = step(1, grads=at_clip, after_backward=whole, grads_at_step=clipped)
+    assert judge("gradient-of-mean-loss", *[[model(), *passes, last, stepped()]] * 2).status == status
+
+
+EVALUATION = """
+class Distance:
+    @torch.no_grad()
+    def __call__(self):
+        return distance_of(self.model)
+
+
+def main():
+    measure = Distance()
+    while True:
+        loss = train_step()
+        value = measure()
+        with torch.no_grad():
+            again = measure()
+
+
+def train_step():
+    samples = []
+    for x in batches:
+        samples.append(x)
+        loss_of(x).backward()
+    optimizer.step()
+
+
+def epoch():
+    for x in batches:
+        train_step()
+"""
+
+
+def test_what_an_object_computes_without_gradients_is_an_evaluation() -> None:
+    values = {
+        f"main.{name}": {"holder": "local", "value": 1.0, "dtype": "float"} for name in ("value", "again", "loss")
+    }
+    first = {"kind": "state", "step": 1, "values": {}, "gone": [], "evaluations": 0, "in_eval": []}
+    records = [first, {**first, "step": 2, "values": values, "evaluations": 1}]
+    assert evaluated(run([*steps((1,)), *records]), sources(EVALUATION)) == {"main.value", "main.again"}
+
+
+def test_the_variables_of_a_function_that_makes_one_step_are_no_state() -> None:
+    looped = EVALUATION + "\n\ndef fit():\n    for _ in range(3):\n        epoch()\n"
+    assert begun_anew(sources(looped)) == {"train_step"}
+
+
+@cases("squares, same", (4.0, True), (9.0, False))
+def test_uneven_shards_in_the_file_of_one_rank(squares: float, same: bool) -> None:
+    """Another process does not know how long this rank's part is, so the sketch has its sum of squares alone."""
+    entry = SavedEntry(kind="dtensor", shape=[27], dtype="float32", sharded=True, sketch=[squares, *[float("nan")] * 4])
+    record = InspectedCheckpoint(path="/1.pt", format="torch", entries={"w": entry})
+    assert (differing(record, {"w": [[4.0, 1.0, 2.0, 3.0, 4.0]]}) == []) is same
+
+
+@pytest.mark.parametrize("name", ["matches-ddp", "matches-single-process"])
+def test_samples_that_are_padded_otherwise_are_the_same_where_all_numbers_are(name: str) -> None:
+    mine, other = trained(2), trained(2 if name == "matches-ddp" else 1)
+    padded = replace(other, traces=tuple(replace(t, records=tuple(map(_padded, t.records))) for t in other.traces))
+    role = "reference" if name == "matches-ddp" else "single"
+    assert judge(name, mine, **{role: padded}).status == judge(name, mine, **{role: other}).status == "pass"
+
+
+def _padded(record: Any) -> Any:
+    return replace(record, rows=[row + 1000 for row in record.rows]) if record.kind == "micro" else record
