@@ -8,9 +8,9 @@ import pytest
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
+from verified_fsdp2.verifier.analysis.designs import divided_by_hand, parts_and_meets
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
-from verified_fsdp2.verifier.analysis.presence import divided_by_hand, parts_and_meets
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
 from verified_fsdp2.verifier.evidence import Evidence, Sources
 from verified_fsdp2.verifier.trace import Run

@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..evidence import LOADS, SAVES, Evidence, Sources
-from ..trace import Run, Sketch, difference
+from ..evidence import LOADS, Evidence, Sources
+from ..trace import Run
 from ..trace.events import Checkpoint, SetState, Shard, Step, Wrap
-from ..trace.sketches import add
 
 UNSHARDED = "no call of fully_shard was seen"
 _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
@@ -75,45 +74,6 @@ def begins_elsewhere(train: Run, resumed: Run, after: int) -> str:
     if not mine or not any(theirs) or mine & set().union(*theirs):
         return ""
     return "the optimizers take turns, and the resumed run begins with another one's step: save after a whole round (--save-args)"
-
-
-def saved_in_a_step(evidence: Evidence) -> str:
-    """Why the first step of a resumed run is only the rest of one: the save came after some of its backward passes. "" if it is not."""
-    after = evidence.saved_after()
-    early = begun_before_save(evidence.trained, after) if after is not None else None
-    return f"saved after {early[0]} of the {early[1]} backward passes of a step: see resume-is-exact" if early else ""
-
-
-def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
-    """(the backward passes of a step that come before the last save after step `after`, all of the step), if there are any before."""
-    saves = [r.seq for r in train.places(Checkpoint) if r.op in SAVES and r.after_step == after]
-    micros = train.consumed(after + 1)[0] if train.traces else []
-    early = sum(micro.seq < saves[-1] for micro in micros) if saves else 0
-    return (early, len(micros)) if 0 < early < len(micros) else None
-
-
-def divided_by_hand(evidence: Evidence) -> set[str]:
-    """The parameters of which the script itself gives each rank a part: they have another shape in one process."""
-    run, single = evidence.trained, evidence.single
-    alone = {name: entries[0].shape for name, entries in single.parameters.items()} if single is not None else {}
-    return {n for n, e in run.parameters.items() if not e[0].managed and alone.get(n, e[0].shape) != e[0].shape}
-
-
-def parts_and_meets(run: Run) -> bool:
-    """Whether copies of a sharded parameter part in training and are equal again later: the script averages them, as in local SGD."""
-    for name, entries in run.parameters.items():
-        if not entries[0].managed or len({entry.copy for entry in entries}) < 2:
-            continue
-        equal = []
-        for step in range(1, run.steps() + 1):
-            held: dict[int, Sketch] = {}
-            for entry, record in zip(entries, run.at_step(Step, step), strict=False):
-                if name in record.weights:
-                    held[entry.copy] = add(held.get(entry.copy), record.weights[name])
-            copies = list(held.values())
-            equal.append(all(difference(copies[0], o) <= 1e-9 * (1.0 + copies[0][0] ** 0.5) for o in copies[1:]))
-        return False in equal and True in equal[equal.index(False) :]
-    return False
 
 
 def never_sharded(evidence: Evidence) -> str:

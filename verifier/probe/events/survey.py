@@ -44,7 +44,9 @@ def install(session: Session) -> None:
             begin()
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=backwards > 0)
+        if not backwards:  # a helper creates the state of a new optimizer so, or another one uses the same gradients
+            return
+        turn = session.optimizers.at_step(optimizer, session.frames.lines(), trained=True)
         turn.begun += 1
         if turn.number == 0:
             report()

@@ -1,4 +1,4 @@
-from ...analysis.presence import saved_in_a_step
+from ...analysis.designs import saved_in_a_step
 from ...source.looks import GETTERS, SAVES, names_in, text
 from ...source.values import Value, reach
 from ...trace.events import Step

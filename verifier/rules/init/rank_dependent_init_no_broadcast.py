@@ -1,4 +1,4 @@
-from ...analysis.presence import divided_by_hand
+from ...analysis.designs import divided_by_hand
 from ...evidence import LOADS, Evidence
 from ...source.events import Event, Flow, covers
 from ...source.looks import is_known, made_by, text

@@ -1,7 +1,8 @@
 import re
 from collections import Counter
 
-from ...analysis.presence import begins_elsewhere, saved_in_a_step
+from ...analysis.designs import saved_in_a_step
+from ...analysis.presence import begins_elsewhere
 from ...analysis.state import (
     KEPT,
     LEAST,

@@ -1,4 +1,4 @@
-from ...analysis.presence import parts_and_meets
+from ...analysis.designs import parts_and_meets
 from ..base import Evidence, Finding
 from ._oracle import OracleRule, judge_against
 

@@ -2,7 +2,8 @@ import math
 from collections import Counter
 
 from ...analysis.comparison import compare, incomparable, limits, loss_apart, norm_apart, undecided
-from ...analysis.presence import begins_elsewhere, saved_in_a_step
+from ...analysis.designs import saved_in_a_step
+from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace import Run, difference
 from ..base import Evidence, Finding, Rule, some

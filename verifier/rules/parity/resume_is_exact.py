@@ -1,4 +1,5 @@
-from ...analysis.presence import begins_elsewhere, begun_before_save
+from ...analysis.designs import begun_before_save
+from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace.events import Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some

@@ -1,4 +1,4 @@
-from ...analysis.presence import divided_by_hand
+from ...analysis.designs import divided_by_hand
 from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.values import Value, holders, root_of
