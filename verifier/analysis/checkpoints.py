@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ..evidence import SAVES, Evidence
+from ..evidence import LOADS, SAVES, Evidence
 from ..trace import Run
 from ..trace.events import Checkpoint, Lenient, Saving, Step
 from .saves import all_saves, final_path
@@ -75,7 +75,7 @@ def only_exports(evidence: Evidence) -> str:
     if train is None or evidence.saving is not None or evidence.course.resumes or not evidence.sources.project:
         return ""
     seen = {record.op for record in train.all(Checkpoint)}
-    if not seen or not seen <= {"torch.save", "torch.load"}:
+    if not seen or not seen <= {"torch.save", *LOADS} - {"load"}:
         return ""
     return (
         f"the script exports with torch.save, and loads {'only what it begins with' if evidence.loading else 'nothing'}"

@@ -71,6 +71,7 @@ def test_what_is_saved_is_an_export_where_a_run_from_scratch_makes_every_load(
     script.write_text(more)
     line = {"file": str(script), "line": 2, "function": "<module>", "code": ""}
     loaded = {"kind": "checkpoint", "op": "torch.load", "after_step": 0, "to": "teacher.pt", "at_line": line}
-    train = run([loaded, step(), stepped()])
+    best = {**loaded, "op": "set_model_state_dict", "to": ""}  # the best weights, from memory
+    train = run([loaded, step(), stepped(), best])
     evidence = with_training(with_sources(Evidence(train=train), script), script)
     assert (bool(only_exports(evidence)), bool(unseen_save(evidence))) == (exports, not exports)
