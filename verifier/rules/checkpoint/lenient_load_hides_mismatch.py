@@ -1,3 +1,4 @@
+from ...analysis.checkpoints import only_exports
 from ...source.looks import SETTERS, is_const, made_by, names_in, options_of, text
 from ...trace.events import Lenient
 from ..base import Evidence, Finding, Flow, Hits, Rule, Run, count, some
@@ -29,7 +30,8 @@ class LenientLoadHidesMismatch(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         seen = any(_lenient(run) for run in (evidence.train, evidence.resume))
-        return super().applies(evidence) or not_resumed(evidence, seen, "no load allows missing keys")
+        exports = "" if seen else only_exports(evidence)
+        return super().applies(evidence) or exports or not_resumed(evidence, seen, "no load allows missing keys")
 
     def unseen(self, evidence: Evidence) -> str:
         return "" if _lenient(evidence.train) else super().unseen(evidence)
