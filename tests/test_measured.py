@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import versions
 from exam import by_law
 from field import table as table_of_trainers
 
@@ -135,6 +136,11 @@ def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
     assert all(row["sent"] >= 18 and row["survivors"] == 0 for row in results["signals"])
     assert {row["signal"] for row in results["signals"]} == {"SIGINT", "SIGTERM", "SIGKILL"}
     assert results["parallel"]["starts"] == 50
+
+
+def test_the_versions_are_published() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "versions.json").read_text(encoding="utf-8"))
+    assert versions.in_page(VERIFY, results["rows"]) == VERIFY, "run `make versions`"
 
 
 def test_each_round_of_the_exam_is_published() -> None:
