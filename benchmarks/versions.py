@@ -103,7 +103,7 @@ def row(folder: Path, torch: str, python: str) -> dict[str, Any]:
             found |= json.loads(out.read_text(encoding="utf-8"))
             found["quickstart"] = quickstart(own.with_name("fsdp2"), Path(work) / "project")
     else:
-        found["refused"] = doctor.stdout.strip().splitlines()[-1]
+        found["refused"] = next(" ".join(line.split()[2:]) for line in doctor.stdout.splitlines() if "FAIL" in line)
     return {**found, "seconds": round(time.monotonic() - started)}
 
 
