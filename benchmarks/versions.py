@@ -24,6 +24,8 @@ from typing import Any
 from results_file import write
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
+LIMIT = 3600  # seconds for the verifications of one environment
 TORCH = ("2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1", "2.8.0", "2.7.1", "2.6.0")
 PYTHONS = ("3.12", "3.13")  # with the version of torch below; all others run on 3.11
 DEVELOPED_ON = "2.13.0"
@@ -99,7 +101,7 @@ def row(folder: Path, torch: str, python: str) -> dict[str, Any]:
     if doctor.returncode == 0:
         with tempfile.TemporaryDirectory() as work:
             out = Path(work) / "rows.json"
-            subprocess.run([str(own), __file__, "--here", str(out)], check=True, cwd=work)
+            subprocess.run([str(own), __file__, "--here", str(out)], check=True, cwd=work, timeout=LIMIT)
             found |= json.loads(out.read_text(encoding="utf-8"))
             found["quickstart"] = quickstart(own.with_name("fsdp2"), Path(work) / "project")
     else:
@@ -116,7 +118,10 @@ def quickstart(fsdp2: Path, project: Path) -> str:
     )
     report = project.with_suffix(".json")
     subprocess.run(
-        [str(fsdp2), "verify", str(project), "--report", f"json={report}"], check=False, stdout=subprocess.DEVNULL
+        [str(fsdp2), "verify", str(project), "--report", f"json={report}"],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        timeout=LIMIT,
     )
     return str(json.loads(report.read_text(encoding="utf-8"))["verdict"])
 
@@ -140,7 +145,7 @@ def here(out: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The section of the page."""
+    """The section of references/verify.md."""
     lines = [
         HEADING,
         "",
@@ -164,7 +169,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def in_page(page: str, rows: list[dict[str, Any]]) -> str:
-    """The page with this section made anew."""
+    """The text of references/verify.md with this section made again."""
     before, _, rest = page.partition(HEADING + "\n")
     return before + "\n".join(table(rows)) + "\n" + rest[rest.index("\n## ") + 1 :]
 
@@ -174,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--only", nargs="*", metavar="TORCH")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

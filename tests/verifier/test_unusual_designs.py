@@ -8,7 +8,7 @@ import pytest
 
 from records import cases, entropy, judge, micro, model, parameter, run, step, stepped, trained
 from scripts import Verify, written
-from verified_fsdp2.verifier.analysis.designs import divided_by_hand, parts_and_meets
+from verified_fsdp2.verifier.analysis.designs import divided_by_script, parts_and_meets
 from verified_fsdp2.verifier.analysis.horizon import prepares_before_sharding
 from verified_fsdp2.verifier.analysis.inspected import differing
 from verified_fsdp2.verifier.analysis.state import begun_anew, evaluated
@@ -56,8 +56,8 @@ def test_a_resume_on_another_number_of_ranks_may_draw_other_samples(samples: tup
 def test_parameters_that_the_script_divides_itself() -> None:
     parts = run(*[[model(parameter("table", managed=False, sharded=False, shape=[4, 2]), parameter("w"))]] * 2)
     whole = run([model(parameter("table", managed=False, sharded=False, shape=[8, 2]), parameter("w"))], role="single")
-    assert divided_by_hand(Evidence(train=parts, single=whole)) == {"table"}
-    assert divided_by_hand(Evidence(train=parts)) == set()
+    assert divided_by_script(Evidence(train=parts, single=whole)) == {"table"}
+    assert divided_by_script(Evidence(train=parts)) == set()
 
 
 @cases("apart, meets", ((0, 1, 0), True), ((0, 1, 2), False), ((0, 0, 0), False))

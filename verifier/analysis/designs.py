@@ -21,7 +21,7 @@ def begun_before_save(train: Run, after: int) -> tuple[int, int] | None:
     return (early, len(micros)) if 0 < early < len(micros) else None
 
 
-def divided_by_hand(evidence: Evidence) -> set[str]:
+def divided_by_script(evidence: Evidence) -> set[str]:
     """The parameters of which the script itself gives each rank a part: they have another shape in one process."""
     run, single = evidence.trained, evidence.single
     alone = {name: entries[0].shape for name, entries in single.parameters.items()} if single is not None else {}

@@ -42,10 +42,8 @@ class Step0SaveAdvancesAdam(Rule):
             return self.passed("the step counters are 0 before the first step")
         line = next((r.at_line for r in _templates(trace) if r.seq < first.seq), first.at_line)
         which = f"{count(len(ahead), 'parameter')} ({some(ahead)})"
-        counted, before = (
-            f"{next(iter(ahead.values())):g}",
-            f"the first step of {first.cls}" if first.optimizer else "the first step",
-        )
+        counted = f"{next(iter(ahead.values())):g}"
+        before = "the first step" + (f" of {first.cls}" if first.optimizer else "")
         return self.failed(f"the step counter of {which} is {counted} before {before}", line)
 
     def detect(self, flow: Flow) -> Hits:

@@ -1,4 +1,4 @@
-from ...analysis.designs import divided_by_hand
+from ...analysis.designs import divided_by_script
 from ...evidence import LOADS, Evidence
 from ...source.events import Event, Flow, covers
 from ...source.looks import is_known, made_by, text
@@ -46,8 +46,8 @@ class RankDependentInitNoBroadcast(Rule):
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         line = run.line_of(Shard)
-        by_hand = divided_by_hand(evidence)
-        if diverged := [name for name in _replicas_that_differ(run) if name not in by_hand]:
+        own = divided_by_script(evidence)
+        if diverged := [name for name in _replicas_that_differ(run) if name not in own]:
             return self.failed(f"{some(diverged)}: replicas on different ranks have different initial values", line)
         # What differs between the replicas of a hybrid mesh, and not within one, is hsdp-replicas-diverge-at-init.
         alike = _first_replica(run)

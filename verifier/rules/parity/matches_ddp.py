@@ -1,7 +1,7 @@
 import re
 from dataclasses import replace
 
-from ...analysis.designs import divided_by_hand
+from ...analysis.designs import divided_by_script
 from ...trace.events import Local
 from ..base import Evidence, Finding, some
 from ._oracle import OracleRule, judge_against
@@ -39,7 +39,7 @@ class MatchesDdp(OracleRule):
             return self.not_applicable(f"{why}; one process agrees") if decided else found
         if found.status != "fail":
             return found
-        if own := divided_by_hand(evidence):
+        if own := divided_by_script(evidence):
             return self.not_applicable(f"DDP averages {some(sorted(own))}, of which the script gives each rank a part")
         # This is a fault only where one process differs too: code on local shards has no DDP equivalent.
         other = MatchesSingleProcess().judge(evidence)

@@ -1,4 +1,4 @@
-from ...analysis.designs import divided_by_hand
+from ...analysis.designs import divided_by_script
 from ...source.events import STORE, Event, Flow
 from ...source.looks import has_parameters, inner, is_known, made_by, parts_of, trains
 from ...source.values import Value, holders, root_of
@@ -36,7 +36,7 @@ class RootNotWrapped(Rule):
         if run.world_size == 1:
             return self.unknown(ONE_RANK)
         first = {name: entries[0] for name, entries in run.parameters.items()}
-        others = {*late_parameters(run), *divided_by_hand(evidence)}  # params-added-after-shard judges the late ones
+        others = {*late_parameters(run), *divided_by_script(evidence)}  # params-added-after-shard judges the late ones
         plain = [n for n, e in first.items() if e.trainable and not e.managed and not e.sharded and n not in others]
         if not plain:
             return self.passed(f"{count(len(run.parameters) - len(others), 'parameter')} managed by FSDP")
