@@ -68,7 +68,7 @@ class Loop:
         self.model = model.build_model(config, distributed.build_mesh(device), device, 0)
         self.optimizer = optim.build_optimizer(self.model)
         self.scheduler = optim.build_scheduler(self.optimizer)
-        self.tokens = torch.randint(0, config.vocabulary, (1, config.sequence_length))
+        self.tokens = torch.randint(0, config.vocabulary, (1, config.sequence_length)).to(device)
 
     def step(self) -> float:
         """One training step; its seconds."""

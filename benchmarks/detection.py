@@ -19,6 +19,7 @@ import os
 import platform
 import statistics
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -58,10 +59,17 @@ def counts(case: Case, rule: str) -> bool:
     return rule == case.rule or rule in case.about.get("also", ()) or not RULES[rule].names_a_cause
 
 
-def judge(case: Case, settings: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
-    """One row of the results."""
+def judge(
+    case: Case, settings: dict[str, Any], launcher: Launcher, spelled: Callable[[str], str] | None = None
+) -> dict[str, Any]:
+    """One row of the results. `spelled` makes another spelling of the script."""
     with tempfile.TemporaryDirectory() as folder:
-        target = resolve(case.target(Path(folder)), settings)
+        script = case.target(Path(folder))
+        if spelled is not None:
+            text = spelled(script.read_text(encoding="utf-8"))
+            script = Path(folder, script.name)
+            script.write_text(text, encoding="utf-8")
+        target = resolve(script, settings)
         chosen = select((), (), case.tier)
         verdict = verify_with(launcher, target, Path(folder) / "work", chosen, tier=case.tier)
     failed = [f for f in verdict.findings if f.status == "fail"]

@@ -19,7 +19,7 @@ if not __package__:
     _module = importlib.util.module_from_spec(_spec)
     sys.modules["verified_fsdp2"] = _module
     _spec.loader.exec_module(_module)
-    __package__ = "verified_fsdp2.verifier"
+    __package__, __spec__ = "verified_fsdp2.verifier", None  # Python 3.12 warns where they differ
 
 from typing import Any
 
@@ -57,4 +57,4 @@ if __name__ == "__main__":
         guard(sys.argv[2], live)
     from .launch.server import serve
 
-    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare))
+    sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare, unused=int(*sys.argv[3:])))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu
+from .analysis.platform import NOT_HERE, beyond_cuda_on_cpu, replicas_not_reduced
 from .config.policy import BY_HAND, Policy, Skip, Widening
 from .errors import text_of
 from .evidence import Evidence, Sources
@@ -75,7 +75,7 @@ def _judged(rule: Rule, evidence: Evidence) -> Finding:
     doubt = ""
     if found.status == "fail":
         compares = rule.family == "hang" or not rule.names_a_cause
-        doubt = (_slow(rule, evidence) if compares else "") or (_lacks(rule, evidence) if evidence.cuda_on_cpu else "")
+        doubt = (_slow(rule, evidence) if compares else "") or _lacks(rule, evidence)
     elif found.status in ("pass", "not_applicable") and rule.family in LISTENED:
         doubt = _probe_error(evidence)
     return rule.unknown(doubt) if doubt else found
@@ -91,9 +91,11 @@ def _slow(rule: Rule, evidence: Evidence) -> str:
 
 
 def _lacks(rule: Rule, evidence: Evidence) -> str:
-    """Which part of CUDA a run of this rule stopped at that CUDA on the CPU does not have."""
-    runs = (run for run in evidence.runs if run.role in rule.needs | rule.reads)
-    return next((reason for run in runs if (reason := beyond_cuda_on_cpu(run))), "")
+    """At what a run of this rule stopped that this machine does not have: FSDP2 for its CPU, or a part of CUDA."""
+    runs = [run for run in evidence.runs if run.role in rule.needs | rule.reads]
+    if reason := next(filter(None, map(replicas_not_reduced, runs)), ""):
+        return reason
+    return next(filter(None, map(beyond_cuda_on_cpu, runs)), "") if evidence.cuda_on_cpu else ""
 
 
 def fault(rule: str, error: Exception) -> Finding:

@@ -21,6 +21,7 @@ from .evidence import Course, Evidence
 from .execute import Executor, Made, Progress, added, backend_for
 from .judge import apply_policy, judge
 from .launch.client import Launcher
+from .launch.devices import too_few
 from .launch.trial import average_of_one_and_two
 from .launch.workspace import Workspace
 from .plan import Settings
@@ -128,6 +129,8 @@ def verify_with(
     left = [f for f in findings if f.status == "inconclusive" and f.evidence == plan.NOT_QUICK]
     findings = [f for f in findings if f not in left]
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
+    if evidence.cuda_on_cpu and (left := too_few(launcher.versions.get("unused", 0))):
+        remarks.append(left)
     environment = environment_of(
         launcher.versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
     )

@@ -61,6 +61,7 @@ def _package(name: str) -> Check:
 
 def _launch() -> list[Check]:
     """Start two ranks that reduce a tensor."""
+    from ...verifier.launch.devices import too_few
     from ...verifier.launch.trial import two_ranks_meet
 
     try:
@@ -69,8 +70,7 @@ def _launch() -> list[Check]:
         return [_check("ranks", False, str(error))]
     gpus = f"{versions['devices']} CUDA devices (CUDA {versions['cuda']}, NCCL)"
     trains = bool(versions["devices"]) or runs_on_cpu(str(versions["torch"]))
-    none = "no CUDA device: ranks run on the CPU with gloo" + (
-        "" if trains else ", where FSDP2 of this torch does not train"
-    )
+    there = too_few(versions.get("unused", 0)) or "no CUDA device"
+    none = f"{there}: ranks run on the CPU with gloo" + ("" if trains else ", where FSDP2 of this torch does not train")
     ranks = _check("ranks", True, f"2 ranks reduced a tensor in {seconds:.1f} s")
     return [ranks, _check("devices", trains, gpus if versions["devices"] else none)]

@@ -9,6 +9,7 @@ from typing import Any
 from ... import __version__
 from ..spec import Spec, pretrained
 from ..spec.crosschecks_model import CONV1D
+from ..spec.torch_versions import STAGER_SERVES_ONCE, chosen
 from .data import data_context
 from .launch import launch_context
 
@@ -65,6 +66,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
+        "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],

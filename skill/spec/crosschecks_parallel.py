@@ -9,6 +9,7 @@ from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, fault, needs
 from .model import data_ranks
+from .torch_versions import ASYNCHRONOUS, chosen
 
 FP8_MULTIPLE = 16
 TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
@@ -117,6 +118,13 @@ def compile_excludes_tensor_parallelism(values: Values, compiled: bool, tp: int)
     if compiled and tp > 1:
         message = f"must be false with parallel.tp {tp}: torch 2.13.0 computes wrong gradients there"
         yield fault("memory.compile", message)
+
+
+@needs("torch", "checkpoint.mode")
+def asynchronous_needs_a_stager(values: Values, torch: str | None, mode: str) -> Iterator[Fault]:
+    if mode != "sync" and (found := chosen(torch)) < ASYNCHRONOUS:
+        least, version = (".".join(map(str, one)) for one in (ASYNCHRONOUS, found))
+        yield fault("checkpoint.mode", f"{mode} needs torch {least} or later; the project is for torch {version}")
 
 
 @needs("parallel.prefetch.backward", "parallel.reshard_after_forward")

@@ -44,8 +44,11 @@ def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path
     assert held(other) == wanted
 
 
-def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(modules: Modules, tmp_path: Path) -> None:
-    module = modules.load("thread")
+@pytest.mark.parametrize("torch", ["2.13", "2.11"])
+def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(
+    modules: Modules, tmp_path: Path, torch: str
+) -> None:
+    module = modules.load("thread", f"torch='{torch}'")
     state, checkpoints = started(module, tmp_path / "run", 9)
     wanted = []
     for _ in range(3):

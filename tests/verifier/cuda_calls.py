@@ -126,6 +126,17 @@ def default_device() -> None:
 
 
 @block
+def generators_of_another_device() -> None:
+    for where, generator in (("cuda", torch.Generator()), ("cpu", torch.Generator("cuda"))):
+        try:
+            torch.randperm(4, generator=generator, device=where)
+        except RuntimeError as error:
+            assert str(error).startswith(f"Expected a '{where}' device type for generator but found")
+        else:
+            raise AssertionError("a GPU refuses this")
+
+
+@block
 def files() -> None:
     file = io.BytesIO()
     torch.save({"there": torch.ones(2, device="cuda"), "here": torch.ones(2)}, file)

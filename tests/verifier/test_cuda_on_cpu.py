@@ -2,11 +2,11 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 import torch
+from for_gpus import RESPELLED, for_gpus
 
 from records import cases, end, run
 from scripts import ZOO, Verify, edited, python, written
@@ -18,22 +18,6 @@ from verified_fsdp2.verifier.probe.substitutes.cuda_on_cpu.marks import mark_of
 from verified_fsdp2.verifier.trace import Run
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-
-WORDS = {'"gloo"': '"nccl"', '"cpu"': '"cuda"', "torch.Generator()": 'torch.Generator("cuda")'}
-BEGUN = re.compile(r"^( *)(?:torch\.)?(?:distributed|dist)\.init_process_group\(.*\)$", re.MULTILINE)
-DEVICE = 'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"]))\n{0}torch.set_default_device("cuda")\n{0}'
-RESPELLED = (
-    *("minimal", "mixed_precision", "gradient_accumulation", "fp16_scaler", "autocast", "activation_checkpointing"),
-    *("tied_embeddings", "manual_global_clip", "distributed_sampler", "ema", "checkpoint_functions", "hsdp"),
-)
-
-
-def for_gpus(text: str) -> str:
-    """The script with NCCL, and CUDA for its meshes and tensors."""
-    for old, new in WORDS.items():
-        text = text.replace(old, new)
-    begun = BEGUN.search(text)
-    return text[: begun.start(1)] + begun[1] + DEVICE.format(begun[1]) + text[begun.start() + len(begun[1]) :]
 
 
 def test_what_training_code_calls() -> None:

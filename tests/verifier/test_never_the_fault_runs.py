@@ -262,3 +262,35 @@ def test_a_failure_of_the_first_run_is_reported_before_later_runs_begin(launcher
     first = next(n for n, (line, _) in enumerate(lines) if "optim-before-shard" in line)
     assert first < next(n for n, (_, going) in enumerate(lines) if any(name.startswith("reference") for name in going))
     assert script.name in lines[first][0]
+
+
+DEFAULT_DEVICE = """\
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 32))
+for part in (model[1], model[3], model):
+    fully_shard(part)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+tokens = torch.randint(0, 32, (64, 9))
+torch.set_default_device("meta")
+assert all(made.is_meta for made in (torch.randint(2, (1,)), torch.randn(1), torch.rand(1), torch.empty(1)))
+for step in range(6):
+    share = 8 // dist.get_world_size()
+    batch = tokens[step * 8 + dist.get_rank() * share :][:share]
+    loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_default_device_serves_the_script_alone(verify_script: Verify, tmp_path: Path) -> None:
+    """A loop that makes no tensor is right with any default device; what the probe makes must not follow it."""
+    verdict = verify_script(written(tmp_path, DEFAULT_DEVICE))
+    assert verdict.verdict == "pass"

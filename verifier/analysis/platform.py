@@ -2,8 +2,9 @@
 
 import re
 
+from ..probe.compat.names import replicates_on_cpu
 from ..trace import Run
-from ..trace.events import AsksForAccelerators, Raised
+from ..trace.events import AsksForAccelerators, Raised, RaisedFrame, Start
 from .root_cause import root_cause
 
 NOTE = (
@@ -46,11 +47,27 @@ def beyond_cuda_on_cpu(run: Run) -> str:
     cause = root_cause(run)
     missing = re.search(r"No module named '(\w+)", cause.error)
     named = missing.group(1) if missing else ""
-    raised = next((found for t in run.traces if t.rank == cause.rank and (found := t.first(Raised))), None)
-    files = [frame.file for frame in raised.frames] if raised is not None else []
+    files = [frame.file for frame in _frames(run, cause.rank)]
     inside = next((name for file in files for name in _KERNELS if f"/{name}/" in file), "")
     if (kernel := inside or (named if named in _KERNELS else "")) != "":
         return f"the script stopped at kernels of `{kernel}`, which need a GPU: choose PyTorch's implementation instead, or run on GPUs"
     if _LACKING.search(cause.error):
         return f"the script stopped at what CUDA on the CPU does not have: {cause.text}. Run it on GPUs"
     return ""
+
+
+def _frames(run: Run, rank: int) -> list[RaisedFrame]:
+    """The frames of the error of a rank, innermost first."""
+    raised = next((found for t in run.traces if t.rank == rank and (found := t.first(Raised))), None)
+    return raised.frames if raised is not None else []
+
+
+def replicas_not_reduced(run: Run) -> str:
+    """Why HSDP does not train on the CPU with an old torch, if a run stopped there; "" if not."""
+    started = next((record for trace in run.traces for record in trace.of(Start)), None)
+    if run.completed or started is None or replicates_on_cpu(started.torch):
+        return ""
+    inner = next(iter(_frames(run, root_cause(run).rank)), None)
+    if inner is None or inner.function != "post_backward" or not inner.file.endswith("_fsdp_param_group.py"):
+        return ""
+    return f"FSDP2 of torch {started.torch} does not reduce over replicas on the CPU: use torch 2.8 or later, or GPUs"

@@ -23,3 +23,9 @@ def environment(devices: Sequence[int], total: int, visible: str | None) -> dict
         return {}
     known = names(total, visible)
     return {VARIABLE: ",".join(known[number] for number in devices)}
+
+
+def too_few(unused: int) -> str:
+    """What a report says of GPUs that were not used; "" if there are none."""
+    there = f"{unused} CUDA device{'s are' if unused > 1 else ' is'} there, not one for each rank of the largest run"
+    return f"{there} (`--device cuda --oversubscribe` lets ranks share them)" if unused else ""

@@ -23,8 +23,9 @@ _CHUNK = 65536
 OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
 
 
-def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> int:
-    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`.
+def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None], unused: int = 0) -> int:
+    """Answer requests until stdin closes. With device "auto" the ranks see GPUs if there is one for each of `ranks`; those that are too few
+    for that are counted in `unused` when it starts itself again without them.
 
     `live` is what a rank does. `prepare` imports once, beside torch, what every rank would import again; it raises if this version of
     torch lacks a name that the probe needs.
@@ -50,9 +51,9 @@ def serve(device: str, ranks: int, live: Live, prepare: Callable[[], None]) -> i
         return 1
     if device == "auto" and 0 < versions["devices"] < ranks:
         os.dup2(answers.fileno(), 1)
-        os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks)])
+        os.execv(sys.executable, [sys.executable, "-u", sys.argv[0], "cpu", str(ranks), str(versions["devices"])])
     processes.outlive_parent()
-    _answer(answers, versions)
+    _answer(answers, {**versions, "unused": unused})
     _Server(answers, live).loop()
     processes.end_below()
     return processes.leave(0)  # finalising an interpreter with torch takes long, and the client waits

@@ -1,6 +1,7 @@
 """Each function of torch is patched once, here; topics subscribe to its calls.
 
-A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. While torch.compile traces,
+A subscriber's own error becomes a `ProbeError` event and never reaches the script; `StopRun` does. What a subscriber computes does
+not follow the script's default device or its other modes; what it replaces does. While torch.compile traces,
 a patched function only calls the real one. Subscribers are called in the order of subscription; of two that replace a
 function, the first is the outer one.
 """
@@ -12,7 +13,8 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from .compat.names import find, forget_builtins
+from .compat.names import find, forget_builtins, keep_constructors
+from .compat.tensors import own_tensors
 
 Report = Callable[[str, BaseException], None]
 Leave = Callable[[], object]
@@ -62,24 +64,29 @@ class Point:
             call = Call(args, kwargs)
             leaving: list[Leave] | None = None
             try:
-                for before in befores:
-                    try:
-                        leave = before(call)
-                    except Exception as error:
-                        report(name_of(before), error)
-                    else:
-                        if leave is not None:
-                            leaving = [leave] if leaving is None else [leave, *leaving]
+                if befores:
+                    with own_tensors():
+                        for before in befores:
+                            try:
+                                leave = before(call)
+                            except Exception as error:
+                                report(name_of(before), error)
+                            else:
+                                if leave is not None:
+                                    leaving = [leave] if leaving is None else [leave, *leaving]
                 call.result = real(*call.args, **call.kwargs) if run is None else run(call, 0)
             except BaseException as error:
                 call.failed = type(error)  # not the error: it would hold the frames, and they the call
                 raise
             finally:
                 if leaving is not None:
-                    for leave in leaving:
-                        guarded(leave)
-            for after in afters:
-                guarded(after, call)
+                    with own_tensors():
+                        for leave in leaving:
+                            guarded(leave)
+            if afters:
+                with own_tensors():
+                    for after in afters:
+                        guarded(after, call)
             return call.result
 
         watched.__fsdp2_point__ = self  # type: ignore[attr-defined]
@@ -145,6 +152,7 @@ class Dispatcher:
 
     def install(self) -> None:
         """Patch every function that has subscribers, in every module of torch that holds it."""
+        keep_constructors()
         by_name: dict[str, list[tuple[Any, Any]]] = {}
         for point in self._points.values():
             patched = point.patched()

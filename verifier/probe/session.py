@@ -21,6 +21,7 @@ A *root* is a module that the script calls itself (not from within another modul
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from torch import nn
 from ..trace.events import Criterion, End, Event, Place
 from ..trace.writer import Writer
 from .compat.groups import Slot, slots
+from .compat.tensors import own_tensors
 from .dispatcher import Call, Dispatcher, name_of
 from .frames import Frames
 from .guard import Guard
@@ -110,11 +112,26 @@ class Session:
             self.waiting = False
         if self.waiting and notice in TRAINING:
             return
-        for subscriber in self._subscribers.get(notice, ()):
+        with own_tensors():
+            for subscriber in self._subscribers.get(notice, ()):
+                try:
+                    subscriber(*arguments)
+                except Exception as error:
+                    self.report(name_of(subscriber), error)
+
+    def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook for torch to call. Its error is recorded and does not reach the script."""
+
+        @functools.wraps(hook)
+        def called(*args: Any, **kwargs: Any) -> Any:
             try:
-                subscriber(*arguments)
+                with own_tensors():
+                    return hook(*args, **kwargs)
             except Exception as error:
-                self.report(name_of(subscriber), error)
+                self.report(name_of(hook), error)
+                return None
+
+        return called
 
     def step_number(self) -> int:
         """The step that is being prepared or made (its closure may run backward), from 1."""

@@ -44,7 +44,8 @@ def environment_of(
     """The environment of the runs. `backend`: how ranks share GPUs, "" if they do not; `on_cpu`: CUDA computes on the CPU."""
     carried = "fake" if tier == "simulate" else "nccl" if versions["devices"] else "gloo"
     shared = sharing.described(backend, nproc, versions["devices"]) if backend else carried
-    known = {**versions, "platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
+    known = {key: value for key, value in versions.items() if key != "unused"}
+    known |= {"platform": machine.platform(), "backend": shared, "launcher": launcher, "notes": list(notes)}
     return {**known, "cuda_on_cpu": on_cpu}
 
 

@@ -100,7 +100,7 @@ TABLE = (
     Name(BUILTINS, "functions of TorchScript", ("_builtin_table",)),
     Name(LAZY_INIT, "CUDA on the CPU"),
     *(Name(one, "CUDA on the CPU") for one in (WRAPPER, FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
-    Name(CONSTRUCTORS, "CUDA on the CPU"),
+    Name(CONSTRUCTORS, "the default device"),
     Name("torch._C", "CUDA on the CPU", ACCELERATOR),
     Name("torch._dynamo", "any optimizer: over a second to import"),
 )
@@ -114,6 +114,11 @@ def averages(torch: str) -> bool:
 def runs_on_cpu(torch: str) -> bool:
     """Whether FSDP2 of this version of torch trains on the CPU: 2.6 stops in the first forward or backward, 2.7 does not."""
     return _minor(torch) >= (2, 7)
+
+
+def replicates_on_cpu(torch: str) -> bool:
+    """Whether HSDP of this version of torch trains on the CPU: 2.7 stops in the first backward, 2.8 does not."""
+    return _minor(torch) >= (2, 8)
 
 
 def _minor(torch: str) -> tuple[int, int]:
@@ -153,6 +158,11 @@ def missing() -> list[Name]:
     version = _minor(importlib.import_module("torch").__version__)
     there = [name for name in TABLE if name.since <= version]
     return [name for name in there if find(name.path) is None]
+
+
+def keep_constructors() -> None:
+    """Before the first patch: torch lists the functions that obey `set_default_device` once, by identity."""
+    need(CONSTRUCTORS)()
 
 
 def forget_builtins() -> None:

@@ -1,6 +1,7 @@
 """Tensors: the local part of a DTensor and its position, meshes, tensors in nested values, changes in place."""
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from ...trace.events import Mesh
 from .names import LEAVES, SHARD_POSITION, need
+
+
+def own_tensors() -> AbstractContextManager[None]:
+    """While the probe computes: its tensors, and those that torch's helpers make for it, do not follow a default device of the script."""
+    return torch._C.DisableTorchFunction()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def _adapted(module: nn.Module, own: dict[str, torch.Tensor]) -> Adapted | None:
     if weight is None:
         return None
     modes = [(part, part.training) for part in module.modules()]
-    inputs = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.device)
     try:
         module.train(False)
         zero, once, twice = (functional_call(module, own, (times * inputs,)) for times in (0, 1, 2))

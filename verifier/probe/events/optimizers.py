@@ -150,8 +150,8 @@ def install(session: Session) -> None:
     session.subscribe("stepping", steps.stepping)
     session.subscribe("stepped", steps.stepped)
     session.subscribe("closed", steps.closed)
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    register_optimizer_step_pre_hook(session.guarded(before))
+    register_optimizer_step_post_hook(session.guarded(after))
 
 
 def _moves_nothing(optimizer: Optimizer) -> bool:

@@ -39,4 +39,4 @@ def install(session: Session) -> None:
 
     for target in _SETTERS:
         session.around(target, before=setting)
-    register_optimizer_step_post_hook(after)
+    register_optimizer_step_post_hook(session.guarded(after))

@@ -70,5 +70,5 @@ def install(session: Session) -> None:
     session.subscribe("ended", lambda: report(ended=True))
     session.around("torch.distributed.fsdp:fully_shard", before=sharding)
     session.around(BACKWARD, before=calls)
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    register_optimizer_step_pre_hook(session.guarded(before))
+    register_optimizer_step_post_hook(session.guarded(after))

@@ -173,7 +173,7 @@ def _average(module: nn.Module) -> None:
     """Average over the data-parallel ranks every gradient that one of them has; ranks without it contribute zeros."""
     params = [p for p in module.parameters() if p.requires_grad]
     groups = tensors.groups_of(_mesh(module))
-    present = torch.tensor([float(p.grad is not None) for p in params])
+    present = torch.tensor([float(p.grad is not None) for p in params], device="cpu")
     present = present.to(tensors.local(params[0]).device) if params else present
     for group in groups:
         dist.all_reduce(present, group=group)

@@ -36,7 +36,7 @@ def _drawn(session: Session, drawing: list[str], name: str, call: Call, proceed:
         key = f"{frame.f_code.co_name} {frame.f_lineno} {name} {tuple(drawn.shape[1:])}"
         generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
         drawing.append(name)  # `torch.rand` is one of these functions
-        uniform = torch.rand(drawn.shape[1:], generator=generator, dtype=torch.float64).to(drawn.device)
+        uniform = torch.rand(drawn.shape[1:], generator=generator, dtype=torch.float64, device="cpu").to(drawn.device)
         drawing.clear()
         with torch.no_grad():
             drawn.copy_(_VALUES[name](call, uniform.clamp(1e-9, 1 - 1e-9)))

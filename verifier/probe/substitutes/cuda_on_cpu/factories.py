@@ -22,6 +22,9 @@ def _made(call: Call, proceed: Callable[[], Any]) -> Any:
     if isinstance(asked, int):
         call.kwargs["device"] = asked = device_from(asked)
     found = proceed()
+    drawn_by = getattr(call.kwargs.get("generator"), "device", None)
+    if drawn_by is not None and drawn_by.type != (there := device_of(found).type):  # in C++ both are the CPU
+        raise RuntimeError(f"Expected a '{there}' device type for generator but found '{drawn_by.type}'")
     if isinstance(found, Tensor) and (mark_of(found) is None or (asked is not None and device_from(asked) == CPU)):
         put(found, CPU)
     return found
@@ -44,8 +47,7 @@ def _new_tensor(call: Call, proceed: Callable[[], Any]) -> Any:
 
 def install(session: Session) -> None:
     """Patch every function that takes `device=`."""
-    constructors = need(CONSTRUCTORS)()  # torch keeps this set: it must hold the real functions
-    names = {function.__name__ for function in constructors} - {*_FROM_DATA}
+    names = {function.__name__ for function in need(CONSTRUCTORS)()} - {*_FROM_DATA}
     for name in (*sorted(names), *_LIKE):
         session.around(f"torch:{name}", replace=_made, optional=True)
     for name in _NEW:

@@ -1,0 +1,227 @@
+"""All that needs GPUs, for `gpu.sh`: verdicts with `--device cuda`, and what the scaffold's projects do there.
+
+    python benchmarks/gpu.py OUT.json [--rehearse] [--parts verdicts training saves]
+
+- verdicts: right scripts and faults of the corpus, spelled for GPUs (for_gpus.py), through the whole verifier. With fewer GPUs than
+  ranks, the ranks share them (`--oversubscribe`).
+- training: a decoder of the scaffold with one option changed at a time, on one rank a GPU: MFU and peak memory of
+  a rank; the first row is a bare loop around the same model. MFU counts all tokens of a batch, those that the loss ignores too.
+- saves: async_save.py.
+
+OUT is written after each part, so an interruption loses one part. `--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import yaml
+from async_save import SPEC as SAVED
+from async_save import launch as saves_of
+from for_gpus import RESPELLED, for_gpus
+
+from corpus import IN_EVERY_TEST_RUN, REPRESENTATIVE, TESTS, Case, faults, load
+from detection import judge
+from machine import environment
+from results_file import write
+from verified_fsdp2.skill import scaffold, spec
+from verified_fsdp2.verifier.launch.client import Launcher
+
+RANKS = 2
+AT_A_TIME = 4  # verifications, on a machine with 16 cores
+WARM = 5  # steps that are not counted
+MODEL = {"kind": "decoder", "layers": 16, "width": 1536, "heads": 12, "vocabulary": 32000, "sequence_length": 2048}
+SMALL = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocabulary": 256, "sequence_length": 64}
+OPTIONS: dict[str, list[str]] = {
+    "default": [],
+    "no resharding after forward": ["parallel.reshard_after_forward=false"],
+    "compile": ["memory.compile=true"],
+    "compile, fp8": ["memory.compile=true", "precision.fp8=true"],
+    "selective checkpointing": ["memory.activation_checkpointing=op-selective"],
+    "selective checkpointing, compile": ["memory.activation_checkpointing=op-selective", "memory.compile=true"],
+    "full checkpointing": ["memory.activation_checkpointing=full"],
+    "full checkpointing, compile": ["memory.activation_checkpointing=full", "memory.compile=true"],
+    "offload": ["parallel.cpu_offload=true"],
+}
+BARE = """
+import json, sys, time
+import torch, torch.distributed as dist, torch.nn.functional as F
+import data, distributed, flops, model, optim, train
+steps, micro, parts = map(int, sys.argv[1:])
+device = distributed.init_distributed()
+net = model.build_model(model.ModelConfig(), distributed.build_mesh(device), device, 0)
+optimizer = optim.build_optimizer(net)
+tokens = torch.randint(0, model.ModelConfig().vocabulary, (micro, model.ModelConfig().sequence_length + 1)).to(device)
+for step in range(steps):
+    if step == 5:
+        finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        finish(); dist.barrier(); began = time.perf_counter()
+    for _ in range(parts):
+        logits = net(tokens[:, :-1])
+        (F.cross_entropy(logits.flatten(0, -2).float(), tokens[:, 1:].flatten()) / parts).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+finish(); dist.barrier()
+seconds = time.perf_counter() - began
+peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+if dist.get_rank() == 0:
+    used = (steps - 5) * flops.ideal_seconds(net, parts * micro * dist.get_world_size()) / seconds
+    print(json.dumps({"mfu": used, "peak_memory_mib": peak}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def verdicts(rehearse: bool) -> dict[str, Any]:
+    """Each right script and fault that needs no other change than its spelling."""
+    names = {*IN_EVERY_TEST_RUN, *REPRESENTATIVE}
+    seeded = [case for case in faults() if case.name in names and case.kind != "project" and case.tier == "ranks"]
+    cases = [load(TESTS / "zoo" / f"{name}.py") for name in (*RESPELLED, "written_for_gpus")] + seeded
+    if rehearse:
+        cases = [case for case in cases if case.name in IN_EVERY_TEST_RUN]
+    shared = 0 < torch.cuda.device_count() < 4
+    free: SimpleQueue[Launcher] = SimpleQueue()
+
+    def one(case: Case) -> dict[str, Any]:
+        launcher = free.get()
+        try:
+            settings = {**case.settings, **({} if rehearse else {"device": "cuda", "oversubscribe": shared})}
+            row = judge(case, settings, launcher, None if case.name == "zoo/written_for_gpus" else for_gpus)
+        finally:
+            free.put(launcher)
+        print(f"  {case.name:<45}{row['seconds']:>7} s  {', '.join(row['failed'])}", flush=True)
+        return row
+
+    at_a_time = 1 if rehearse else min(AT_A_TIME, max(1, (os.cpu_count() or 1) // 4))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_a_time) as pool:
+        for _ in range(at_a_time):
+            free.put(stack.enter_context(Launcher(device="auto" if rehearse else "cuda", ranks=RANKS, share=shared)))
+        rows = list(pool.map(one, cases))
+    return {
+        "shared": shared,
+        "rights_failed": {row["case"]: row["evidence"] for row in rows if not row["rule"] and row["failed"]},
+        "missed": [row["case"] for row in rows if row["rule"] and not row["found"]],
+        "rows": [
+            {key: row[key] for key in ("case", "rule", "first", "failed", "inconclusive", "seconds")} for row in rows
+        ],
+    }
+
+
+def training(rehearse: bool) -> dict[str, Any]:
+    """MFU and peak memory of a rank, by option; the loss says that all of them learn."""
+    ranks = torch.cuda.device_count() or 1
+    micro, steps = (2, 15) if rehearse else (8, 30)
+    parts = 1 if ranks > 1 else 2  # a spec is for two ranks or more: one rank accumulates
+    base = {
+        "version": 1,
+        "model": SMALL if rehearse else MODEL,
+        "data": {"kind": "synthetic", "samples": 4096},
+        "train": {
+            "steps": 1000,
+            "global_batch": micro * parts * ranks,
+            "micro_batch": micro,
+            "validate_interval": 0,
+            "log_interval": 5,
+        },
+        "checkpoint": {"interval": 1000},
+        "operation": {"mfu": True, **({"peak_tflops": 1.0} if rehearse else {})},
+        "verify": {"reshard_to": []},
+    }
+    rows = []
+    for name, changes in OPTIONS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "spec.yaml"
+            path.write_text(yaml.safe_dump(base), encoding="utf-8")
+            try:
+                project = Path(folder) / "project"
+                scaffold.write(scaffold.render(spec.load(path, changes)), project)
+                if not rows:
+                    (project / "bare.py").write_text(BARE, encoding="utf-8")
+                    rows.append(
+                        {
+                            "option": "bare loop",
+                            **json.loads(launched(project, ranks, "bare.py", steps, micro, parts)[-1]),
+                        }
+                    )
+                    print(json.dumps(rows[-1]), flush=True)
+                launched(project, ranks, "train.py", "--steps", steps, "--out", "out")
+                rows.append({"option": name, **measured(project / "out")})
+            except Exception as error:
+                rows.append({"option": name, "error": str(error)})
+        print(json.dumps(rows[-1]), flush=True)
+    return {"ranks": ranks, "model": base["model"], "micro_batch": micro, "accumulated": parts, "rows": rows}
+
+
+def launched(project: Path, ranks: int, *command: Any) -> list[str]:
+    """The lines that a script prints under torchrun. Raises RuntimeError with the first of its errors."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [*launcher, *map(str, command)], cwd=project, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().partition("\n")[0][:500])
+    return done.stdout.splitlines()
+
+
+def measured(out: Path) -> dict[str, float]:
+    """Medians of metrics.jsonl of the one run below `out`, without its first steps; the peak is the last."""
+    (file,) = out.rglob("metrics.jsonl")
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    later = [line for line in lines if line["step"] > WARM and line.get("mfu")]
+    used = statistics.median(line["mfu"] for line in later)
+    return {"mfu": used, "loss": later[-1]["loss"], "peak_memory_mib": later[-1]["peak_memory_mib"]}
+
+
+def saves(rehearse: bool) -> dict[str, Any]:
+    """How long a save holds the loop, by mode."""
+    if rehearse:
+        SAVED["model"] = {**SMALL, "sequence_length": 16}
+    with tempfile.TemporaryDirectory() as folder:
+        return saves_of(torch.cuda.device_count() or 1, 1 if rehearse else 3, Path(folder))
+
+
+PARTS = {"verdicts": verdicts, "training": training, "saves": saves}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args()
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if not gpus and not options.rehearse:
+        print("there is no CUDA device: --rehearse makes the same on the CPU", file=sys.stderr)
+        return 2
+    known = {**environment(), "torch": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}
+    results: dict[str, Any] = {"rehearsal": options.rehearse, "environment": known}
+    for name in options.parts:
+        print(f"{name}:", flush=True)
+        began = time.monotonic()
+        try:
+            results[name] = PARTS[name](options.rehearse)
+        except Exception as error:
+            results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
+            print(results[name]["error"], flush=True)
+        results[name]["minutes"] = round((time.monotonic() - began) / 60, 1)
+        write(options.out, results)
+    print(f"written: {options.out}")
+    return int(any("error" in results[name] for name in options.parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""What a version of torch offers to a generated project: seen by training every example on each version (benchmarks/versions.py)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+ASYNCHRONOUS = (2, 9)  # DefaultStager, which copies the state, is there from this version on
+STAGER_SERVES_ONCE = ((2, 11), (2, 12))  # it clears what a second copy needs
+
+
+def chosen(torch: str | None) -> tuple[int, int]:
+    """The version that a project is for: (2, 13) of "2.13"; of None, that of the installed torch."""
+    major, minor = (torch or importlib.metadata.version("torch")).split(".")[:2]
+    return int(major), int(minor)
