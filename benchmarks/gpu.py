@@ -8,7 +8,7 @@
   a rank; the first row is a bare loop around the same model. MFU counts all tokens of a batch, those that the loss ignores too.
 - saves: async_save.py.
 
-OUT is written after each part, so an interruption loses one part. `--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
+OUT is written after each row, so an interruption loses one row. `--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,15 +37,18 @@ from for_gpus import RESPELLED, for_gpus
 from corpus import IN_EVERY_TEST_RUN, REPRESENTATIVE, TESTS, Case, faults, load
 from detection import judge
 from machine import environment
-from results_file import write
+from results_file import with_section, write
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.launch.client import Launcher
 
 RANKS = 2
 AT_A_TIME = 4  # verifications, on a machine with 16 cores
+HEADING = "## On GPUs"
+LIMIT = 180  # seconds for one launch of the training
 WARM = 5  # steps that are not counted
 MODEL = {"kind": "decoder", "layers": 16, "width": 1536, "heads": 12, "vocabulary": 32000, "sequence_length": 2048}
 SMALL = {"kind": "decoder", "layers": 2, "width": 64, "heads": 4, "vocabulary": 256, "sequence_length": 64}
+Keep = Callable[[dict[str, Any]], None]  # stores the rows so far
 OPTIONS: dict[str, list[str]] = {
     "default": [],
     "no resharding after forward": ["parallel.reshard_after_forward=false"],
@@ -86,7 +90,7 @@ dist.destroy_process_group()
 """
 
 
-def verdicts(rehearse: bool) -> dict[str, Any]:
+def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
     """Each right script and fault that needs no other change than its spelling."""
     names = {*IN_EVERY_TEST_RUN, *REPRESENTATIVE}
     seeded = [case for case in faults() if case.name in names and case.kind != "project" and case.tier == "ranks"]
@@ -121,7 +125,7 @@ def verdicts(rehearse: bool) -> dict[str, Any]:
     }
 
 
-def training(rehearse: bool) -> dict[str, Any]:
+def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
     """MFU and peak memory of a rank, by option; the loss says that all of them learn."""
     ranks = torch.cuda.device_count() or 1
     micro, steps = (2, 15) if rehearse else (8, 30)
@@ -163,6 +167,7 @@ def training(rehearse: bool) -> dict[str, Any]:
             except Exception as error:
                 rows.append({"option": name, "error": str(error)})
         print(json.dumps(rows[-1]), flush=True)
+        keep({"rows": rows})
     return {"ranks": ranks, "model": base["model"], "micro_batch": micro, "accumulated": parts, "rows": rows}
 
 
@@ -170,7 +175,7 @@ def launched(project: Path, ranks: int, *command: Any) -> list[str]:
     """The lines that a script prints under torchrun. Raises RuntimeError with the first of its errors."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*launcher, *map(str, command)], cwd=project, capture_output=True, text=True, timeout=300, check=False
+        [*launcher, *map(str, command)], cwd=project, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().partition("\n")[0][:500])
@@ -186,7 +191,7 @@ def measured(out: Path) -> dict[str, float]:
     return {"mfu": used, "loss": later[-1]["loss"], "peak_memory_mib": later[-1]["peak_memory_mib"]}
 
 
-def saves(rehearse: bool) -> dict[str, Any]:
+def saves(rehearse: bool, keep: Keep) -> dict[str, Any]:
     """How long a save holds the loop, by mode."""
     if rehearse:
         SAVED["model"] = {**SMALL, "sequence_length": 16}
@@ -197,23 +202,63 @@ def saves(rehearse: bool) -> dict[str, Any]:
 PARTS = {"verdicts": verdicts, "training": training, "saves": saves}
 
 
+def table(results: dict[str, Any]) -> list[str]:
+    """The section of references/verify.md."""
+    judged, trained, known = results["verdicts"], results["training"], results["environment"]
+    rights, seeded = ([row for row in judged["rows"] if bool(row["rule"]) is fault] for fault in (False, True))
+    quiet = len(rights) - len(judged["rights_failed"])
+    named = sum(row["first"] == row["rule"] for row in seeded)
+    model = trained["model"]
+    of_model = f"{model['layers']} layers of width {model['width']}, {trained['micro_batch']} sequences of {model['sequence_length']}"
+    return [
+        HEADING,
+        "",
+        "Made by `benchmarks/gpu.sh` and `benchmarks/gpu.py --table` from `benchmarks/results/gpu.json`; do not edit.",
+        f"{known['gpus'][0]}, torch {known['torch']}, {len(known['gpus'])} device, which {RANKS} or more ranks share",
+        f"(`--device cuda --oversubscribe`, NCCL over loopback): {quiet} of {len(rights)} right scripts without a finding,",
+        f"{len(seeded) - len(judged['missed'])} of {len(seeded)} seeded faults found, {named} named by the first finding.",
+        "",
+        f"A project of the scaffold on {trained['ranks']} rank: a decoder, {of_model} tokens in a",
+        "micro-batch, bfloat16. The first row is a loop",
+        "written by hand around the same model.",
+        "",
+        "| option | MFU | peak memory, GiB |",
+        "|---|---|---|",
+        *(f"| {row['option']} | {_measured(row)} |" for row in trained["rows"]),
+        "",
+    ]
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return f"{row['error']} | " if "error" in row else f"{row['mfu']:.1%} | {row['peak_memory_mib'] / 1024:.1f}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--table", type=Path, help="only write the section of this page, from OUT")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
+    if options.table:
+        made = table(json.loads(options.out.read_text(encoding="utf-8")))
+        options.table.write_text(with_section(options.table.read_text(encoding="utf-8"), made), encoding="utf-8")
+        return 0
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if not gpus and not options.rehearse:
         print("there is no CUDA device: --rehearse makes the same on the CPU", file=sys.stderr)
         return 2
     known = {**environment(), "torch": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}
     results: dict[str, Any] = {"rehearsal": options.rehearse, "environment": known}
+
+    def keep(found: dict[str, Any]) -> None:
+        write(options.out, {**results, name: found})
+
     for name in options.parts:
         print(f"{name}:", flush=True)
         began = time.monotonic()
         try:
-            results[name] = PARTS[name](options.rehearse)
+            results[name] = PARTS[name](options.rehearse, keep)
         except Exception as error:
             results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
             print(results[name]["error"], flush=True)

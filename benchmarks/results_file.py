@@ -13,6 +13,12 @@ def write(path: Path, results: Any) -> None:
     path.write_text(text(results) + "\n", encoding="utf-8")
 
 
+def with_section(page: str, lines: list[str]) -> str:
+    """The text of a page with one of its sections made again; the first line is its heading."""
+    before, _, rest = page.partition(lines[0] + "\n")
+    return before + "\n".join(lines) + "\n" + rest[rest.index("\n## ") + 1 :]
+
+
 def text(value: Any, indent: int = 0) -> str:
     """JSON in which a list of rows, and what holds one, has a line for each item; all else is on one line."""
     if indent and not _has_rows(value):

@@ -14,7 +14,7 @@ from check_grader import KINDS
 from detection_table import in_page
 from install_matrix import good
 from install_matrix import table as table_of_installs
-from results_file import text, write
+from results_file import text, with_section, write
 from robustness import good as clean
 from robustness_inputs import KINDS as MALFORMED
 from robustness_scripts import HOSTILE
@@ -140,7 +140,7 @@ def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
 
 def test_the_versions_are_published() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "versions.json").read_text(encoding="utf-8"))
-    assert versions.in_page(VERIFY, results["rows"]) == VERIFY, "run `make versions`"
+    assert with_section(VERIFY, versions.table(results["rows"])) == VERIFY, "run `make versions`"
 
 
 def test_each_round_of_the_exam_is_published() -> None:

@@ -21,9 +21,11 @@ class Name:
 MEAN = 1.5  # of 1 and 2
 # What gloo gives for that mean in `reduce_scatter_tensor`, on each version on which scripts were verified.
 VERSIONS = {
+    "2.7.1": 3.0,
     "2.8.0": 3.0,
     "2.9.1": MEAN,
     "2.10.0": MEAN,
+    "2.11.0": MEAN,
     "2.12.1": MEAN,
     "2.13.0": MEAN,
     "2.14.1": MEAN,
