@@ -162,7 +162,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             cells = [f"refused: {r['refused']}", "", ""]
         else:
             cells = [
-                f"{r['right'] - len(r['right_failed']) - len(r['right_stopped'])} of {r['right']}",
+                f"{r['right'] - len(r['right_failed']) - len(r.get('right_stopped', ()))} of {r['right']}",
                 f"{r['faults'] - len(r['missed'])} of {r['faults']}",
                 r["quickstart"],
             ]

@@ -158,3 +158,14 @@ def test_each_round_of_the_exam_is_published() -> None:
         f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts"
     )
     assert f"{claim} failed" in README
+
+
+def test_what_a_gpu_showed_is_published() -> None:
+    results = result("gpu")
+    assert with_section(VERIFY, gpu.table(results)) == VERIFY, (
+        "run `benchmarks/gpu.py benchmarks/results/gpu.json --table references/verify.md`"
+    )
+    assert results["rehearsal"] is False
+    assert {row["rule"] for row in results["verdicts"]["rows"] if row["rule"]} == {
+        row["first"] for row in results["verdicts"]["rows"] if row["first"]
+    }
