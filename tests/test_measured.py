@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gpu
 import versions
 from exam import by_law
 from field import table as table_of_trainers
