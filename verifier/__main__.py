@@ -1,6 +1,7 @@
 """`python <folder>/verifier DEVICE RANKS`: the launcher process. It imports torch once and forks the ranks of every run.
 
 `python <folder>/verifier rank REQUEST`: what torchrun starts as each worker of a run with `--launcher torchrun`.
+`python <folder>/verifier node REQUEST [NUMBER]`: what any other launcher starts on each machine.
 Run under another name, as by a process that a rank spawns, this file only gives its functions.
 """
 
@@ -55,6 +56,10 @@ if __name__ == "__main__":
         from .launch.elastic import guard
 
         guard(sys.argv[2], live)
+    if sys.argv[1] == "node":
+        from .launch.node import serve as serve_node
+
+        serve_node(sys.argv[2], "".join(sys.argv[3:]), live)
     from .launch.server import serve
 
     sys.exit(serve(sys.argv[1], int(sys.argv[2]), live, prepare, unused=int(*sys.argv[3:])))

@@ -15,6 +15,7 @@ from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.horizon import steps_of
 from .analysis.usage import usage_error
 from .analysis.wording import count
+from .config.launchers import HERE
 from .config.settings import applied
 from .errors import MachineRefuses, UserError
 from .evidence import Evidence
@@ -121,6 +122,8 @@ class Executor:
         """Whether a run can begin now: there is room, and none beside it works on the same files."""
         if not self._going:
             return True
+        if planned.launcher not in HERE:
+            return False  # nodes make one run at a time
         ranks = sum(other.planned.world_size for other in self._going) + planned.world_size
         alone = bool(self.files.written)  # where runs write to one fixed place, each needs it for itself
         common = [one.files in COMMON for one in (planned, *(other.planned for other in self._going))]

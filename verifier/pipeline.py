@@ -129,8 +129,8 @@ def verify_with(
     left = [f for f in findings if f.status == "inconclusive" and f.evidence == plan.NOT_QUICK]
     findings = [f for f in findings if f not in left]
     remarks = notes(target.script if target.launcher == "fork" else None, evidence, files.notes())
-    if evidence.cuda_on_cpu and (left := too_few(launcher.versions.get("unused", 0))):
-        remarks.append(left)
+    if evidence.cuda_on_cpu and (gpus := too_few(launcher.versions.get("unused", 0))):
+        remarks.append(gpus)
     environment = environment_of(
         launcher.versions, tier, backend, target.nproc, target.launcher, remarks, evidence.cuda_on_cpu
     )

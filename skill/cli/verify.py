@@ -69,7 +69,11 @@ OPTIONS = (
     ),
     ("--timeout", "S", "seconds for each launch (default 300)"),
     ("--device", "WHERE", "auto (GPUs if there is one for each rank, else CPU), cpu, cuda"),
-    ("--launcher", "HOW", "fork (default): ranks forked from a process that has imported torch; torchrun: slower"),
+    (
+        "--launcher",
+        "HOW",
+        "fork (default), torchrun, or on several machines: slurm, ssh:HOST,HOST, kubectl:POD,POD, 'COMMAND {worker}'",
+    ),
 )
 
 

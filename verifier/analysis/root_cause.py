@@ -94,6 +94,9 @@ def _fault(trace: Trace) -> End | None:
 
 def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
     errors = run.stderr.get(rank, "")
+    if end is None and (gone := next((item.lost for item in run.ended if item.rank == rank), "")):
+        text = f"node {gone} stopped answering, and rank {rank} with it"
+        return RootCause(rank, text, None, "Look at that machine: it, its network or its scheduler ended its ranks.")
     if end is None and code < 0:
         name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
         frames, last = _frames(run.stacks.get(rank, "")), _last_line(errors)

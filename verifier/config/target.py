@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import modules
+from .launchers import HERE, way
 from .policy import Policy
 from .reading.script import parse
 from .settings import applied
@@ -19,7 +22,6 @@ from .verify_file import PYPROJECT, CheckName, Entry, any_name, config_in, read
 from .watch import Watched, watched
 
 DEVICES = ("auto", "cpu", "cuda")
-LAUNCHERS = ("fork", "torchrun")
 WORDS = ("save_args", "resume_args", "single_args", "reshard_args", "reference")
 
 
@@ -182,7 +184,7 @@ def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, n
 
 def _build(script: Path, values: dict[str, Any], cwd: Path) -> Target:
     ready = {key: _READ[key](key, values[key]) for key in _READ if key in values}
-    if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher") == "torchrun"):
+    if ready.get("oversubscribe") and (ready.get("device") != "cuda" or ready.get("launcher", "fork") != "fork"):
         raise UserError("oversubscribe: several ranks on one GPU need `--device cuda` and the launcher `fork`")
     if ready.get("quick") and ready.get("thorough"):
         raise UserError("quick and thorough exclude each other")
@@ -237,11 +239,21 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
         raise UserError(f"{key}: {error}: {value!r}") from None
 
 
-def _choice(key: str, value: Any) -> Any:
-    known = DEVICES if key == "device" else LAUNCHERS
-    if value not in known:
-        raise UserError(f"{key}: expected one of {', '.join(known)}, found {value!r}")
+def _device(key: str, value: Any) -> Any:
+    if value not in DEVICES:
+        raise UserError(f"{key}: expected one of {', '.join(DEVICES)}, found {value!r}")
     return value
+
+
+def _launcher(key: str, value: Any) -> str:
+    if value not in HERE:
+        try:
+            command = way(str(value), os.environ).command
+        except ValueError as error:
+            raise UserError(f"{key}: {error}") from None
+        if shutil.which(shlex.split(command)[0]) is None:
+            raise UserError(f"{key}: {shlex.split(command)[0]} is no command here")
+    return str(value)
 
 
 def _truth(key: str, value: Any) -> bool:
@@ -253,7 +265,8 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
     "nproc": lambda key, value: _whole(key, value, 1),
     "steps": lambda key, value: 0 if value == "auto" else _whole(key, value, 2),
     **dict.fromkeys(("timeout", "budget"), _positive),
-    **dict.fromkeys(("device", "launcher"), _choice),
+    "device": _device,
+    "launcher": _launcher,
     **dict.fromkeys(("oversubscribe", "thorough", "quick"), _truth),
     **dict.fromkeys(("args", *WORDS), _words),
 }

@@ -93,6 +93,8 @@ class Launcher:
         answer = self._answers.pop(number)
         if answer.get("fault") == "no sockets":
             raise MachineRefuses(f"no sockets, so ranks cannot form a process group: {answer['message']}")
+        if answer.get("fault") == "machine":
+            raise MachineRefuses(answer["message"])
         if answer.get("fault") == "killed":
             raise MachineRefuses(f"the process that manages a run {_OUTSIDE}")
         if "fault" in answer:

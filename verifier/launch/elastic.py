@@ -43,7 +43,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         captures.close()
     ended = []
     for rank in range(request["world_size"]):
-        killed = {"rank": rank, "code": -int(signal.SIGKILL), "at": time.monotonic(), "killed": True}
+        killed = {"rank": rank, "code": -int(signal.SIGKILL), "at": time.time(), "killed": True}
         ended.append(_read(folder / f"rank{rank}.exit") or killed)
     ended.sort(key=lambda item: float(item["at"]))
     return {"ranks": ended, "timed_out": timed_out, "seconds": time.monotonic() - started}
@@ -122,7 +122,7 @@ def guard(path: str, live: Live) -> NoReturn:
         captures.wait(60.0)
         ended, status = os.waitpid(pid, os.WNOHANG)
     code = os.waitstatus_to_exitcode(status)
-    said = {"rank": rank, "code": code, "at": time.monotonic(), "killed": bool(asked)}
+    said = {"rank": rank, "code": code, "at": time.time(), "killed": bool(asked)}
     captures.close()
     _place(folder / f"rank{rank}.exit", json.dumps(said))
     if code < 0:

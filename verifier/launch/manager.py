@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PROBE_FAILED
-from . import devices, elastic, processes, sharing
+from . import cluster, devices, elastic, processes, sharing
 from .capture import Captures
 from .request import Live
 
@@ -30,7 +30,9 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
 
     def manage() -> int:
         try:
-            answer = elastic.run(request) if request["launcher"] == "torchrun" else run(request, pipe, live)
+            here = request["launcher"] == "fork" or request["mode"] == "simulate" or bool(request["open"])
+            far = elastic.run if request["launcher"] == "torchrun" else cluster.run
+            answer = run(request, pipe, live) if here else far(request)
             with os.fdopen(pipe, "w") as stream:
                 stream.write(json.dumps(answer) + "\n")
             return 0
@@ -155,7 +157,7 @@ def _watch(
             break
         if pid in alive:
             code = os.waitstatus_to_exitcode(status)
-            ended.append({"rank": alive.pop(pid), "code": code, "at": time.monotonic(), "killed": killed})
+            ended.append({"rank": alive.pop(pid), "code": code, "at": time.time(), "killed": killed})
             if code != 0 and not killed:
                 failed = True
                 deadline = min(deadline, time.monotonic() + request["grace"])

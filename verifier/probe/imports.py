@@ -15,13 +15,16 @@ def after_import(wanted: str, call: Callable[[ModuleType], None]) -> None:
         def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
             if name != wanted:
                 return None
-            sys.meta_path.remove(Finder)
+            sys.meta_path.remove(Finder)  # while the others are asked
             spec = importlib.util.find_spec(name)
+            sys.meta_path.insert(0, Finder)  # whoever asks now may only want to know where the module is
             if spec is None or spec.loader is None:
                 return None
             execute = spec.loader.exec_module
 
             def executed(module: ModuleType) -> None:
+                if Finder in sys.meta_path:
+                    sys.meta_path.remove(Finder)
                 execute(module)
                 call(module)
 

@@ -64,7 +64,7 @@ def read_run(
             Trace(rank, () if foreign else tuple(_in_iterations(_without_skipped(_without_dry_runs(found[rank])))))
             for rank in ranks
         ),
-        tuple(Ended(e["rank"], e["code"], e["killed"], e["at"]) for e in answer["ranks"]),
+        tuple(Ended(e["rank"], e["code"], e["killed"], e["at"], e.get("lost", "")) for e in answer["ranks"]),
         answer["timed_out"],
         answer["seconds"],
         {rank: _text(folder / f"rank{rank}.stacks") for rank in ranks},

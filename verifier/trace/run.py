@@ -102,12 +102,16 @@ def _changed_beside(record: Stepped, others: list[Stepped], held: dict[int, list
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the launcher."""
+    """The exit of one rank's process: `code` as in subprocess (negative: signal); `killed`: by the launcher.
+
+    `lost`: the machine that stopped answering, and the rank with it.
+    """
 
     rank: int
     code: int
     killed: bool
     at: float = math.inf  # on the clock of the records
+    lost: str = ""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Writer:
         if os.getpid() != self._process:
             return
         with self._lock:
-            now = time.monotonic()
+            now = time.time()
             if self._writing:
                 self._deferred.append((event, now))
                 return
