@@ -171,30 +171,34 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def main() -> None:
-    """Make the rows, store them, write the table."""
+def main() -> int:
+    """Make the rows, store them, write the table; 1 if a verdict of these rows was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--only", nargs="*", metavar="TORCH")
+    parser.add_argument("--python", metavar="PYTHON", help="of the rows of this Python alone")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
         here(options.here)
-        return
+        return 0
     kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.is_file() else []
     rows = {(r["torch"], r["python"]): r for r in kept}
     todo = [(torch, "3.11") for torch in TORCH] + [(DEVELOPED_ON, python) for python in PYTHONS]
+    wrong = False
     for torch, python in todo if options.folder else ():
-        if not options.only or torch in options.only:
-            rows[torch, python] = row(options.folder, torch, python)
-            print(json.dumps(rows[torch, python]), flush=True)
+        if (not options.only or torch in options.only) and options.python in (None, python):
+            rows[torch, python] = made = row(options.folder, torch, python)
+            wrong |= bool(made.get("missed") or made.get("right_failed") or made.get("quickstart", "pass") != "pass")
+            print(json.dumps(made), flush=True)
             write(options.out, {"rows": [rows[key] for key in todo if key in rows]})
     if options.table:
         options.table.write_text(
             with_section(options.table.read_text(encoding="utf-8"), table(list(rows.values()))), encoding="utf-8"
         )
+    return int(wrong)
 
 
 if __name__ == "__main__":

@@ -93,3 +93,8 @@ def test_doctor(command: Command) -> None:
     report = command("doctor", "--json", code=0).data
     assert report["ok"]
     assert {check["name"] for check in report["checks"]} >= {"python", "torch", "ranks", "devices"}
+
+
+def test_doctor_tries_a_launcher(command: Command) -> None:
+    report = command("doctor", "--launcher", "no-such-command {worker}", "--json", code=4).data
+    assert report["checks"][-1] == {"name": "launcher", "ok": False, "value": "no-such-command is no command here"}

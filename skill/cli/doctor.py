@@ -20,12 +20,20 @@ def add_parser(commands: Any) -> None:
     description = (
         "Check Python, packages, processes, sockets and devices by trying them. Exit 4 if ranks cannot be run here."
     )
-    add_command(commands, "doctor", run, "what this machine can run", description, "example:\n  fsdp2 doctor --json")
+    examples = "examples:\n  fsdp2 doctor --json\n  fsdp2 doctor --launcher slurm:2"
+    parser = add_command(commands, "doctor", run, "what this machine can run", description, examples)
+    parser.add_argument(
+        "--launcher",
+        metavar="HOW",
+        default="fork",
+        help="start the ranks so, as `fsdp2 verify` does: slurm, ssh:HOST,HOST",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Try everything that a verification needs; 0 if ranks can be run here, else 4."""
-    checks = [_python(), *(_package(name) for name in ("torch", "jinja2", "PyYAML", "jsonschema")), *_launch()]
+    checks = [_python(), *(_package(name) for name in ("torch", "jinja2", "PyYAML", "jsonschema"))]
+    checks += _launch(options.launcher)
     good = all(check["ok"] for check in checks)
     if options.json:
         emit_json({"ok": good, "checks": checks})
@@ -59,13 +67,16 @@ def _package(name: str) -> Check:
     return _check(name, True, version + note)
 
 
-def _launch() -> list[Check]:
+def _launch(how: str) -> list[Check]:
     """Start two ranks that reduce a tensor."""
+    from ...verifier.config.launchers import problem
     from ...verifier.launch.devices import too_few
     from ...verifier.launch.trial import two_ranks_meet
 
+    if wrong := problem(how, os.environ):
+        return [_check("launcher", False, wrong)]
     try:
-        versions, seconds = two_ranks_meet(sys.executable)
+        versions, seconds = two_ranks_meet(sys.executable, how)
     except (UserError, MachineRefuses, RuntimeError, OSError) as error:
         return [_check("ranks", False, str(error))]
     gpus = f"{versions['devices']} CUDA devices (CUDA {versions['cuda']}, NCCL)"

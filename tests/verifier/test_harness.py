@@ -359,3 +359,12 @@ def test_later_runs_wait_no_longer_than_the_first_makes_likely(launcher: Launche
         for longest, minutes in ((executor.longest, 1), (7.0, 2), (70.0, 5)):  # whole: the report is the same each time
             executor.longest = longest
             assert executor.timeout(good) == 60 * minutes
+
+
+def test_two_torches_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "torch-2.1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UserError, match=r"two torches: .* the installed package is 2\.1\.0; remove one"), Launcher():
+        pass

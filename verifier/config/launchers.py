@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,3 +55,14 @@ def way(text: str, environ: Mapping[str, str]) -> Way:
     if not given.isdigit() or int(given) < 1:
         raise ValueError(f"{text!r} needs the number of nodes: an allocation (salloc, sbatch), or {name}:2")
     return Way(command, int(given))
+
+
+def problem(text: str, environ: Mapping[str, str]) -> str:
+    """What is wrong with the text of a launcher, or with its command on this machine; "" if nothing is."""
+    if text in HERE:
+        return ""
+    try:
+        first = shlex.split(way(text, environ).command)[0]
+    except (ValueError, IndexError) as error:
+        return str(error)
+    return "" if shutil.which(first) else f"{first} is no command here"

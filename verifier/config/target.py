@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from . import modules
-from .launchers import HERE, way
+from .launchers import problem
 from .policy import Policy
 from .reading.script import parse
 from .settings import applied
@@ -246,13 +245,8 @@ def _device(key: str, value: Any) -> Any:
 
 
 def _launcher(key: str, value: Any) -> str:
-    if value not in HERE:
-        try:
-            command = way(str(value), os.environ).command
-        except ValueError as error:
-            raise UserError(f"{key}: {error}") from None
-        if shutil.which(shlex.split(command)[0]) is None:
-            raise UserError(f"{key}: {shlex.split(command)[0]} is no command here")
+    if wrong := problem(str(value), os.environ):
+        raise UserError(f"{key}: {wrong}")
     return str(value)
 
 

@@ -151,8 +151,8 @@ class _Run:
     def _not_begun(self, ranks: list[int]) -> str:
         """What the command said that did not start these ranks."""
         errors = [line for path in sorted(self.folder.glob("launch*.err")) for line in _text(path).splitlines()]
-        told = f": {errors[0]}" if errors else f", in {_START:.0f} s"
-        return f"the launcher's command did not start rank {ranks[0]}{told}"
+        words = f": {errors[0]}" if errors else f", in {_START:.0f} s"
+        return f"the launcher's command did not start rank {ranks[0]}{words}"
 
     def beat(self) -> None:
         """Tell the nodes that this side is there."""

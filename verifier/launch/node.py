@@ -1,4 +1,4 @@
-"""One node of a run on several machines (cluster.py): starts its ranks, notes how each ended, and ends them when it is told to.
+"""One node of a run on several machines (cluster.py): starts its ranks, notes how each ended, and ends them when it is asked to.
 
 It imports no torch: in a rank the script is the first to do so. Which ranks are its own: those of its number (given, for a command
 with `{host}`) or of its task, as Slurm, Open MPI or PMI count tasks; with a task for each rank it is one of them.
@@ -105,8 +105,8 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
 
 def _watch(folder: Path, number: int, pids: dict[int, int], captures: Captures) -> None:
     """Until every rank has ended: beat, obey, and write how each ended."""
-    told: list[str] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append("end"))
+    asked: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append("end"))
     beats, next_beat = 0, 0.0
     last, since = "", time.monotonic()
     while pids:
@@ -118,16 +118,16 @@ def _watch(folder: Path, number: int, pids: dict[int, int], captures: Captures) 
         said, order = (_text(folder / name) for name in (BEAT, ORDERS))
         if said != last:
             last, since = said, now
-        if order == "stacks" and "stacks" not in told:
-            told.append("stacks")
+        if order == "stacks" and "stacks" not in asked:
+            asked.append("stacks")
             processes.ask_for_stacks(list(pids), captures.wait)
-        if order == "end" or "end" in told or now > since + ABANDONED or not folder.is_dir():
-            told.append("end")
+        if order == "end" or "end" in asked or now > since + ABANDONED or not folder.is_dir():
+            asked.append("end")
             processes.end_below(processes.KILL_GRACE, wait=captures.wait, reap=False)
         while ended := _ended():
             if ended[0] in pids:
                 rank = pids.pop(ended[0])
-                exit_of = {"rank": rank, "code": ended[1], "at": time.time(), "killed": "end" in told}
+                exit_of = {"rank": rank, "code": ended[1], "at": time.time(), "killed": "end" in asked}
                 place(folder / f"rank{rank}.exit", json.dumps(exit_of))
 
 

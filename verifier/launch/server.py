@@ -6,6 +6,7 @@ saves the import of torch in every rank. A manager (manager.py) adopts all that 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import text_of
@@ -73,6 +75,11 @@ def _import_torch() -> dict[str, Any]:
 
     if not torch.distributed.is_available():
         raise ImportError("this torch was built without torch.distributed")
+    if (known := _installed_torch()) and known != torch.__version__.partition("+")[0]:
+        where = Path(torch.__file__).parent
+        raise ImportError(
+            f"two torches: {where} is {torch.__version__}, the installed package is {known}; remove one of them"
+        )
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise ImportError(f"torch {torch.__version__} is too old: {'.'.join(map(str, OLDEST))} or later is needed")
     import torch.distributed.checkpoint.filesystem
@@ -86,6 +93,14 @@ def _import_torch() -> dict[str, Any]:
         "cuda": torch.version.cuda if torch.cuda.device_count() else None,
         "devices": torch.cuda.device_count(),
     }
+
+
+def _installed_torch() -> str:
+    """The version of the installed package without its build, "" if torch comes from elsewhere."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _answer(stream: Any, value: dict[str, Any]) -> None:

@@ -46,12 +46,12 @@ print(out.item(), flush=True)
 """
 
 
-def two_ranks_meet(python: str) -> tuple[dict[str, Any], float]:
-    """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not form a process group."""
+def two_ranks_meet(python: str, how: str = "fork") -> tuple[dict[str, Any], float]:
+    """(versions, seconds of the launch). Raises MachineRefuses if the ranks could not form a process group. `how`: the launcher."""
     with tempfile.TemporaryDirectory(prefix="fsdp2-doctor-") as name:
         folder = Path(name)
         with Launcher(python, folder / "launcher.log") as launcher:
-            completed, answer = _trial(launcher.run, folder, SCRIPT)
+            completed, answer = _trial(launcher.run, folder, SCRIPT, launcher=how)
             if not completed:
                 output = "".join((folder / f"rank{rank}.err").read_text() for rank in range(2))
                 raise MachineRefuses(
@@ -72,11 +72,11 @@ def average_of_one_and_two(launcher: Launcher, folder: Path) -> float:
 
 
 def _trial(
-    run: Callable[[Request], dict[str, Any]], folder: Path, text: str, backend: str = ""
+    run: Callable[[Request], dict[str, Any]], folder: Path, text: str, backend: str = "", launcher: str = "fork"
 ) -> tuple[bool, dict[str, Any]]:
     """Run the text of a script on two ranks: (whether both completed, the launcher's answer)."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "trial.py"
     script.write_text(text, encoding="utf-8")
-    answer = run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend))
+    answer = run(Request(str(folder), str(script), str(folder), world_size=2, backend=backend, launcher=launcher))
     return not answer["timed_out"] and all(rank["code"] == 0 for rank in answer["ranks"]), answer
