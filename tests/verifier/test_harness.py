@@ -1,6 +1,7 @@
 """How ranks are started: as a module, by fork or by torchrun, beside one another, several on a GPU."""
 
 import json
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
