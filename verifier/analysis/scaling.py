@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ..trace import Run, Sketch, difference
 from ..trace.events import Step, Stress
 
+EXACT = 1e-5  # two factors of one clip in float32 do not differ by more
 SAME = 1e-3  # two factors that differ by less are equal
 _STRAIGHT = 1e-4  # of the norm: a change that is off a multiple of the gradient by more is no scaling
 
@@ -42,9 +43,16 @@ def stressed_scales(records: list[Stress]) -> dict[str, list[float]]:
     return found
 
 
-def uneven(factors: list[float]) -> bool:
+def uneven(factors: list[float], limit: float = SAME) -> bool:
     """Whether ranks scale by different factors."""
-    return max(factors) - min(factors) > SAME * max(factors)
+    return max(factors) - min(factors) > limit * max(factors)
+
+
+def limit_between_ranks(scales: dict[str, list[float]]) -> float:
+    """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one factor, and shows how exactly."""
+    ranks = [[factors[rank] for factors in scales.values()] for rank in range(min(map(len, scales.values())))]
+    within = max((max(own) - min(own)) / max(own) for own in ranks) if len(scales) > 1 else SAME
+    return min(SAME, max(EXACT, 20 * within))
 
 
 def clip_was_reached(run: Run) -> bool:

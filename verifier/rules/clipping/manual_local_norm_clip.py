@@ -1,7 +1,7 @@
 import ast
 
 from ...analysis.first_run import changes_gradients, clip_is_open
-from ...analysis.scaling import SAME, reduced_by_the_script, scales, stressed_scales, uneven
+from ...analysis.scaling import SAME, limit_between_ranks, reduced_by_the_script, scales, stressed_scales, uneven
 from ...source.lines import find_local_norm, may_clip
 from ...source.looks import LOCAL, gradient, names, shared, text
 from ...source.values import reach
@@ -58,18 +58,17 @@ class ManualLocalNormClip(Rule):
             return self.unknown(evidence.missing.get("provoked", lacks))
         if not scales:
             return self.unknown("no gradient was seen both after backward and at the step")
-        apart = {name: s for name, s in scales.items() if uneven(s)}
+        limit = limit_between_ranks(scales)
+        apart = {name: s for name, s in scales.items() if uneven(s, limit)}
         if apart:
             ratios = {name: max(values) / max(min(values), 1e-300) for name, values in apart.items()}
             name = max(ratios, key=lambda name: ratios[name])
             factors = some(f"{v:.4g}" for v in scales[name])
             huge = "; gradients were made 1e6 times as large to reach the clip" if whole else ""
-            text = (
-                f"the ranks scale their shards of {name} by different factors: {factors} (allowed: {SAME:.1%} apart), "
-            )
+            text = f"the ranks scale their shards of {name} by different factors: {factors} (allowed: {limit:.2g} relative), "
             text += f"as in {len(apart)} of {count(len(scales), 'parameter')}{huge}"
             line = find_local_norm(evidence.sources) or run.line_of(Step)
-            return self.failed(text, line, measured=ratios[name] - 1.0, limit=SAME)
+            return self.failed(text, line, measured=ratios[name] - 1.0, limit=limit)
         if not (clipped := _clipped(scales)):
             lacks = "no clip was reached in the train run, and no run with huge gradients was made"
             return self.unknown(evidence.missing.get("provoked", lacks))
