@@ -51,7 +51,7 @@ def test_a_broken_manifest(workshop: Workshop, name: str) -> None:
 
 @cases(
     "text, where",
-    (b'{\n  "manifest": 1,\n}', ":3:1"),
+    (b'{\n  "manifest": 1\nx}', ":3:1"),
     *((text, "") for text in (b"\xe9", b"[" * 100_000)),
     (b"", ":1:1"),
 )

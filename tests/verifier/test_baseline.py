@@ -117,7 +117,7 @@ def test_another_target_is_wrong_usage(other: dict[str, Any]) -> None:
 @cases(
     "content, message",
     (b"", "old.json:1:1: not JSON"),
-    (b'{\n "schema": 1,\n}', "old.json:3:1: not JSON"),
+    (b'{\n "schema": 1\nx}', "old.json:3:1: not JSON"),
     (b"\xff\xfe", "not JSON"),
     (b"[" * 100_000, "not JSON"),
     (b"[]", "not a report of fsdp2"),
