@@ -44,6 +44,7 @@ from verified_fsdp2.verifier.launch.client import Launcher
 RANKS = 2
 AT_A_TIME = 4  # verifications, on a machine with 16 cores
 HEADING = "## On GPUs"
+STARTED, BUDGET = time.monotonic(), 22 * 60  # seconds after which no training begins: all takes half an hour at most
 LIMIT = 180  # seconds for one launch of the training
 WARM = 5  # steps that are not counted
 MODEL = {"kind": "decoder", "layers": 16, "width": 1536, "heads": 12, "vocabulary": 32000, "sequence_length": 2048}
@@ -147,6 +148,9 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
     }
     rows = []
     for name, changes in OPTIONS.items():
+        if time.monotonic() - STARTED > BUDGET:
+            rows.append({"option": name, "error": f"not run: {BUDGET // 60} minutes were over"})
+            continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "spec.yaml"
             path.write_text(yaml.safe_dump(base), encoding="utf-8")
