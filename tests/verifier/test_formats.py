@@ -277,3 +277,10 @@ def test_what_a_team_left_out_is_reported_and_fails_nothing() -> None:
     assert [line.split(" ")[0] for line in github.commands(made)] == ["::notice"]
     assert "root-only-wrap: skipped: two small layers (until 2027-03-31)" in github.summary(made)
     assert sarif(made)["properties"]["skipped"] == list(skips)
+
+
+def test_what_would_judge_more_is_in_every_text_for_people() -> None:
+    made = replace(four(), suggestion="fsdp2 verify train.py --save-args '--save {checkpoint}'")
+    assert "\nfsdp2 verify train.py --save-args '--save {checkpoint}'\n" in github.summary(made)
+    assert "(not run): <code>fsdp2 verify train.py --save-args" in RENDERERS["html"](made)
+    assert "    fsdp2 verify train.py --save-args" in RENDERERS["text"](made)

@@ -91,6 +91,8 @@ def summary(verdict: Verdict, room: int = SUMMARY) -> str:
     held = verdict.baseline
     blocks = [verdict.target.get("command"), verdict.partial, limits(verdict)]
     blocks += [text.comparison(held, verdict.answer)] if held is not None else []
+    blocks += [f"{word}: {'; '.join(places)}" for word, places in text.not_judged(verdict.facts.get("horizon"))]
+    blocks += [f"{text.SUGGESTED}\n{verdict.suggestion}"] if verdict.suggestion else []
     head = f"## fsdp2: {marks[verdict.answer]}\n\n" + "".join(_block(block) for block in blocks if block)
     note = "\nThe rest was cut to fit into the summary: `--report json=PATH` has all.\n"
     out, left = "", room - len(note)

@@ -12,7 +12,7 @@ from ..verdict import Verdict
 from . import html_plots, html_tables
 from .json_report import as_dict
 from .sanitize import in_xml, shown
-from .text import by_reason, not_judged
+from .text import SUGGESTED, by_reason, not_judged
 
 LIMIT = 1_000_000  # bytes
 SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
@@ -53,6 +53,7 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
         failed=[f for f in failed if not f["consequence"]],
         followers=[f for f in failed if f["consequence"]],
         reasons=by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure),
+        suggested=SUGGESTED,
         horizon=not_judged(report["facts"].get("horizon")),
         tables=html_tables.tables(report),
         figures=drawn,

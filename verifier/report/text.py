@@ -84,6 +84,9 @@ def _horizon(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield ""
 
 
+SUGGESTED = "the script's options look as if this judged its checkpoints, too (not run):"
+
+
 def not_judged(horizon: Mapping[str, Any] | None) -> list[tuple[str, list[str]]]:
     """(heading, lines) of what no run reached, and of what only the survey run did, after the compared steps."""
     if horizon is None:
@@ -168,7 +171,7 @@ def _inconclusive(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if reasons:
         yield ""
     if verdict.suggestion:
-        yield from _text("the script's options look as if this judged its checkpoints, too (not run):")
+        yield from _text(SUGGESTED)
         yield from (f"{INDENT}{shown(verdict.suggestion)}", "")
 
 
