@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness versions libraries scan installs test-engines clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness launchers versions libraries scan installs test-engines clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ grader: $(VENV)/installed-test  ## the grader of the evals on every solution, st
 
 mutation: $(VENV)/installed-test  ## each rule switched off in turn: the tests must fail
 	$(BIN)/python benchmarks/mutation.py --out benchmarks/results/mutation.json
+
+launchers: $(VENV)/installed-test  ## verdicts through Slurm of two nodes and network namespaces, a node killed (root, slurm-wlm, munge, iproute2; half an hour)
+	$(BIN)/python benchmarks/launchers.py --out benchmarks/results/launchers.json
 
 robustness: $(VENV)/installed-test  ## damaged inputs, hostile scripts, signals, parallel starts (half an hour)
 	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json

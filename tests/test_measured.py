@@ -161,6 +161,15 @@ def test_each_round_of_the_exam_is_published() -> None:
     assert f"{claim} failed" in README
 
 
+def test_the_launchers_are_published() -> None:
+    results = result("launchers")
+    rows = results["slurm"]["rows"]
+    assert f"{sum(row['same'] for row in rows)} of {len(rows)} scripts get the verdict of forked ranks" in VERIFY
+    for part in ("slurm", "namespaces"):
+        assert results[part]["lost"]["run"].endswith("stopped answering, and rank 1 with it")
+        assert results[part]["lost"]["left"] == 0
+
+
 def test_what_a_gpu_showed_is_published() -> None:
     results = result("gpu")
     assert with_section(VERIFY, gpu.table(results)) == VERIFY, (

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 
 ASYNCHRONOUS = (2, 9)  # DefaultStager, which copies the state, is there from this version on
-STAGER_SERVES_ONCE = ((2, 11), (2, 12))  # it clears what a second copy needs (pytorch issue 183413; run on 2.11.0 and 2.12.1)
+STAGER_SERVES_ONCE = (
+    (2, 11),
+    (2, 12),
+)  # it clears what a second copy needs (pytorch issue 183413; run on 2.11.0 and 2.12.1)
 
 
 def chosen(torch: str | None) -> tuple[int, int]:
