@@ -2,16 +2,22 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 _ITERATES = frozenset({"parameters", "named_parameters"})
 
 
-def put_back(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
-    """(function, the line that remembers) of each such function of a file."""
+@lru_cache(maxsize=4096)
+def put_back(tree: ast.Module) -> tuple[tuple[ast.FunctionDef, ast.Assign], ...]:
+    """(function, the line that remembers) of each such function of a file. Many scripts of a project share their files."""
+    return tuple(_found(tree))
+
+
+def _found(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
         nodes = list(ast.walk(function))
         writes = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "copy_" and n.args]
-        for kept in (n for n in nodes if isinstance(n, ast.Assign) and _without_copy(n.value)):
+        for kept in (n for n in nodes if writes and isinstance(n, ast.Assign) and _without_copy(n.value)):
             names = {target.id for target in kept.targets if isinstance(target, ast.Name)}
             items = names | _items_of(nodes, names)
             back = [n for n in writes if n.lineno > kept.lineno and _reads(n.args[0], items)]
