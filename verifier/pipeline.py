@@ -1,6 +1,7 @@
 """The whole verification, from a target to a verdict: plan, execute, judge."""
 
 import contextlib
+import os
 import platform
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from . import plan
 from .analysis.horizon import prepares_before_sharding
 from .analysis.platform import asks_for_cuda
+from .config.launchers import most_on_a_machine
 from .config.option import command
 from .config.policy import QUICK
 from .config.target import Target
@@ -76,7 +78,7 @@ def _verified(
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
-    ranks = max(target.nproc, *target.reshard_to, 1)
+    ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
     device = "cpu" if tier == "simulate" else target.device
     files = Workspace(work)
     with files, ExitStack() as stack:

@@ -12,11 +12,11 @@ import pytest
 
 from records import cases
 from scripts import ZOO, edited
-from verified_fsdp2.verifier.config.launchers import Way, way
+from verified_fsdp2.verifier.config.launchers import Way, most_on_a_machine, way
 from verified_fsdp2.verifier.config.target import resolve
 from verified_fsdp2.verifier.errors import MachineRefuses, UserError
 from verified_fsdp2.verifier.launch.client import Launcher
-from verified_fsdp2.verifier.launch.cluster import LOST, SKEW, _Run, commands
+from verified_fsdp2.verifier.launch.cluster import LOST, SKEW, _Nodes, commands
 from verified_fsdp2.verifier.launch.node import NOT_SHARED, mine
 from verified_fsdp2.verifier.pipeline import select, verify_with
 from verified_fsdp2.verifier.verdict import Verdict
@@ -68,6 +68,12 @@ def test_ranks_are_divided_evenly_over_nodes(world: int, nodes: int, tmp_path: P
     assert len(commands(Way("{host} {worker}", 2, ("a", "b")), world, tmp_path)) == (2 if world % 2 == 0 else 1)
 
 
+def test_gpus_are_counted_for_one_machine() -> None:
+    assert most_on_a_machine("fork", (8, 4, 16), {}) == 16
+    assert most_on_a_machine("slurm:2", (8, 4, 16), {}) == 8
+    assert most_on_a_machine("slurm:2", (8, 5), {}) == 5
+
+
 TASK = {"SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 NODE = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 
@@ -104,7 +110,7 @@ def test_a_node_that_does_not_see_the_folder() -> None:
     ({}, ""),
 )
 def test_nodes_that_differ(other: dict[str, Any], says: str, tmp_path: Path) -> None:
-    run = _Run({"grace": 5.0, "world_size": 2}, tmp_path, None, 0.0)  # type: ignore[arg-type]
+    run = _Nodes({"grace": 5.0, "world_size": 2}, tmp_path, None, 0.0)  # type: ignore[arg-type]
     first = {"ranks": [0], "host": "a", "time": time.time(), "python": "3.11.7", "torch": "2.13.0", "fsdp2": "1"}
     second = {**first, "ranks": [1], "host": "b", "time": time.time() + other.pop("ahead", 0.0), **other}
     for number, said in enumerate((first, second)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 READY = {
@@ -55,6 +55,12 @@ def way(text: str, environ: Mapping[str, str]) -> Way:
     if not given.isdigit() or int(given) < 1:
         raise ValueError(f"{text!r} needs the number of nodes: an allocation (salloc, sbatch), or {name}:2")
     return Way(command, int(given))
+
+
+def most_on_a_machine(text: str, sizes: Iterable[int], environ: Mapping[str, str]) -> int:
+    """How many ranks the runs of these world sizes have on one machine, which is as this one."""
+    used = (lambda size: 1) if text in HERE else way(text, environ).used
+    return max(size // used(size) for size in sizes)
 
 
 def problem(text: str, environ: Mapping[str, str]) -> str:

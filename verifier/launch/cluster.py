@@ -49,7 +49,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request: how each rank ended, or what is wrong with the machines."""
     started = time.monotonic()
     folder, found = Path(request["folder"]), way(request["launcher"], os.environ)
-    about = {**request, "nodes": found.used(request["world_size"]), "hosts": found.hosts}
+    # Which GPUs its ranks see is a node's own affair.
+    about = {**request, "devices": [], "nodes": found.used(request["world_size"]), "hosts": found.hosts}
     (folder / REQUEST).write_text(json.dumps(about), encoding="utf-8")
     captures = Captures()
     for number, command in enumerate(commands(found, request["world_size"], folder)):
@@ -57,16 +58,16 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             processes.die_with_parent()
             os.chdir(request["cwd"])
             os.execvp("sh", ["sh", "-c", command])
-    run = _Run(request, folder, captures, started + request["timeout"])
+    nodes = _Nodes(request, folder, captures, started + request["timeout"])
     try:
-        return {**run.watch(), "seconds": time.monotonic() - started}
+        return {**nodes.watch(), "seconds": time.monotonic() - started}
     finally:
-        run.end()
+        nodes.end()
         processes.end_below(processes.KILL_GRACE, wait=captures.wait)
         captures.close()
 
 
-class _Run:
+class _Nodes:
     """The nodes of one run, as far as their files tell."""
 
     def __init__(self, request: dict[str, Any], folder: Path, captures: Captures, deadline: float) -> None:
