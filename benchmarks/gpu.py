@@ -6,6 +6,7 @@
   ranks, the ranks share them (`--oversubscribe`).
 - training: a decoder of the scaffold with one option changed at a time, on one rank a GPU: MFU and peak memory of
   a rank; the first row is a bare loop around the same model. MFU counts all tokens of a batch, those that the loss ignores too.
+  `--beside "torchrun ... -m torchtitan.train ..."` adds a row for another trainer that logs as torchtitan does, at its own settings.
 - saves: async_save.py.
 
 OUT is written after each row, so an interruption loses one row. `--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
@@ -17,6 +18,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -175,6 +178,18 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
     return {"ranks": ranks, "model": base["model"], "micro_batch": micro, "accumulated": parts, "rows": rows}
 
 
+def beside(command: str) -> dict[str, Any]:
+    """The row of another trainer, from the lines that it logs as torchtitan does: `memory: 30.04GiB(38%)  tps: 99,000  mfu: 36.50%`."""
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    found = re.findall(r"memory: +([\d.]+)GiB.*?tps: +([\d,]+).*?mfu: +([\d.]+)%", plain)
+    if not found:
+        return {"option": command, "error": f"exit {done.returncode}, and no line with memory, tps and mfu"}
+    memory, _, mfu = zip(*found[min(WARM, len(found) - 1) :], strict=True)
+    used, peak = statistics.median(map(float, mfu)) / 100, 1024 * max(map(float, memory))
+    return {"option": command, "mfu": used, "peak_memory_mib": peak}
+
+
 def launched(project: Path, ranks: int, *command: Any) -> list[str]:
     """The lines that a script prints under torchrun. Raises RuntimeError with the first of its errors."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -241,6 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--beside", metavar="COMMAND", help="another trainer on the same GPUs, such as torchtitan's")
     parser.add_argument("--table", type=Path, help="only write the section of this page, from OUT")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
@@ -266,6 +282,9 @@ def main() -> int:
         except Exception as error:
             results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
             print(results[name]["error"], flush=True)
+        if name == "training" and options.beside and "rows" in results[name]:
+            results[name]["rows"].append(beside(options.beside))
+            print(json.dumps(results[name]["rows"][-1]), flush=True)
         results[name]["minutes"] = round((time.monotonic() - began) / 60, 1)
         write(options.out, results)
     print(f"written: {options.out}")

@@ -2,6 +2,7 @@
 # All that needs GPUs, in one command of at most 30 minutes on one node; the result is one JSON file.
 #
 #   benchmarks/gpu.sh gpu.json               with the GPUs that there are, one or more
+#   benchmarks/gpu.sh gpu.json --beside "torchrun ... -m torchtitan.train ..."    and another trainer beside the scaffold
 #   benchmarks/gpu.sh gpu.json --rehearse    the same on a machine without GPUs, at small sizes
 #
 # It needs a Python with torch ($PYTHON, default python3) and changes nothing there: packages that are missing go to build/gpu.

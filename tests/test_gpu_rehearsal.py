@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu
 import pytest
 import torch
 
@@ -23,6 +24,19 @@ def test_the_measurements_of_a_gpu_are_rehearsed(tmp_path: Path) -> None:
     assert list(failed) == ["compile, fp8"]
     assert "needs an NVIDIA GPU of compute capability 8.9" in failed["compile, fp8"]
     assert found["saves"]["ratio"].keys() == {"thread", "process"}
+
+
+LOGGED = """\
+for step in range(1, 9):
+    print(f"\\033[31mstep: {step}  \\033[38mmemory: {20 + step:5.2f}GiB(27%)  tps: 99,000  mfu: {30 + step}.00%\\033[39m")
+"""
+
+
+def test_another_trainer_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "titan.py").write_text(LOGGED, encoding="utf-8")
+    found = gpu.beside(f"{sys.executable} {tmp_path}/titan.py")
+    assert (found["mfu"], found["peak_memory_mib"]) == (0.37, 28 * 1024)
+    assert gpu.beside("true")["error"] == "exit 0, and no line with memory, tps and mfu"
 
 
 def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
