@@ -1,5 +1,6 @@
 """Why ranks wait for one another, judged from logs written in the tests: the right rule, and none where none is known."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,15 @@ def test_the_launcher_says_how_long_nothing_was_recorded(tmp_path: Path, launche
     request = Request(str(tmp_path), str(script), str(tmp_path), 2, steps=1000, timeout=15.0)
     answer = launcher.finish(launcher.start(request))
     assert answer["timed_out"] and (answer["quiet"] < 1.5) is slow
+
+
+@cases("message, fix", ("<class 'type'>", "make a new one for each save"), ("'lr'", "Fix the error at that line"))
+def test_a_stager_that_serves_one_save(message: str, fix: str) -> None:
+    """pytorch issue 183413: the second save raises on torch 2.11.0 and 2.12.1."""
+    assert fix in root_cause(run([end("KeyError", message)])).fix
+
+
+def test_a_machine_that_was_lost_is_the_cause() -> None:
+    lost = run([end("RuntimeError", "Connection reset by peer", at=1.0)], [])
+    lost = replace(lost, ended=(Ended(1, -9, False, 0.0, "node-b"), Ended(0, 1, False, 2.0)))
+    assert root_cause(lost).text == "node node-b stopped answering, and rank 1 with it"

@@ -24,6 +24,7 @@ _ELSEWHERE = (
 )
 _REPORT = "This is a bug in fsdp2, not in your code: report it and attach the run folder."
 _ARGUMENTS = "Pass the required script arguments after `--`, or under `args` in verify.yaml."
+_STAGER = "If a DefaultStager is used for several saves: that of torch 2.11 and 2.12 serves one; make a new one for each save."
 _TOGETHER = "Make all ranks decide together to stop (all-reduce the decision), and return from the script."
 _MISMATCH = (
     "Ranks met in different collectives: look for a collective (full_tensor, a state dict, a forward) that only some ranks call, "
@@ -110,6 +111,7 @@ def _explain(run: Run, rank: int, code: int, end: End | None) -> RootCause:
         text = f"rank {rank} raised {end.error}: {cut(_gist(str(end.message)), QUOTED)}{_stack_text(frames)}"
         lost = any(is_victim(trace) for trace in run.traces)
         fix = f"Fix the error at that line{'; the other ranks failed because they lost this one' if lost else ''}."
+        fix = _STAGER if f"{end.error}: {end.message}" == "KeyError: <class 'type'>" else fix
         return RootCause(rank, text, _first(frames), fix, f"{end.error}: {end.message}", tuple(frames))
     if end.how == "sys.exit" and run.steps() == 0 and all((t.end or end).how == "sys.exit" for t in run.traces):
         why = str(end.message or "") or _last_line(errors)
