@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation robustness launchers versions libraries scan installs test-engines clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries scan installs test-engines clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
