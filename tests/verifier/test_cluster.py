@@ -162,6 +162,12 @@ def _bytes(path: Path) -> bytes:
 
 
 @pytest.mark.usefixtures("two_nodes")
+def test_a_queue_is_no_fault_of_the_script(tmp_path: Path) -> None:
+    with pytest.raises(MachineRefuses, match=r"did not start rank 0 in time \(does it wait in a queue\?\)"):
+        launched(ZOO / "minimal.py", "sleep 60; : {worker}", tmp_path / "work", "run-completes", timeout="3")
+
+
+@pytest.mark.usefixtures("two_nodes")
 def test_a_command_that_starts_nothing_says_why(tmp_path: Path) -> None:
     with pytest.raises(MachineRefuses, match="did not start rank 0: no such partition"):
         launched(ZOO / "minimal.py", "echo no such partition >&2; : {worker}", tmp_path / "work", "run-completes")

@@ -92,6 +92,8 @@ class _Nodes:
             if bad and not failed:
                 failed, self.deadline = True, min(self.deadline, time.monotonic() + self.grace)
             if time.monotonic() > self.deadline:
+                if waiting := self._waiting():
+                    return {"fault": "machine", "message": self._not_begun(waiting)}
                 break
         timed_out = bool(self.missing) and not failed
         if self.missing:
@@ -117,9 +119,8 @@ class _Nodes:
         running = any(processes.runs(pid) for pid in processes.children(os.getpid()))
         self.alone_since = 0.0 if running else self.alone_since or now
         over = bool(self.alone_since) and now > self.alone_since + 2.0
-        begun = {rank for said in self.nodes.values() for rank in said["ranks"]}
-        if self.missing - begun and (over or now > self.begin_by):
-            return self._not_begun(sorted(self.missing - begun))
+        if (over or now > self.begin_by) and (waiting := self._waiting()):
+            return self._not_begun(waiting)
         for name, said in self.nodes.items():
             beat = _text(self.folder / f"{name}.beat")
             if self.seen.get(name, ("", 0.0))[0] != beat or name not in self.seen:
@@ -149,10 +150,14 @@ class _Nodes:
                 return f"node {said['host']} has {other}: give all nodes one environment"
         return ""
 
+    def _waiting(self) -> list[int]:
+        """The ranks whose node has not begun."""
+        return sorted(self.missing - {rank for said in self.nodes.values() for rank in said["ranks"]})
+
     def _not_begun(self, ranks: list[int]) -> str:
         """What the command said that did not start these ranks."""
         errors = [line for path in sorted(self.folder.glob("launch*.err")) for line in _text(path).splitlines()]
-        words = f": {errors[0]}" if errors else f", in {_START:.0f} s"
+        words = f": {errors[0]}" if errors else " in time (does it wait in a queue?)"
         return f"the launcher's command did not start rank {ranks[0]}{words}"
 
     def beat(self) -> None:

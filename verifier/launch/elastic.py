@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED
 from . import devices, processes
 from .capture import Captures
+from .cluster import place
 from .request import Live
 
 _POLL = 0.1
@@ -116,7 +117,7 @@ def guard(path: str, live: Live) -> NoReturn:
 
     for number in _ASKED_TO_END:
         signal.signal(number, forward)
-    _place(folder / f"rank{rank}.pid", str(pid))
+    place(folder / f"rank{rank}.pid", str(pid))
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended:
         captures.wait(60.0)
@@ -124,16 +125,9 @@ def guard(path: str, live: Live) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     said = {"rank": rank, "code": code, "at": time.time(), "killed": bool(asked)}
     captures.close()
-    _place(folder / f"rank{rank}.exit", json.dumps(said))
+    place(folder / f"rank{rank}.exit", json.dumps(said))
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     processes.leave(code if code >= 0 else 1)
-
-
-def _place(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.rename(path)
