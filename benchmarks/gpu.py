@@ -9,7 +9,8 @@
   `--beside "torchrun ... -m torchtitan.train ..."` adds a row for another trainer that logs as torchtitan does, at its own settings.
 - saves: async_save.py.
 
-OUT is written after each row, so an interruption loses one row. `--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
+OUT is written after each verdict, option and part, so an interruption loses little.
+`--rehearse`: no GPU, CUDA computes on the CPU, small sizes.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
         cases = [case for case in cases if case.name in IN_EVERY_TEST_RUN]
     shared = 0 < torch.cuda.device_count() < 4
     free: SimpleQueue[Launcher] = SimpleQueue()
+    done: list[dict[str, Any]] = []
 
     def one(case: Case) -> dict[str, Any]:
         launcher = free.get()
@@ -112,6 +114,8 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
         finally:
             free.put(launcher)
         print(f"  {case.name:<45}{row['seconds']:>7} s  {', '.join(row['failed'])}", flush=True)
+        done.append({key: row[key] for key in ("case", "rule", "first", "failed", "inconclusive", "seconds")})
+        keep({"rows": done})
         return row
 
     at_a_time = 1 if rehearse else min(AT_A_TIME, max(1, (os.cpu_count() or 1) // 4))
@@ -123,9 +127,7 @@ def verdicts(rehearse: bool, keep: Keep) -> dict[str, Any]:
         "shared": shared,
         "rights_failed": {row["case"]: row["evidence"] for row in rows if not row["rule"] and row["failed"]},
         "missed": [row["case"] for row in rows if row["rule"] and not row["found"]],
-        "rows": [
-            {key: row[key] for key in ("case", "rule", "first", "failed", "inconclusive", "seconds")} for row in rows
-        ],
+        "rows": done,
     }
 
 
@@ -180,7 +182,10 @@ def training(rehearse: bool, keep: Keep) -> dict[str, Any]:
 
 def beside(command: str) -> dict[str, Any]:
     """The row of another trainer, from the lines that it logs as torchtitan does: `memory: 30.04GiB(38%)  tps: 99,000  mfu: 36.50%`."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False)
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=3 * LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"option": command, "error": str(error)}
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     found = re.findall(r"memory: +([\d.]+)GiB.*?tps: +([\d,]+).*?mfu: +([\d.]+)%", plain)
     if not found:
@@ -210,7 +215,7 @@ def measured(out: Path) -> dict[str, float]:
     return {"mfu": used, "loss": later[-1]["loss"], "peak_memory_mib": later[-1]["peak_memory_mib"]}
 
 
-def saves(rehearse: bool, keep: Keep) -> dict[str, Any]:
+def saves(rehearse: bool, _: Keep) -> dict[str, Any]:
     """How long a save holds the loop, by mode."""
     if rehearse:
         SAVED["model"] = {**SMALL, "sequence_length": 16}
@@ -279,12 +284,12 @@ def main() -> int:
         began = time.monotonic()
         try:
             results[name] = PARTS[name](options.rehearse, keep)
+            if name == "training" and options.beside:
+                results[name]["rows"].append(beside(options.beside))
+                print(json.dumps(results[name]["rows"][-1]), flush=True)
         except Exception as error:
             results[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
             print(results[name]["error"], flush=True)
-        if name == "training" and options.beside and "rows" in results[name]:
-            results[name]["rows"].append(beside(options.beside))
-            print(json.dumps(results[name]["rows"][-1]), flush=True)
         results[name]["minutes"] = round((time.monotonic() - began) / 60, 1)
         write(options.out, results)
     print(f"written: {options.out}")

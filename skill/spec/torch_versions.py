@@ -1,14 +1,12 @@
-"""What a version of torch offers to a generated project: seen by training every example on each version (benchmarks/versions.py)."""
+"""What a version of torch offers to a generated project, as its examples showed when they were trained on 2.7.1 to 2.14.1."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
 ASYNCHRONOUS = (2, 9)  # DefaultStager, which copies the state, is there from this version on
-STAGER_SERVES_ONCE = (
-    (2, 11),
-    (2, 12),
-)  # it clears what a second copy needs (pytorch issue 183413; run on 2.11.0 and 2.12.1)
+# It clears what a second copy needs (pytorch issue 183413; run on 2.11.0 and 2.12.1).
+STAGER_SERVES_ONCE = ((2, 11), (2, 12))
 
 
 def chosen(torch: str | None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Ranks on several machines: commands that start them, what nodes tell, and a node that is lost."""
+"""Ranks on several machines: commands that start them, what nodes report, and a node that is lost."""
 
 import json
 import os
@@ -23,6 +23,7 @@ from verified_fsdp2.verifier.verdict import Verdict
 
 VERIFIER = Path(__file__).parents[2] / "verifier"
 HOSTS = "env NODE={host} {worker}"  # two nodes on this machine
+LATE = "sh -c 'if [ {host} = a ]; then sleep 4; fi; {worker}'"  # the node of rank 0
 LOSES = "sh -c 'case {host} in b) {worker} & sleep 6; kill -9 $! ;; *) {worker} ;; esac'"
 
 
@@ -159,6 +160,20 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_tasks_that_do_not_fit_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with pytest.raises(MachineRefuses, match="did not start rank 0: the launcher's command starts 3 tasks; 1 "):
+        launched(ZOO / "minimal.py", "env A=b {worker}", tmp_path / "work", "run-completes")
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_node_may_begin_late(tmp_path: Path) -> None:
+    verdict = launched(ZOO / "minimal.py", LATE, tmp_path / "work", "run-completes")
+    assert verdict.verdict == "pass"
 
 
 @pytest.mark.usefixtures("two_nodes")

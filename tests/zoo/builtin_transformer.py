@@ -29,7 +29,7 @@ class Classifier(nn.Module):
 
 
 def make_dataset():
-    """The class is told by which quarter of the vocabulary is drawn most often."""
+    """The class is given by which quarter of the vocabulary is drawn most often."""
     gen = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (SAMPLES,), generator=gen)
     quarter = VOCAB // CLASSES

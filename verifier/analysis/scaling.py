@@ -51,7 +51,7 @@ def uneven(factors: list[float], limit: float = SAME) -> bool:
 def limit_between_ranks(scales: dict[str, list[float]]) -> float:
     """How far ranks may be apart: SAME, or less where each rank scales all its parameters by one factor, and shows how exactly."""
     ranks = [[factors[rank] for factors in scales.values()] for rank in range(min(map(len, scales.values())))]
-    within = max((max(own) - min(own)) / max(own) for own in ranks) if len(scales) > 1 else SAME
+    within = max((max(own) - min(own)) / (max(own) or 1.0) for own in ranks) if len(scales) > 1 else SAME
     return min(SAME, max(EXACT, 20 * within))
 
 

@@ -68,7 +68,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Nodes:
-    """The nodes of one run, as far as their files tell."""
+    """The nodes of one run, as their files report them."""
 
     def __init__(self, request: dict[str, Any], folder: Path, captures: Captures, deadline: float) -> None:
         self.folder, self.captures, self.deadline, self.grace = folder, captures, deadline, request["grace"]
@@ -122,7 +122,7 @@ class _Nodes:
         if (over or now > self.begin_by) and (waiting := self._waiting()):
             return self._not_begun(waiting)
         for name, said in self.nodes.items():
-            beat = _text(self.folder / f"{name}.beat")
+            beat = text_of(self.folder / f"{name}.beat")
             if self.seen.get(name, ("", 0.0))[0] != beat or name not in self.seen:
                 self.seen[name] = beat, now
             if over or now > self.seen[name][1] + LOST:
@@ -156,18 +156,18 @@ class _Nodes:
 
     def _not_begun(self, ranks: list[int]) -> str:
         """What the command said that did not start these ranks."""
-        errors = [line for path in sorted(self.folder.glob("launch*.err")) for line in _text(path).splitlines()]
+        errors = [line for path in sorted(self.folder.glob("launch*.err")) for line in text_of(path).splitlines()]
         words = f": {errors[0]}" if errors else " in time (does it wait in a queue?)"
         return f"the launcher's command did not start rank {ranks[0]}{words}"
 
     def beat(self) -> None:
-        """Tell the nodes that this side is there."""
+        """Show the nodes that this side is there."""
         if time.monotonic() >= self.next_beat:
             self.beats, self.next_beat = self.beats + 1, time.monotonic() + EACH
             place(self.folder / BEAT, str(self.beats))
 
     def order(self, what: str) -> None:
-        """Tell the nodes what to do with their ranks."""
+        """Order the nodes to do something with their ranks."""
         place(self.folder / ORDERS, what)
 
     def let(self, seconds: float) -> None:
@@ -195,7 +195,8 @@ def place(path: Path, text: str) -> None:
     draft.rename(path)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file holds, "" if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -204,7 +205,7 @@ def _text(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        said: dict[str, Any] = json.loads(_text(path))
+        said: dict[str, Any] = json.loads(text_of(path))
     except ValueError:
         return None
     return said

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED
 from . import processes
 from .capture import Captures
-from .cluster import BEAT, EACH, ORDERS, RENDEZVOUS, place
+from .cluster import BEAT, EACH, ORDERS, RENDEZVOUS, place, text_of
 from .manager import environment
 from .request import Live
 
@@ -74,14 +74,19 @@ def mine(request: dict[str, Any], given: str, environ: Mapping[str, str]) -> tup
 
 def _serve(request: dict[str, Any], given: str, live: Live) -> int:
     folder = Path(request["folder"])
-    number, ranks, names = mine(request, given, os.environ)
+    try:
+        number, ranks, names = mine(request, given, os.environ)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     host = request["hosts"][number] if request["hosts"] else os.environ.get("SLURMD_NODENAME", socket.gethostname())
     about = {"ranks": ranks, "host": host, "time": time.time(), "python": platform.python_version()}
     about |= {name: _version(package) for name, package in (("torch", "torch"), ("fsdp2", "verified-fsdp2"))}
     place(folder / f"node{number}.json", json.dumps(about))
     if 0 in ranks:
         place(folder / RENDEZVOUS, json.dumps({"host": _address(host, request["nodes"]), "port": _free_port()}))
-    meeting = _wait_for(folder / RENDEZVOUS)
+    if (meeting := _meeting(folder)) is None:
+        return 1
     captures = Captures()
     pids: dict[int, int] = {}
     for index, rank in enumerate(ranks):
@@ -115,7 +120,7 @@ def _watch(folder: Path, number: int, pids: dict[int, int], captures: Captures) 
         if now >= next_beat:
             beats, next_beat = beats + 1, now + EACH
             place(folder / f"node{number}.beat", str(beats))
-        said, order = (_text(folder / name) for name in (BEAT, ORDERS))
+        said, order = (text_of(folder / name) for name in (BEAT, ORDERS))
         if said != last:
             last, since = said, now
         if order == "stacks" and "stacks" not in asked:
@@ -162,22 +167,17 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _wait_for(path: Path) -> dict[str, Any]:
-    """What the node of rank 0 writes. Raises TimeoutError if it does not."""
-    until = time.monotonic() + ABANDONED
-    while time.monotonic() < until:
-        if text := _text(path):
+def _meeting(folder: Path) -> dict[str, Any] | None:
+    """Where the ranks meet, as soon as the node of rank 0 has written it; None if the run ends before."""
+    beat, since = "", time.monotonic()
+    while time.monotonic() < since + ABANDONED and text_of(folder / ORDERS) != "end":
+        if text := text_of(folder / RENDEZVOUS):
             found: dict[str, Any] = json.loads(text)
             return found
-        time.sleep(0.1)
-    raise TimeoutError(f"the node of rank 0 did not write {path}")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+        if (now := text_of(folder / BEAT)) != beat:
+            beat, since = now, time.monotonic()
+        time.sleep(_POLL)
+    return None
 
 
 def _version(package: str) -> str:

@@ -113,12 +113,12 @@ def train(shop: Workshop, options: argparse.Namespace) -> None:
     if options.go_on:
         number, shop.numbers.drawn = restore(options.into, shop.network, shop.average.network, shop.optimizer)
     while number < shop.preset.steps:
-        told = shop.step(number, options.pieces or shop.preset.pieces)
+        report = shop.step(number, options.pieces or shop.preset.pieces)
         number += 1
         if number % options.look_every == 0:
-            told["unseen"] = shop.look()
+            report["unseen"] = shop.look()
         if dist.get_rank() == 0:
-            print(f"step {number} " + " ".join(f"{key} {value:.6f}" for key, value in told.items()), flush=True)
+            print(f"step {number} " + " ".join(f"{key} {value:.6f}" for key, value in report.items()), flush=True)
         if number % options.save_every == 0 or number == shop.preset.steps:
             save(options.into, shop.network, shop.average.network, shop.optimizer, number, shop.numbers.drawn)
 

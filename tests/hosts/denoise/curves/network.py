@@ -1,4 +1,4 @@
-"""A transformer over the points of a curve, told the noise level through scales and shifts."""
+"""A transformer over the points of a curve, given the noise level through scales and shifts."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.told = nn.Linear(width, 2 * width)
+        self.modulation = nn.Linear(width, 2 * width)
         self.attention = Attention(width, heads)
         self.feed = FeedForward(width)
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
-        scale, shift = self.told(told)[:, None].chunk(2, dim=-1)
+    def forward(self, x: Tensor, level: Tensor) -> Tensor:
+        scale, shift = self.modulation(level)[:, None].chunk(2, dim=-1)
         x = x + self.attention(self.norm1(x) * (1 + scale) + shift)
         return x + self.feed(self.norm2(x))
 
@@ -81,7 +81,7 @@ class Denoiser(nn.Module):
     def forward(self, points: Tensor, level: Tensor) -> Tensor:
         order = torch.arange(points.shape[1], device=points.device)
         x = self.into(points) + self.place(order)
-        told = F.silu(self.level(self.waves(level)))
+        embedded = F.silu(self.level(self.waves(level)))
         for block in self.blocks:
-            x = block(x, told)
+            x = block(x, embedded)
         return self.back(self.norm(x))

@@ -46,7 +46,7 @@ def spread(network: Denoiser, mesh: DeviceMesh) -> Denoiser:
         plan: dict[str, ParallelStyle] = {
             "norm1": Whole(),
             "norm2": Whole(),
-            "told": Whole(),
+            "modulation": Whole(),
             "attention.q": ColwiseParallel(),
             "attention.k": ColwiseParallel(),
             "attention.v": ColwiseParallel(),
