@@ -84,6 +84,8 @@ class Evidence:
     reference: Run | None = None
     perturbed: Run | None = None
     single: Run | None = None
+    ending: Run | None = None  # all steps in one process: what it prints and writes behind them
+    ending_perturbed: Run | None = None  # the same, from weights one unit in the last place away
     original: Run | None = None  # the script that this one was converted from
     resume: Run | None = None
     resume_full_precision: Run | None = None

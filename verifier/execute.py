@@ -13,6 +13,7 @@ from typing import Any
 from .analysis.batch import takes_the_same
 from .analysis.checkpoints import loaded_before, saved_paths
 from .analysis.horizon import steps_of
+from .analysis.precision import needs_full_precision
 from .analysis.usage import usage_error
 from .analysis.wording import count
 from .config.launchers import HERE
@@ -23,10 +24,10 @@ from .launch import sharing
 from .launch.checkpoints import damage
 from .launch.client import Launcher
 from .launch.devices import free
+from .launch.planned import PlannedRun
 from .launch.request import Request
 from .launch.trial import shares_a_gpu
 from .launch.workspace import COMMON, Workspace
-from .plan import PlannedRun, needs_full_precision
 from .probe.compat.names import averages, runs_on_cpu
 from .trace import Run, read_run
 from .trace.events import Killed
@@ -166,7 +167,7 @@ class Executor:
             averages=self.averages,
             timeout=self.timeout(planned),
             secret=self._secret,
-            starting_point=str(self.work / "starting_point") if planned.starting_point else "",
+            starting_point=str(self.work / planned.weights) if planned.starting_point else "",
             open=list(planned.opens),
             checkpoint=str(checkpoint),
             **same,

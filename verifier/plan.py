@@ -6,16 +6,17 @@ The executor sees only `PlannedRun`s.
 
 import shlex
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
+from .analysis.ending import comparable_end
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
-from .analysis.precision import LOW, low_precision
+from .analysis.precision import low_precision, needs_full_precision
 from .analysis.reasons import never_written, no_damage, no_resume
 from .analysis.root_cause import root_cause
 from .config.target import Target
@@ -23,12 +24,14 @@ from .errors import UserError
 from .evidence import Evidence
 from .judge import judge_one
 from .launch.checkpoints import KINDS
+from .launch.planned import PlannedRun
 from .rules import RULES
 from .trace import Run
-from .trace.events import Inexact, Shard, ToEmpty
+from .trace.events import Inexact, ToEmpty
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
+SURVEYED = "starting_point.survey"
 SURVEY_SECONDS = 30.0  # a script that takes longer is ended, and what it would have reached is not known
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
@@ -36,37 +39,6 @@ RESUMED = ("resume", "reshard", "crash", "damaged")
 QUICK = frozenset({"train", "full_precision", "reference", "resume"})
 NOT_QUICK = "--quick does not make this run"
 AFTER_TRAIN = ("full_precision", "reference", "single", "original", "inspect", "provoked", *RESUMED)
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run to make. `{checkpoint}` in the arguments stands for a folder; `files` is what it finds there (launch/workspace.py)."""
-
-    role: str
-    world_size: int
-    script: Path
-    cwd: Path
-    module: str
-    project: Path
-    launcher: str
-    timeout: float
-    grace: float
-    arguments: tuple[str, ...] = ()
-    given: str = ""  # which options its own arguments come from, beside those of the train run
-    steps: int = 1
-    mode: str = "fsdp"
-    files: str = "scratch"
-    keeps: bool = False  # what it leaves is what later runs resume from
-    leaves: bool = False  # the next run finds what it leaves
-    damage: str = ""  # done to the checkpoints at `damaged` before it starts
-    damaged: tuple[str, ...] = ()
-    optional: bool = False  # it counts only if it completes
-    derived: bool = False  # with options that nobody gave: it counts only if it takes the global batch
-    note: str = ""
-    expected: str = ""  # why it need not complete
-    opens: tuple[str, ...] = ()  # checkpoints to open in the place of the script
-    probe: dict[str, Any] = field(default_factory=dict)  # further fields of the Request, for the probe
-    starting_point: bool = True  # whether it leaves or loads the common initial weights
 
 
 @dataclass(frozen=True)
@@ -134,7 +106,8 @@ def survey(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if target.steps or target.quick or evidence.survey is not None or evidence.train is not None:
         return []
     limit = min(SURVEY_SECONDS, target.timeout)
-    fields = {"mode": "survey", "starting_point": False, "timeout": limit, "optional": True}
+    fields = {"mode": "survey", "weights": SURVEYED, "timeout": limit, "optional": True}
+    fields |= {"probe": {"leave_starting_point": True}}
     given = "--save-args" if target.save_args else "the arguments after `--`"
     expected = f"it is ended after {limit:.0f} s"
     return [settings.run("survey", target.nproc, *target.save_args, given=given, expected=expected, **fields)]
@@ -285,6 +258,23 @@ def perturbed(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return [settings.run("perturbed", settings.target.nproc, mode=mode, probe=options)]
 
 
+def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
+    """All steps in one process, where the survey shows what the script prints or writes behind them; where it differs, its noise."""
+    target, course = settings.target, evidence.course
+    if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable_end(evidence):
+        return []
+    words = (*target.save_args, *target.single_args, *shlex.split(course.batch.strip("-")))
+    limit = min(2 * SURVEY_SECONDS, target.timeout)
+    fields: dict[str, Any] = {"mode": course.single_ways[-1], "weights": SURVEYED, "timeout": limit, "optional": True}
+    fields["expected"] = f"it is ended after {limit:.0f} s"
+    if evidence.ending is None:
+        return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
+    found = judge_one(RULES["ending-same-in-one-process"], completed(settings, evidence))
+    return [settings.run("ending_perturbed", 1, *words, probe={"ending": True, "nudge": True}, **fields)] * (
+        found.status == "fail"
+    )
+
+
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:
     """Runs with a fault in a save or a checkpoint, and the resumes after them.
 
@@ -326,7 +316,8 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
 def last(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The measure of noise, which needs the reference, and what is left of the faults."""
     noise = perturbed(settings, evidence)
-    return noise if noise and evidence.course.created else [*noise, *faults(settings, evidence)]
+    found = [*noise, *endings(settings, evidence)]
+    return found if found and evidence.course.created else [*found, *faults(settings, evidence)]
 
 
 def stages(tier: str) -> tuple[Stage, ...]:
@@ -392,9 +383,3 @@ def _in_low_precision(settings: Settings, train: Run) -> list[PlannedRun]:
     world = settings.target.nproc
     plain = [settings.run("undropped", world, steps=1, probe={"dropless": True})] if dropout else []
     return [*plain, settings.run("rounded_weights", world, steps=1, probe={"full_precision": True, "round_to": dtype})]
-
-
-def needs_full_precision(train: Run) -> bool:
-    """Whether low-precision compute, autocast or dropout stands between this run and an oracle."""
-    low = any(r.param_dtype in LOW for r in train.places(Shard))
-    return low or bool(train.all(Inexact))

@@ -19,10 +19,10 @@ from verified_fsdp2.verifier.errors import UserError
 from verified_fsdp2.verifier.execute import Executor, backend_for
 from verified_fsdp2.verifier.launch import devices, manager, sharing
 from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.planned import PlannedRun
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.launch.workspace import Workspace
 from verified_fsdp2.verifier.pipeline import planned, select, verify_with
-from verified_fsdp2.verifier.plan import PlannedRun
 from verified_fsdp2.verifier.source import environment as settings
 from verified_fsdp2.verifier.source.sources import project_files
 

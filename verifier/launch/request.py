@@ -48,6 +48,7 @@ class Request:
         default_factory=list
     )  # expressions in the frames of the training loop, `file:` and patterns
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
+    ending: bool = False  # the whole script, of which only the end is recorded
     watch_saves: bool = False  # record what is given to every save
     crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
     secret: str = ""  # marks the lines of the traces

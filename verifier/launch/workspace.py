@@ -142,7 +142,9 @@ class Workspace:
 
     def _is_bound(self) -> bool:
         """Whether what the run left may hold the path of its folder, or lies beside it: then only that place will do."""
-        beside = {path.name for path in self.work.iterdir()} - self._beside - {"starting_point"}
+        beside = (
+            {path.name for path in self.work.iterdir()} - self._beside - {"starting_point", "starting_point.survey"}
+        )
         name = os.fsencode(self.checkpoint)
         return bool(beside) or any(_holds(path, name) for path in self.checkpoint.rglob("*"))
 

@@ -20,7 +20,7 @@ _SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simul
 
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
-    for subscribe in topics(session.request["mode"]):
+    for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:
             subscribe(session)
         except Exception as error:

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,25 @@ MOST = 5_000  # entries of one run
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _NOT_OUTPUTS = ("__pycache__", ".git")
-_watchers: list[Callable[[object], None]] = []
+_watchers: list["_Outputs"] = []
 
 
 def install(run_folder: str) -> None:
     """Watch from now on, until this process ends: an audit hook cannot be removed."""
     outputs = _Outputs(Path(run_folder))
-    _watchers.append(outputs.note)
+    _watchers.append(outputs)
     sys.addaudithook(outputs.hook)
 
 
 def about_to_write(path: object) -> None:
     """A path is about to be written in a way that Python does not see."""
-    for note in _watchers[-1:]:
-        note(path)
+    for watcher in _watchers[-1:]:
+        watcher.note(path)
+
+
+def written() -> list[Path]:
+    """What this process has written or made so far, in order of its paths."""
+    return [Path(path) for watcher in _watchers[-1:] for path in sorted(watcher.known)]
 
 
 class _Outputs:
@@ -46,7 +51,7 @@ class _Outputs:
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / OUTPUTS
         self._ours = str(run_folder.parent) + os.sep
-        self._known: set[str] = set()
+        self.known: set[str] = set()
         self._own = threading.local()
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
@@ -73,9 +78,9 @@ class _Outputs:
         try:
             with contextlib.suppress(OSError, ValueError):
                 place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - a link keeps its name
-                if place in self._known or self._private(place) or (not folders and Path(place).is_dir()):
+                if place in self.known or self._private(place) or (not folders and Path(place).is_dir()):
                     return
-                self._known.add(place)
+                self.known.add(place)
                 self._enter(place)
         finally:
             self._own.busy = False
@@ -88,7 +93,7 @@ class _Outputs:
         with _locked(self._folder / "lock"):
             entry = self._entry(place)
             made_here = entry.exists() or any(self._made_here(str(parent)) for parent in Path(place).parents)
-            if made_here or len(self._known) > MOST:
+            if made_here or len(self.known) > MOST:
                 return
             existed = os.path.lexists(place)
             copied = existed and self._copy(Path(place), entry.with_suffix(".copy"))

@@ -15,6 +15,7 @@ import torch
 from ..config.watch import FILES, parts_of
 from .session import Session
 
+READABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npy", ".npz")
 _known: dict[str, tuple[tuple[int, int], Any]] = {}  # path -> (its time and size, what it held)
 
 
@@ -69,11 +70,20 @@ def _files(pattern: str) -> dict[str, Any]:
             about = Path(path).stat()
             state = (about.st_mtime_ns, about.st_size)
             if path not in _known or _known[path][0] != state:
-                _known[path] = (state, _read(Path(path)))
-        except Exception:  # it is being written, or of another format
+                _known[path] = (state, read_file(Path(path)))
+        except OSError:
             continue
-        found[Path(path).name] = _known[path][1]
+        if _known[path][1] is not None:
+            found[Path(path).name] = _known[path][1]
     return found
+
+
+def read_file(path: Path) -> Any:
+    """What a file holds; None if it cannot be read."""
+    try:
+        return _read(path)
+    except Exception:  # it is being written, or of another format
+        return None
 
 
 def _read(path: Path) -> Any:

@@ -21,6 +21,8 @@ ROLES = {
     "reference": "DDP instead of fully_shard",
     "perturbed": "from weights one unit in the last place away",
     "single": "one process, the whole global batch",
+    "ending": "one process, the whole script, for what it prints and writes at its end",
+    "ending_perturbed": "the same, from weights one unit in the last place away",
     "original": "the script that it was converted from",
     "resume": "resumed at the same world size",
     "resume_full_precision": "resumed, in full precision",

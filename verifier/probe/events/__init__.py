@@ -25,13 +25,15 @@ FIRST = (
 LAST = ("stress", "memory")
 
 
-SURVEY = ("checkpoints", "merged", "random_stream", "survey")
+SURVEY = ("checkpoints", "merged", "random_stream", "sharding", "survey", "ending")
+ENDING = ("checkpoints", "sharding", "ending")
 
 
-def topics(mode: str = "fsdp") -> Iterator[Callable[[Any], None]]:
-    """The `install` of each topic, in order. The survey run has its own."""
-    there = {found.name for found in pkgutil.iter_modules(__path__)} - {"survey"}
-    for name in SURVEY if mode == "survey" else (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST):
+def topics(mode: str = "fsdp", ending: bool = False) -> Iterator[Callable[[Any], None]]:
+    """The `install` of each topic, in order. The survey run has its own, and so has the run of which only the ending counts."""
+    there = {found.name for found in pkgutil.iter_modules(__path__)} - {"survey", "ending"}
+    all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
+    for name in SURVEY if mode == "survey" else ENDING if ending else all_steps:
         install = getattr(import_module(f".{name}", __name__), "install", None)
         if install is not None:
             yield install

@@ -3,6 +3,7 @@
 from dataclasses import field
 
 from ..typed import Event, Located, Part, Place
+from .state import Held
 
 
 class Start(Event):
@@ -59,6 +60,20 @@ class Reached(Event):
     stack: list[Place] = field(default_factory=list)
     sharded: bool = False  # whether `fully_shard` was called before
     ended: bool = False
+
+
+class Printed(Located):
+    """What rank 0 printed or logged behind its last step, `at_line`, called from `stack` (events/ending.py)."""
+
+    text: str
+    stack: list[Place]
+
+
+class Written(Event):
+    """The tensors in a file written behind the last step (events/ending.py); `path`: below `{checkpoint}` or the current folder."""
+
+    path: str
+    values: dict[str, Held]
 
 
 class AsksForAccelerators(Located):

@@ -1,0 +1,85 @@
+"""What a script prints and writes behind its last step, on recorded traces: what differs, and what may differ in a right script."""
+
+from dataclasses import replace
+from typing import Any
+
+from records import cases, judge, run
+from test_laws import alone, of, state, steps, tensor
+from verified_fsdp2.verifier.evidence import Sources
+
+TEXT = """
+def main():
+    for step in range(9):
+        loss = train_step(model)
+        best = best_of(model)
+        print(f"step {step} loss {loss:.3f}")
+    print(f"final loss {loss.item():.3f} validation {evaluate(model):.3f}")
+    print(f"best {best:.3f}")
+    print("validation", evaluate(model))
+    print("last", loss)
+    print(f"took {clock():.3f} s")
+"""
+IN_LOOP, FINAL, BEST, PLAIN, LAST, TOOK = 6, 7, 8, 9, 10, 11
+RULE = "ending-same-in-one-process"
+
+
+def at(line: int) -> dict[str, Any]:
+    return {"file": "train.py", "line": line, "function": "main", "code": ""}
+
+
+def shown(text: str, line: int) -> dict[str, Any]:
+    return {"kind": "printed", "text": text, "stack": [], "at_line": at(line)}
+
+
+def file(length: float) -> dict[str, Any]:
+    return {"kind": "written", "path": "out.pt", "values": {"w": tensor(length)}}
+
+
+def whole(record: dict[str, Any], role: str) -> Any:
+    return run([{"kind": "reached", "steps": 0, "stack": [at(4)]}, record], role=role)
+
+
+def found(mine: dict[str, Any], theirs: dict[str, Any], *noise: dict[str, Any], own: float = 1.0) -> str:
+    ranks = [[*steps(), state(1, main__best=tensor(value))] for value in (1.0, own)]
+    evidence = of(*ranks, single=alone(ranks[0]))
+    ends: dict[str, Any] = {"sources": Sources({"train.py": TEXT}, ("train.py",))}
+    ends |= {"survey": whole(mine, "survey"), "ending": whole(theirs, "ending")}
+    ends |= {"ending_perturbed": whole(one, "ending_perturbed") for one in noise}
+    return judge(RULE, replace(evidence, **ends)).status
+
+
+@cases(
+    "line, mine, theirs, status",
+    (FINAL, "final loss 1.000 validation 0.500", "final loss 1.000 validation 0.600", "fail"),
+    (FINAL, "final loss 1.000 validation 0.500", "final loss 2.000 validation 0.501", "pass"),  # a rank's own last loss
+    (FINAL, "final loss 1.000 validation nan", "final loss 1.000 validation 0.500", "fail"),
+    (PLAIN, "validation 0.500", "validation 0.600", "fail"),
+    (LAST, "last 0.5", "last 0.6", "not_applicable"),
+    (TOOK, "took 1.500 s", "took 2.500 s", "not_applicable"),
+    (IN_LOOP, "step 8 loss 1.5", "step 8 loss 2.5", "not_applicable"),
+    (BEST, "best 1.000", "best 2.000", "fail"),
+    (PLAIN, "validation 3 on 2 ranks", "validation 3 on 1 ranks", "not_applicable"),  # counts
+)
+def test_a_number_that_is_printed(line: int, mine: str, theirs: str, status: str) -> None:
+    assert found(shown(mine, line), shown(theirs, line)) == status
+
+
+def test_a_variable_that_the_ranks_have_for_themselves() -> None:
+    assert found(shown("best 1.000", BEST), shown("best 2.000", BEST), own=1.5) == "not_applicable"
+
+
+def test_where_one_unit_in_the_last_place_moves_it_as_much() -> None:
+    mine, theirs = shown("validation 0.500", PLAIN), shown("validation 0.600", PLAIN)
+    assert found(mine, theirs, shown("validation 0.580", PLAIN)) == "pass"
+    assert found(mine, theirs, shown("validation 0.6001", PLAIN)) == "fail"
+
+
+@cases("length, status", (1.0, "pass"), (1.0001, "pass"), (1.1, "fail"))
+def test_a_tensor_that_is_written(length: float, status: str) -> None:
+    assert found(file(1.0), file(length)) == status
+
+
+def test_a_survey_that_did_not_end() -> None:
+    made = of(steps(), steps(), single=alone(steps()), survey=whole(file(1.0), "survey"))
+    assert judge(RULE, made).status == "not_applicable"
+    assert judge(RULE, replace(made, survey=None)).status == "not_applicable"

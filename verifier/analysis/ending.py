@@ -1,0 +1,93 @@
+"""What a script prints and writes behind its last step, on N ranks (the survey run) and in one process (the ending run)."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..evidence import Evidence
+from ..trace import Run
+from ..trace.events import Place, Printed, Written
+from .shown import lines_of_loop, without_own_values
+from .state import apart
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?(?:nan|inf)(?!\w)")
+_OF_THE_MACHINE = re.compile(
+    r"\b(s|secs?|seconds?|ms|minutes?|min|time|took|elapsed|speed|throughput|tok/s|\w+/s(ec)?|it/s|[KMG]i?B|mem(ory)?)\b",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A value at the end, on both sides: how far apart relative to the larger, and by how much rounding explains."""
+
+    what: str
+    apart: float
+    rounded: float
+    line: Place | None
+    shown: str
+
+
+def comparable_end(evidence: Evidence) -> bool:
+    """Whether the survey run came to the end of the script and shows something there, and one process has made the same first steps."""
+    survey, single = evidence.survey, evidence.single
+    ended = survey is not None and survey.completed and single is not None and single.completed
+    shows = survey is not None and bool(survey.all(Printed) or survey.all(Written))
+    return ended and shows and evidence.full_precision is evidence.train
+
+
+def ended(evidence: Evidence, run: Run, other: Run) -> Iterator[Ended]:
+    """The numbers and tensors that both runs show at their end, with how far apart they are. `run`: the survey, or one that is like it."""
+    survey, sources = evidence.survey or run, evidence.sources
+    loop = lines_of_loop(survey, sources)
+    mine, theirs = _by_place(run), _by_place(other)
+    for key, records in mine.items():
+        others = theirs.get(key, [])
+        if len(others) == len(records) and not any(line in loop.get(file, ()) for file, line in key):
+            for one, again in zip(records, others, strict=True):
+                texts = [
+                    without_own_values(r.text, _places(one), loop, evidence.trained, sources) for r in (one, again)
+                ]
+                if texts[0] is not None and texts[1] is not None:
+                    yield from _numbers(texts[0], texts[1], one, again)
+    files = {record.path: record.values for record in other.all(Written)}
+    for file in run.all(Written):
+        known = files.get(file.path, {})
+        for name in sorted(file.values.keys() & known.keys()):
+            if file.values[name].numel == known[name].numel:
+                what = f"`{name}` in {file.path}" if name else file.path
+                yield Ended(what, apart(file.values[name], known[name]), 0.0, None, "")
+
+
+def _places(record: Printed) -> list[Place]:
+    return [*([record.at_line] if record.at_line is not None else []), *record.stack]
+
+
+def _by_place(run: Run) -> dict[tuple[tuple[str, int], ...], list[Printed]]:
+    found: dict[tuple[tuple[str, int], ...], list[Printed]] = {}
+    for record in run.all(Printed):
+        found.setdefault(tuple((place.file, place.line) for place in _places(record)), []).append(record)
+    return found
+
+
+def _numbers(text: str, again: str, one: Printed, other: Printed) -> Iterator[Ended]:
+    if _NUMBER.sub("#", text) != _NUMBER.sub("#", again) or _OF_THE_MACHINE.search(_NUMBER.sub("#", text)):
+        return
+    for a, b in zip(_NUMBER.findall(text), _NUMBER.findall(again), strict=True):
+        if not re.search(r"[.en]", a + b):
+            continue  # counts of ranks, steps and files
+        x, y = float(a), float(b)
+        away = rounded = 0.0
+        if a != b:
+            finite = math.isfinite(x) and math.isfinite(y)
+            size = max(abs(x), abs(y)) or 1.0
+            away = abs(x - y) / size if finite else math.inf
+            rounded = (_unit(a) + _unit(b)) / 2 / size if finite else 0.0
+        yield Ended(f"`{one.text.strip()}`", away, rounded, one.at_line, f"`{other.text.strip()}`")
+
+
+def _unit(number: str) -> float:
+    """One unit in the last printed place."""
+    digits, _, exponent = number.lower().partition("e")
+    return float(f"1e{int(exponent or 0) - len(digits.partition('.')[2])}")

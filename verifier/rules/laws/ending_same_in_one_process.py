@@ -1,0 +1,72 @@
+from ...analysis.comparison import MULTIPLE
+from ...analysis.ending import comparable_end, ended
+from ...trace.events import Printed, Written
+from ..base import Evidence, Finding, Run, count
+from ._one_process import OneProcessRule
+
+LEAST = 2e-3  # relative: two whole trainings that agree step by step
+EQUAL = 1e-2  # relative: a number that is printed, where one sample more or less is counted
+
+
+class EndingSameInOneProcess(OneProcessRule):
+    """What a script prints and writes behind its training loop is the same on N ranks and in one process.
+
+    Why: a final evaluation, a restored best model, a merge or an export happens once, behind the last step that any oracle
+    compares. A wrong one leaves losses, gradients and checkpoints right, and delivers a wrong model.
+    Wrong:
+        scale = weight.to_local().abs().amax() / 127  # of this rank's rows
+        export[name] = (weight.full_tensor() / scale).round()
+    Right:
+        whole = weight.full_tensor()
+        scale = whole.abs().amax() / 127
+        export[name] = (whole / scale).round()
+    Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of all ranks; restore a model
+    in place, outside of `summon` or `unshard` regions whose changes are dropped.
+    Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step of the survey run are held
+    against those of one process that makes all steps from the same weights.
+    """
+
+    names_a_cause = False
+    needs = frozenset({"train", "full_precision", "single", "ending"})
+    reads = frozenset({"ending_perturbed"})
+
+    def applies(self, evidence: Evidence) -> str:
+        survey = evidence.survey
+        if survey is None or not survey.completed:
+            return "the script's end was not reached in the survey run"
+        if not survey.all(Printed) and not survey.all(Written):
+            return "nothing is printed or written as a tensor behind the last step"
+        if not comparable_end(evidence):
+            return "one process does not make the same first steps, or not in full precision"
+        if evidence.ending is None or not evidence.ending.completed:
+            return evidence.missing.get("ending", "one process did not come to the script's end in its time")
+        return ""
+
+    def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
+        survey, ending = evidence.survey, evidence.ending
+        assert survey is not None
+        assert ending is not None
+        again = evidence.ending_perturbed
+        noise: dict[str, float] = {}
+        for one in ended(evidence, again, ending) if again is not None else ():
+            noise[one.shown or one.what] = max(noise.get(one.shown or one.what, 0.0), one.apart)
+        compared, times = 0, evidence.times(self.name)
+        for one in ended(evidence, survey, ending):
+            compared += 1
+            least = EQUAL if one.shown else LEAST
+            limit = times * max(least, MULTIPLE * noise.get(one.shown or one.what, 0.0)) + one.rounded
+            if one.apart > limit:
+                where = (
+                    f"on {survey.world_size} ranks, and {one.shown} in one process"
+                    if one.shown
+                    else "differs from that of one process"
+                )
+                text = f"behind the last step: {one.what} {where}, from the same weights and samples"
+                return self.failed(
+                    f"{text} ({one.apart:.2g} apart, allowed: {limit:.1g})", one.line, measured=one.apart, limit=limit
+                )
+        if not compared:
+            return self.not_applicable("nothing that is printed or written behind the last step is comparable")
+        return self.passed(
+            f"{count(compared, 'value')} printed or written behind the last step are those of one process"
+        )
