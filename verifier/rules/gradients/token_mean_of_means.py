@@ -23,6 +23,7 @@ class TokenMeanOfMeans(ScaleRule):
     Source: pytorch/torchtitan PR#1803; meta-pytorch/torchtune PR#2172.
     """
 
+    shown_by = "matches-single-process"
     needs = frozenset({"train", "full_precision", "single"})
 
     def applies(self, evidence: Evidence) -> str:
