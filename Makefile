@@ -38,7 +38,7 @@ references: $(VENV)/installed  ## write references/contract.md again, after a ch
 	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md
 
 detection: $(VENV)/installed-test  ## every seeded fault and right script through all rules: recall, false alarms (2 hours)
-	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/verify.md
+	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/reliability.md
 
 zoo: $(VENV)/installed-test  ## the right scripts shown right without the verifier: equal weights on 1, 2, 4 ranks and after a resume
 	$(BIN)/python benchmarks/zoo_is_right.py --out benchmarks/results/zoo_is_right.json
@@ -56,7 +56,7 @@ robustness: $(VENV)/installed-test  ## damaged inputs, hostile scripts, signals,
 	$(BIN)/python benchmarks/robustness.py --out benchmarks/results/robustness.json
 
 versions: $(VENV)/installed-test  ## each version of torch and Python in an environment of its own; FOLDER=... (network, 30 gigabytes, an hour)
-	$(BIN)/python benchmarks/versions.py $(FOLDER) --out benchmarks/results/versions.json --table references/verify.md
+	$(BIN)/python benchmarks/versions.py $(FOLDER) --out benchmarks/results/versions.json --table references/reliability.md
 
 libraries: $(VENV)/installed-test  ## published faults of libraries and their fixes in pinned versions; FOLDER=... (network, gigabytes)
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)

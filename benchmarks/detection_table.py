@@ -1,4 +1,4 @@
-"""The results of `detection.py` as the last section of references/verify.md."""
+"""The results of `detection.py` as the last section of references/reliability.md."""
 
 from __future__ import annotations
 

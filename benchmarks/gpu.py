@@ -227,7 +227,7 @@ PARTS = {"verdicts": verdicts, "training": training, "saves": saves}
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """The section of references/verify.md."""
+    """The section of references/reliability.md."""
     judged, trained, known = results["verdicts"], results["training"], results["environment"]
     rights, seeded = ([row for row in judged["rows"] if bool(row["rule"]) is fault] for fault in (False, True))
     quiet = len(rights) - len(judged["rights_failed"])

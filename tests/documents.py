@@ -12,7 +12,16 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCES = sorted((ROOT / "references").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *REFERENCES]
 # The blocks of the other documents run on two ranks.
-ONE_RANK = {"README.md", "CONTRIBUTING.md", "SKILL.md", "contract.md", "verify.md", "explain"}
+ONE_RANK = {
+    "README.md",
+    "CONTRIBUTING.md",
+    "SKILL.md",
+    "contract.md",
+    "verify.md",
+    "verify-project.md",
+    "reliability.md",
+    "explain",
+}
 WRITTEN = [path for path in REFERENCES if path.name not in ONE_RANK]
 CLAIMS = Path(__file__).parent / "claims.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)

@@ -26,7 +26,7 @@ from verified_fsdp2.verifier.probe.compat.names import VERSIONS
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "benchmarks" / "results" / "corpus.json"
-VERIFY = (ROOT / "references" / "verify.md").read_text(encoding="utf-8")
+RELIABILITY = (ROOT / "references" / "reliability.md").read_text(encoding="utf-8")
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
@@ -60,7 +60,7 @@ def test_recall_and_false_alarms() -> None:
     pattern = r"(\d+) of (\d+) seeded faults found, (\d+) false alarms on (\d+) right scripts"
     measured = (results["found"], results["faults"], results["false_alarms"], results["right_scripts"])
     assert claimed(pattern) == measured
-    assert in_page(VERIFY, detection.read(CORPUS)) == VERIFY, "run `make detection`"
+    assert in_page(RELIABILITY, detection.read(CORPUS)) == RELIABILITY, "run `make detection`"
 
 
 def test_public_trainers() -> None:
@@ -68,7 +68,7 @@ def test_public_trainers() -> None:
     judged = [row for row in rows if "not_run" not in row]
     failures = [one for row in judged for one in row["failures"] if not one["consequence"]]
     assert {one["true_fault"] for one in failures} == {True}
-    assert table_of_trainers(rows) in VERIFY
+    assert table_of_trainers(rows) in RELIABILITY
     assert claimed(r"(\d+) public trainers.*?(\d+) failures") == (len(judged), len(failures))
     for row in rows:
         assert list((ROOT / "benchmarks" / "field").glob(f"{row['name']}.yaml")), row["name"]
@@ -143,19 +143,19 @@ def test_nothing_malformed_hostile_or_interrupted_leaves_anything() -> None:
 def test_the_versions_are_published() -> None:
     results = result("versions")
     assert VERSIONS.keys() == {row["torch"] for row in results["rows"] if "refused" not in row}
-    assert with_section(VERIFY, versions.table(results["rows"])) == VERIFY, "run `make versions`"
+    assert with_section(RELIABILITY, versions.table(results["rows"])) == RELIABILITY, "run `make versions`"
 
 
 def test_each_round_of_the_exam_is_published() -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob("exam_round*.json"))
     for number, file in enumerate(files, 1):
         results = json.loads(file.read_text(encoding="utf-8"))
-        (row,) = (line for line in VERIFY.splitlines() if line.startswith(f"| {number} | "))
+        (row,) = (line for line in RELIABILITY.splitlines() if line.startswith(f"| {number} | "))
         cells = row.split(" | ")[1:]
         for cell, name in zip(cells, ("found", "named", "false_alarms", "right_inconclusive"), strict=True):
             assert cell.startswith(f"{results[name]['number']} of {results[name]['of']} ("), (number, name)
     for line in by_law([json.loads(file.read_text(encoding="utf-8"))["rows"] for file in files]):
-        assert line in VERIFY, line
+        assert line in RELIABILITY, line
     found, failed = results["found"], results["false_alarms"]
     claim = (
         f"{found['number']} of {found['of']} silent faults found, {failed['number']} of {failed['of']} right scripts"
@@ -166,7 +166,7 @@ def test_each_round_of_the_exam_is_published() -> None:
 def test_the_launchers_are_published() -> None:
     results = result("launchers")
     rows = results["slurm"]["rows"]
-    assert f"{sum(row['same'] for row in rows)} of {len(rows)} scripts get the verdict of forked ranks" in VERIFY
+    assert f"{sum(row['same'] for row in rows)} of {len(rows)} scripts get the verdict of forked ranks" in RELIABILITY
     for part in ("slurm", "namespaces"):
         assert results[part]["lost"]["run"].endswith("stopped answering, and rank 1 with it")
         assert results[part]["lost"]["left"] == 0
@@ -174,8 +174,8 @@ def test_the_launchers_are_published() -> None:
 
 def test_what_a_gpu_showed_is_published() -> None:
     results = result("gpu")
-    assert with_section(VERIFY, gpu.table(results)) == VERIFY, (
-        "run `benchmarks/gpu.py benchmarks/results/gpu.json --table references/verify.md`"
+    assert with_section(RELIABILITY, gpu.table(results)) == RELIABILITY, (
+        "run `benchmarks/gpu.py benchmarks/results/gpu.json --table references/reliability.md`"
     )
     assert results["rehearsal"] is False
     rows = results["verdicts"]["rows"]

@@ -253,7 +253,7 @@ def test_verify_at_the_static_tier(command: Command) -> None:
 
 
 def test_what_the_reference_says(run: Command, command: Command, tmp_path: Path) -> None:
-    text = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    text = (TESTS.parent / "references" / "reliability.md").read_text(encoding="utf-8")
     section = text.partition("## The static tier")[2].partition("\n## ")[0]
     comment = next(line.partition("#")[2] for line in section.splitlines() if "ignore[root-only-wrap]" in line)
     source = (TESTS / "faults" / "root_only_wrap.py").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ def script(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 def test_the_help_names_every_format() -> None:
     assert set(reports.FORMATS) == set(RENDERERS) == set(LINT)
-    page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    page = (TESTS.parent / "references" / "verify-project.md").read_text(encoding="utf-8")
     assert all(f"\n| {name} | " in page for name in reports.FORMATS)
 
 

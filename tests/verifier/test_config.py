@@ -354,7 +354,7 @@ def test_a_policy_in_a_real_verification(repository: Path, command: Command) -> 
 
 def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
     path = tmp_path / "verify.yaml"
-    found = [text for where, text in blocks("yaml") if where.startswith("verify.md") and "script:" in text]
+    found = [text for where, text in blocks("yaml") if where.startswith("verify-project.md") and "script:" in text]
     found = [text for text in found if "image:" not in text]
     assert len(found) == 3
     said: set[str] = set()
@@ -363,6 +363,6 @@ def test_the_configurations_of_the_documents_are_read(tmp_path: Path) -> None:
         for entry in read(path, TODAY):
             said |= set(entry.values)
     assert said >= {*FLAGS, "skip", "required", "tolerances"} - {"module", "oversubscribe", "reference"}
-    page = (Path(__file__).parents[2] / "references" / "verify.md").read_text()
+    page = (Path(__file__).parents[2] / "references" / "verify-project.md").read_text()
     for rule in FORM.root["definitions"]["tolerances"]["properties"]:
         assert rule in page[page.index("- `tolerances`") : page.index("- `skip`")]

@@ -136,7 +136,7 @@ def test_what_could_not_be_checked_fails_unless_an_option_skips_it(project: pyte
 @pytest.mark.full
 @pytest.mark.launch
 def test_the_fixture_on_ranks(project: pytest.Pytester) -> None:
-    page = (TESTS.parent / "references" / "verify.md").read_text(encoding="utf-8")
+    page = (TESTS.parent / "references" / "verify-project.md").read_text(encoding="utf-8")
     block = page.partition("## pytest")[2].partition("```python\n")[2].partition("```")[0]
     assert block.startswith("def test_training_is_right(fsdp2_verify):")
     block += '    assert report.data["target"]["args"] == "--small"\n'

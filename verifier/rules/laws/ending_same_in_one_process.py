@@ -27,7 +27,7 @@ class EndingSameInOneProcess(OneProcessRule):
     """
 
     names_a_cause = False
-    needs = frozenset({"train", "full_precision", "single", "ending"})
+    needs = OneProcessRule.needs | {"ending"}
     reads = frozenset({"ending_perturbed"})
 
     def applies(self, evidence: Evidence) -> str:
