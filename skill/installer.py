@@ -42,6 +42,10 @@ SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "g
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
+_READ = ("references", "examples")  # the folders of a thin copy, beside its launcher
+_LAUNCHER = PACK / "skill" / "thin_main.py"
+# The linters of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file.
+_GUEST = {"ruff.toml": b'exclude = ["*"]\n'}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,22 @@ def pack_files(pack: Path = PACK) -> dict[str, bytes]:
                 found.append(name.as_posix())
     if missing := [name for name in found if not (pack / name).is_file()]:
         raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
-    return {name: (pack / name).read_bytes() for name in found}
+    return {name: (pack / name).read_bytes() for name in found} | _GUEST
+
+
+def thin_files(pack: Path = PACK) -> dict[str, bytes]:
+    """The files of a thin copy: what an agent reads, and a launcher that calls the installed package of the same version."""
+    read = {
+        name: data for name, data in pack_files(pack).items() if name.split("/")[0] in ("SKILL.md", "LICENSE", *_READ)
+    }
+    launcher = _LAUNCHER.read_bytes().replace(b'VERSION = ""', f'VERSION = "{__version__}"'.encode())
+    return read | {"skill/__main__.py": launcher} | _GUEST
+
+
+def is_thin(folder: Path) -> bool:
+    """Whether a folder holds a thin copy."""
+    manifest = _read(folder)
+    return manifest is not None and not any(name.startswith("verifier/") for name in manifest[1])
 
 
 def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:

@@ -22,6 +22,8 @@ examples:
   fsdp2 install                                  the two folders that reach all clients, in this project
   fsdp2 install --client claude --user           ~/.claude/skills/verified-fsdp2
   fsdp2 install --client codex --client gemini --dry-run
+  fsdp2 install --thin                           without the code: the copy calls the installed fsdp2 of this version
+  fsdp2 install --check                          in CI: exit 1 if a copy is missing, edited or of another version
   fsdp2 install --uninstall                      remove what was installed in this project, for every client
 
 exit codes: 0 done, 1 something of yours was kept, 2 bad usage, or a place that cannot be written.
@@ -39,6 +41,8 @@ def add_parser(commands: Any) -> None:
     scope.add_argument("--user", action="store_true", help="in your home, for all projects")
     for name, text in (
         ("--uninstall", "remove what was installed, and nothing else"),
+        ("--thin", "copy only what agents read; it needs verified-fsdp2 of this version in the Python that runs it"),
+        ("--check", "write nothing; exit 1 if a folder is not what this version installs"),
         ("--dry-run", "print what would be done, and do nothing"),
         ("--force", "replace or remove files that you edited, too"),
     ):
@@ -50,18 +54,19 @@ def run(options: argparse.Namespace) -> int:
     from .. import installer
 
     places = installer.targets(options.client or ["all"], options.user, everywhere=options.uninstall)
-    files = {} if options.uninstall else installer.pack_files()
+    thin = options.thin or (options.check and all(installer.is_thin(place.folder) for place in places))
+    files = {} if options.uninstall else installer.thin_files() if thin else installer.pack_files()
     if options.uninstall:
         plans = [installer.plan_uninstall(place, options.force) for place in places]
         plans = [plan for plan in plans if plan.action != "absent"]
     else:
         plans = [installer.plan_install(place, files, options.force) for place in places]
-    if not options.dry_run:
+    if not options.dry_run and not options.check:
         installer.apply(plans)
-    ok = not any(plan.kept or plan.action == "foreign" for plan in plans)
+    ok = not any(plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans)
     shown = [_to_dict(plan, files) for plan in plans]
     if options.json:
-        emit_json({"ok": ok, "dry_run": options.dry_run, "version": __version__, "targets": shown})
+        emit_json({"ok": ok, "dry_run": options.dry_run or options.check, "version": __version__, "targets": shown})
     else:
         _print(shown, options)
     return PASS if ok else FAIL
@@ -83,7 +88,7 @@ def _to_dict(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
 def _print(shown: list[dict[str, Any]], options: argparse.Namespace) -> None:
     if not shown:
         say("nothing is installed here")
-    would = "would be " if options.dry_run else ""
+    would = "would be " if options.dry_run or options.check else ""
     for one in shown:
         folder = one["folder"]
         size = f"{one['files']} files, {one['bytes'] / 1e6:.1f} MB"
@@ -100,5 +105,5 @@ def _print(shown: list[dict[str, Any]], options: argparse.Namespace) -> None:
             say(f"  kept, since you edited it: {path}")
     if any(one["kept"] for one in shown):
         say("--force replaces or removes the files that were kept")
-    if shown and not options.uninstall and not options.dry_run:
+    if shown and not options.uninstall and not would:
         say(f"try it: python {shlex.quote(shown[0]['folder'])}/skill doctor")

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +75,49 @@ def test_the_copy_runs_by_itself(run: Run) -> None:
     assert tree(PLACE) == {path: text for path, text in tree(Path(copy)).items() if not path.endswith(".pyc")}
     python(f"{copy}/skill", "install", "--uninstall")
     assert not tree(Path()), "what Python compiled from the copy goes with it"
+
+
+def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
+    code, answer = run("--client", "claude", "--thin")
+    assert code == 0 and answer["targets"][0]["files"] <= 60 and answer["targets"][0]["bytes"] <= 1_200_000
+    found = set(tree(PLACE))
+    assert {"SKILL.md", "references/verify.md", "examples/quickstart.yaml"} <= found and not [
+        p for p in found if "verifier/" in p
+    ]
+    done = python(f"{PLACE}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
+    assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
+    launcher = PLACE / "skill" / "__main__.py"
+    launcher.write_text(launcher.read_text().replace(f'"{__version__}"', '"0.0.1"'))
+    assert f"has verified-fsdp2 {__version__}; this skill needs 0.0.1" in python(launcher, "doctor", status=2).stderr
+
+
+def test_check_finds_what_is_missing_and_what_was_edited(run: Run) -> None:
+    assert run("--client", "claude", "--check")[0] == 1 and not PLACE.exists()
+    for words in ((), ("--thin",)):
+        run("--client", "claude", *words)
+        assert run("--client", "claude", "--check")[0] == 0
+        text = (PLACE / "SKILL.md").read_text()
+        (PLACE / "SKILL.md").write_text("mine")
+        assert run("--client", "claude", "--check")[0] == 1 and (PLACE / "SKILL.md").read_text() == "mine"
+        (PLACE / "SKILL.md").write_text(text)
+
+
+@cases("words", [], ["--thin"])
+def test_the_tools_of_the_host_see_nothing_of_it(words: list[str], run: Run) -> None:
+    Path("ours.py").write_text("def f(x: int) -> int:\n    return x\n")
+    Path("pyproject.toml").write_text(
+        '[tool.ruff.lint]\nselect = ["ANN", "B", "E", "F", "I", "S"]\n[tool.mypy]\nstrict = true\n'
+    )
+    tools = (
+        ["ruff", "check", "--no-cache", "."],
+        ["ruff", "format", "--check", "--no-cache", "."],
+        ["mypy", "--cache-dir", "none", "."],
+    )
+    before = [subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout for tool in tools]
+    run(*words)
+    assert [
+        subprocess.run([sys.executable, "-m", *tool], capture_output=True, check=True).stdout for tool in tools
+    ] == before
 
 
 @cases(
