@@ -43,9 +43,28 @@ _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
 _READ = ("references", "examples")  # the folders of a thin copy, beside its launcher
-_LAUNCHER = PACK / "skill" / "thin_main.py"
+_LAUNCHER = f'''\
+#!/usr/bin/env python3
+"""Calls the installed verified-fsdp2 of the version with which `fsdp2 install --thin` wrote this copy."""
+
+import sys
+from importlib import metadata
+
+try:
+    found = metadata.version("{NAME}")
+except metadata.PackageNotFoundError:
+    found = ""
+if found != "{__version__}":
+    there = f"has {NAME} {{found}}" if found else "has no {NAME}"
+    print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version, or the skill again", file=sys.stderr)
+    sys.exit(2)
+
+from verified_fsdp2.skill.cli import main
+
+sys.exit(main())
+'''
 # The linters of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file.
-_GUEST = {"ruff.toml": b'exclude = ["*"]\n'}
+GUEST = {"ruff.toml": b'exclude = ["*"]\n'}
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,7 @@ def pack_files(pack: Path = PACK) -> dict[str, bytes]:
                 found.append(name.as_posix())
     if missing := [name for name in found if not (pack / name).is_file()]:
         raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
-    return {name: (pack / name).read_bytes() for name in found} | _GUEST
+    return {name: (pack / name).read_bytes() for name in found} | GUEST
 
 
 def thin_files(pack: Path = PACK) -> dict[str, bytes]:
@@ -90,8 +109,7 @@ def thin_files(pack: Path = PACK) -> dict[str, bytes]:
     read = {
         name: data for name, data in pack_files(pack).items() if name.split("/")[0] in ("SKILL.md", "LICENSE", *_READ)
     }
-    launcher = _LAUNCHER.read_bytes().replace(b'VERSION = ""', f'VERSION = "{__version__}"'.encode())
-    return read | {"skill/__main__.py": launcher} | _GUEST
+    return read | {"skill/__main__.py": _LAUNCHER.encode()} | GUEST
 
 
 def is_thin(folder: Path) -> bool:

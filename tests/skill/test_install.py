@@ -59,7 +59,7 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 2_200_000
+    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 2_500_000
     for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2"), ("references", "*.md")):
         assert {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob(pattern)} <= set(found)
     assert {"SKILL.md", "LICENSE", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= set(found)
@@ -87,7 +87,7 @@ def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
     done = python(f"{PLACE}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)
     assert [f["rule"] for f in json.loads(done.stdout)["findings"]] == ["optim-before-shard"]
     launcher = PLACE / "skill" / "__main__.py"
-    launcher.write_text(launcher.read_text().replace(f'"{__version__}"', '"0.0.1"'))
+    launcher.write_text(launcher.read_text().replace(__version__, "0.0.1"))
     assert f"has verified-fsdp2 {__version__}; this skill needs 0.0.1" in python(launcher, "doctor", status=2).stderr
 
 

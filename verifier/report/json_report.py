@@ -6,6 +6,7 @@ from typing import Any
 
 from ..finding import Finding, Status
 from ..verdict import Verdict
+from .actions import next_steps, not_covered
 from .sanitize import in_json
 from .tiers import limits
 
@@ -26,6 +27,8 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             "counts": {status: verdict.counts.get(status, 0) for status in STATUSES},
             "target": verdict.target,
             "environment": verdict.environment,
+            "next": next_steps(verdict),
+            "not_covered": not_covered(verdict),
             "findings": [_finding(f) for f in verdict.findings],
             "skipped": list(verdict.skipped),
             "runs": list(verdict.runs),
