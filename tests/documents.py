@@ -21,6 +21,7 @@ ONE_RANK = {
     "verify-project.md",
     "reliability.md",
     "explain",
+    "review.md",
 }
 WRITTEN = [path for path in REFERENCES if path.name not in ONE_RANK]
 CLAIMS = Path(__file__).parent / "claims.md"
