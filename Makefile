@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries scan installs test-engines clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries scan installs test-engines version clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,13 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/installed
+
+version:  ## write VERSION=x.y.z wherever the version stands
+	sed -i -E 's/^(version = |__version__ = |  version: )"[^"]+"/\1"$(VERSION)"/' pyproject.toml __init__.py SKILL.md
+	sed -i -E 's/^version: .*/version: $(VERSION)/' CITATION.cff
+	sed -i -E 's/^( *"version": )"[^"]+"/\1"$(VERSION)"/' .claude-plugin/marketplace.json
+	sed -i -E 's/(@|rev: )v[0-9]+\.[0-9]+\.[0-9]+/\1v$(VERSION)/' references/verify-project.md
+	sed -i -E 's/^## \[Unreleased\]/## [Unreleased]\n\n## [$(VERSION)]/' CHANGELOG.md
 
 clean:  ## remove environments, builds and caches
 	rm -rf $(VENV) $(VENV)-scan $(VENV)-ray $(VENV)-sky build *.egg-info .pytest_cache .mypy_cache .ruff_cache

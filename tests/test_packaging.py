@@ -106,3 +106,22 @@ def test_the_wheel_carries_everything(tmp_path: Path) -> None:
     copy = tmp_path / ".claude" / "skills" / "verified-fsdp2"
     installed = {p.relative_to(copy).as_posix() for p in copy.rglob("*") if p.is_file()}
     assert installed == {*installer.pack_files(), installer.MANIFEST}
+
+
+def test_one_command_changes_the_version_everywhere(tmp_path: Path) -> None:
+    places = (
+        "pyproject.toml",
+        "__init__.py",
+        "SKILL.md",
+        "CITATION.cff",
+        "CHANGELOG.md",
+        "references/verify-project.md",
+        ".claude-plugin/marketplace.json",
+    )
+    for name in ("Makefile", *places):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    subprocess.run(["make", "version", "VERSION=9.8.7"], cwd=tmp_path, check=True, capture_output=True)
+    for name in places:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "9.8.7" in text and (name == "CHANGELOG.md" or __version__ not in text), name

@@ -67,6 +67,7 @@ def test_all_versions_are_one_and_the_marketplace_offers_this_folder() -> None:
     assert {"name", "owner", "plugins"} <= set(market) and market["owner"]["name"]
     (plugin,) = market["plugins"]
     assert {project["version"], plugin["version"], FRONTMATTER["metadata"]["version"]} == {__version__}
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == __version__
     assert project["name"] == plugin["name"] == installer.NAME
     assert plugin["source"] == "./" and plugin["strict"] is False
     # with it, a clone in a skills folder is no plain skill
