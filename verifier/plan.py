@@ -13,7 +13,7 @@ from typing import Any, Self
 from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
-from .analysis.ending import comparable_end
+from .analysis.ending import comparable_end, last_step
 from .analysis.first_run import clip_is_open, keeps_its_batch_on
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import low_precision, needs_full_precision
@@ -270,9 +270,15 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if evidence.ending is None:
         return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
     found = judge_one(RULES["ending-same-in-one-process"], completed(settings, evidence))
-    return [settings.run("ending_perturbed", 1, *words, probe={"ending": True, "nudge": True}, **fields)] * (
-        found.status == "fail"
-    )
+    return [
+        settings.run(
+            "ending_perturbed",
+            1,
+            *words,
+            probe={"ending": True, "nudge": True, "reseed_after": last_step(evidence)},
+            **fields,
+        )
+    ] * (found.status == "fail")
 
 
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:

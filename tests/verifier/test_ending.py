@@ -29,11 +29,11 @@ def at(line: int) -> dict[str, Any]:
 
 
 def shown(text: str, line: int) -> dict[str, Any]:
-    return {"kind": "printed", "text": text, "stack": [], "at_line": at(line)}
+    return {"kind": "printed", "text": text, "stack": [], "steps": 9, "at_line": at(line)}
 
 
 def file(length: float) -> dict[str, Any]:
-    return {"kind": "written", "path": "out.pt", "values": {"w": tensor(length)}}
+    return {"kind": "written", "path": "out.pt", "steps": 9, "values": {"w": tensor(length)}}
 
 
 def whole(record: dict[str, Any], role: str) -> Any:

@@ -37,6 +37,12 @@ def comparable_end(evidence: Evidence) -> bool:
     return ended and shows and evidence.full_precision is evidence.train
 
 
+def last_step(evidence: Evidence) -> int:
+    """The number of optimizer steps that the survey run has made, of all its optimizers."""
+    survey = evidence.survey
+    return max([0, *(r.steps for r in survey.all(Printed)), *(r.steps for r in survey.all(Written))]) if survey else 0
+
+
 def ended(evidence: Evidence, run: Run, other: Run) -> Iterator[Ended]:
     """The numbers and tensors that both runs show at their end, with how far apart they are. `run`: the survey, or one that is like it."""
     survey, sources = evidence.survey or run, evidence.sources

@@ -80,10 +80,7 @@ def _roots(value: ast.AST) -> Iterator[str]:
     if isinstance(value, ast.Name):
         yield value.id
     elif isinstance(value, ast.Call):
-        outer: ast.AST = value.func
-        while isinstance(outer, ast.Attribute):
-            outer = outer.value
-        name = last_name(outer)
+        name = last_name(_innermost(value.func))
         through = name in _PASSED_THROUGH or (isinstance(value.func, ast.Name) and hasattr(builtins, name))
         for child in [*value.args, *(k.value for k in value.keywords)] if through else []:
             yield from _roots(child)
@@ -92,6 +89,11 @@ def _roots(value: ast.AST) -> Iterator[str]:
     else:
         for child in ast.iter_child_nodes(value):
             yield from _roots(child)
+
+
+def _innermost(value: ast.expr) -> ast.expr:
+    """`a` of `a.b.c`."""
+    return _innermost(value.value) if isinstance(value, ast.Attribute) else value
 
 
 def _differs(name: str, function: str, assigned: bool, run: Run) -> bool:

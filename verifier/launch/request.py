@@ -49,6 +49,7 @@ class Request:
     )  # expressions in the frames of the training loop, `file:` and patterns
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded
+    reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never
     watch_saves: bool = False  # record what is given to every save
     crash: dict[str, Any] = field(default_factory=dict)  # {"rank", "call", "moment"}: where a rank is killed in a save
     secret: str = ""  # marks the lines of the traces

@@ -1,10 +1,13 @@
 """What the script prints and writes behind its last step: in the survey run, and in one process that makes all its steps too.
 
 Both begin with the same weights. Behind the last step is what no backward or optimizer step follows; what the same lines have printed
-between two steps belongs to the loop. Beside this a run records its models, and nothing of its steps.
+between two steps belongs to the loop. Beside this a run records its models, and nothing of its steps. With `reseed_after` the numbers
+that are drawn behind that many optimizer steps are others: what depends on them is noise.
 """
 
 import logging
+import random
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +31,7 @@ from .models import Models
 _PRINTS, _FILES, _TENSORS = 64, 16, 512
 _LARGEST = 1 << 26  # bytes of a file that is read
 _DEPTH = 6
+_OTHER = 20_260_101  # a seed
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -38,13 +42,18 @@ class Ending:
         self.session = session
         self.last = time.time()
         self.depth = 0
-        self.begun = False  # whether an optimizer has stepped
+        self.steps = 0  # of all optimizers
         self.printed: list[tuple[str, list[Place]]] = []
         self.between: set[tuple[tuple[str, int], ...]] = set()  # lines that print between steps
 
     def stepped(self, of: object, *arguments: Any) -> None:
         """A backward or an optimizer step: what was printed until now was not the end."""
-        self.begun |= isinstance(of, Optimizer)
+        self.steps += isinstance(of, Optimizer)
+        if isinstance(of, Optimizer) and self.steps == self.session.request["reseed_after"]:
+            random.seed(_OTHER)
+            torch.manual_seed(_OTHER)
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed(_OTHER)
         self.last = time.time()
         self.between |= {_lines(stack) for _, stack in self.printed}
         self.printed = []
@@ -52,7 +61,7 @@ class Ending:
     def called(self, call: Call) -> Leave:
         """A module is called before the first step: of a model that is new, the initial weights are those of both runs."""
         session, models, module = self.session, self.session.one(Models), call.args[0]
-        if self.depth == 0 and not (self.begun or session.in_backward or models.holds(module)):
+        if self.depth == 0 and not (self.steps or session.in_backward or models.holds(module)):
             params = [slot.param for slot in slots(module)]
             if params and all(param.device.type != "meta" for param in params):
                 models.adopt(module)
@@ -64,7 +73,11 @@ class Ending:
 
     def prints(self, call: Call) -> None:
         """`print` is called; a tensor is left out, since to show one may take all ranks."""
-        if all(isinstance(item, _PLAIN) for item in call.args) and call.kwargs.get("file") is None:
+        if all(isinstance(item, _PLAIN) for item in call.args) and call.kwargs.get("file") in (
+            None,
+            sys.stdout,
+            sys.stderr,
+        ):
             self._note((call.kwargs.get("sep") or " ").join(map(str, call.args)))
 
     def logs(self, call: Call) -> None:
@@ -83,11 +96,11 @@ class Ending:
         """The script has ended: report what it printed and wrote behind its last step."""
         for text, stack in self.printed:
             if _lines(stack) not in self.between:
-                self.session.write(Printed(text=text, stack=stack[1:], at_line=stack[0]))
+                self.session.write(Printed(text=text, steps=self.steps, stack=stack[1:], at_line=stack[0]))
         for name, file in list(self._files())[:_FILES]:
             values = dict(list(_tensors(read_file(file), "", 0))[:_TENSORS])
             if values:
-                self.session.write(Written(path=name, values=values))
+                self.session.write(Written(path=name, steps=self.steps, values=values))
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         """(path below the folder of `{checkpoint}` or the current one, file) of what was written since the last step."""

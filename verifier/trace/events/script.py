@@ -67,6 +67,7 @@ class Printed(Located):
 
     text: str
     stack: list[Place]
+    steps: int  # that all optimizers had made
 
 
 class Written(Event):
@@ -74,6 +75,7 @@ class Written(Event):
 
     path: str
     values: dict[str, Held]
+    steps: int  # that all optimizers had made
 
 
 class AsksForAccelerators(Located):
