@@ -82,8 +82,8 @@ def _roots(value: ast.AST) -> Iterator[str]:
     elif isinstance(value, ast.Call):
         name = last_name(_innermost(value.func))
         through = name in _PASSED_THROUGH or (isinstance(value.func, ast.Name) and hasattr(builtins, name))
-        for child in [*value.args, *(k.value for k in value.keywords)] if through else []:
-            yield from _roots(child)
+        for argument in [*value.args, *(k.value for k in value.keywords)] if through else []:
+            yield from _roots(argument)
         if isinstance(value.func, ast.Attribute) and not through:
             yield from _roots(value.func.value)
     else:
