@@ -17,7 +17,7 @@ from ... import __version__
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
 from ..output import Help, bounded, log
 
-COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "doctor", "install")
+COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "report", "doctor", "install")
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -35,6 +35,7 @@ examples:
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
+  fsdp2 report matches-ddp report.json          what is needed to report a finding
   fsdp2 install --user                          put the skill where coding agents look
 """
 

@@ -1,0 +1,63 @@
+"""`fsdp2 report`: what it keeps of a finding, and what it leaves out."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from records import cases
+from scripts import Command
+from verdicts import verdict
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.report import json_report
+from verified_fsdp2.verifier.trace.events import Place
+
+LINE = Place(file="/home/someone/secret/train.py", line=7, function="main", code="key = 'abc'")
+WRONG = Finding(
+    "matches-ddp", "fail", "differs at /home/someone/secret/train.py:7", measured=0.5, limit=0.1, location=LINE
+)
+OTHER = replace(WRONG, rule="root-not-wrapped")
+
+
+def written(folder: Path) -> Path:
+    made = verdict(WRONG, OTHER, root="/home/someone/secret", args="--token abc --size=5")
+    run = {
+        "role": "train",
+        "world_size": 2,
+        "completed": True,
+        "exit": {},
+        "losses": [1.0],
+        "grad_norms": [2.0],
+        "command": "train.py --token abc",
+    }
+    path = folder / "report.json"
+    path.write_text(json_report.render(replace(made, runs=[run])))
+    return path
+
+
+def test_it_keeps_the_finding_and_leaves_out_what_is_the_users(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "finding.json"
+    done = command("report", "matches-ddp", str(written(tmp_path)), "--out", str(out))
+    assert out.read_text() == done.out
+    found = json.loads(done.out)
+    assert (found["finding"]["measured"], found["finding"]["line"], found["other_failures"]) == (
+        0.5,
+        7,
+        ["root-not-wrapped"],
+    )
+    assert found["options"] == ["--size", "--token"] and found["runs"][0]["losses"] == [1.0]
+    assert not any(word in done.out for word in ("secret", "someone", "abc", "key ="))
+    command("report", "matches-ddp", str(tmp_path / "report.json"), "--out", str(out), code=2)
+
+
+@cases(
+    "rule, text, said",
+    ("matches-dd", None, "did you mean 'matches-ddp'?"),
+    ("matches-ddp", "{", "is no JSON report"),
+    ("matches-ddp", "[]", "is no report of"),
+)
+def test_what_it_refuses(rule: str, text: str | None, said: str, command: Command, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    if text is not None:
+        path.write_text(text)
+    assert said in command("report", rule, str(path), code=2).err
+    assert "cannot be read" in command("report", rule, str(tmp_path / "none"), code=2).err
