@@ -13,7 +13,7 @@ from ...verifier.errors import PASS, UserError
 from ..output import add_command, log, say
 
 EPILOG = """\
-It prints all that it would write; --out also writes it. Names of rules, functions and parameters and all numbers stay; source lines, folders
+It prints all that it would write; --out also writes it. Names of rules, functions and parameters and all numbers stay; source lines, paths
 and the values of the script's arguments do not.
 
 example:
