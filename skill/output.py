@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from ..verifier.report.sanitize import sanitize
 from ..verifier.report.wrapping import paragraphs, width, wrapped
 
+NOT_LOOKED_AT = "not looked at (--offline): data, tokenizer, pretrained weights; train.py checks them where it runs"
 LINES, CHARACTERS = 150, 8_000  # of an error; what agents read of one command's output
 
 
@@ -40,6 +41,12 @@ def add_command(
 def add_set(parser: Any, text: str = "change one value of the spec (repeatable)") -> None:
     """`--set KEY=VALUE`."""
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+
+
+def add_offline(parser: Any) -> None:
+    """`--offline`."""
+    text = "data, tokenizer and weights need not be here; they are checked where training runs"
+    parser.add_argument("--offline", action="store_true", help=text)
 
 
 def say(text: str) -> None:

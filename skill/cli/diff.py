@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare every file and print the differences; 1 if there are any."""
     from ..update import project
 
-    found = project.compare(args.out, args.spec, args.set)
+    found = project.compare(args.out, args.spec, args.set, args.offline)
     differences = [difference for file in found.files if (difference := compared(file))]
     if args.json:
         files = [difference.to_dict() for difference in differences]

@@ -7,12 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..output import add_command, add_set, emit_json, say
+from ..output import NOT_LOOKED_AT, add_command, add_offline, add_set, emit_json, say
 
 EXAMPLES = """examples:
   fsdp2 new spec.yaml my-run
   fsdp2 new spec.yaml my-run --set model.layers=24 --set train.steps=1000
   fsdp2 new spec.yaml my-run --dry-run       list the files, write nothing
+  fsdp2 new spec.yaml my-run --offline       write it where the data are not, such as on a laptop
   fsdp2 new spec.yaml my-run --force         replace the files of an older scaffold, and no others
 
 To change a project and keep your edits: fsdp2 update my-run
@@ -26,6 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("spec", type=Path, metavar="SPEC", help="the spec, a YAML file")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write; it must be new or empty")
     add_set(parser)
+    add_offline(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     force = "replace the files of an existing scaffold, edited ones too, and list those"
     parser.add_argument("--force", action="store_true", help=force)
@@ -35,15 +37,16 @@ def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
 
-    loaded = spec.load(args.spec, args.set)
+    loaded = spec.load(args.spec, args.set, args.offline)
     files = scaffold.render(loaded)
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
 
-    torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py"
+    flags = "".join(f" --{key.replace('_', '-')} {size}" for key, size in loaded.scaled.items())
+    torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
     commands = [f"cd {shlex.quote(str(args.out))}", "python train.py", torchrun, "fsdp2 verify ."]
     if args.json:
-        shown = {"out": str(args.out), "dry_run": args.dry_run, "files": sorted(files)}
+        shown = {"out": str(args.out), "dry_run": args.dry_run, "offline": args.offline, "files": sorted(files)}
         emit_json({**shown, "replaced_edits": edited, "next": commands})
         return 0
     say(f"would write {args.out}:" if args.dry_run else f"wrote {args.out}:")
@@ -51,8 +54,13 @@ def run(args: argparse.Namespace) -> int:
         say(f"  {path:<20} {text.count(chr(10)):>4} lines")
     if edited:
         say(f"{'would replace' if args.dry_run else 'replaced'} your edits of: {', '.join(edited)}")
+    if args.offline:
+        say(NOT_LOOKED_AT)
     if not args.dry_run:
         say("\n  ".join(["next:", *commands]))
+        if loaded.scaled:
+            mesh = loaded.verification_mesh
+            say(f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller")
         if loaded.own_modules:
             say(f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed")
     return 0

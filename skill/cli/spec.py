@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import Help, add_command, add_set, emit_json, say
+from ..output import NOT_LOOKED_AT, Help, add_command, add_offline, add_set, emit_json, say
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -29,8 +29,9 @@ examples:
   fsdp2 spec check spec.yaml --set train.steps=100 --set 'verify.reshard_to=[1, 8]'
   fsdp2 spec check spec.yaml --json
   fsdp2 spec check examples/*.yaml
+  fsdp2 spec check spec.yaml --offline       where data, tokenizer and weights are not
 
---json prints {"ok": bool, "problems": [{"file", "line", "column", "message", "key"}]}
+--json prints {"ok": bool, "offline": bool, "problems": [{"file", "line", "column", "message", "key"}]}
 """
 SHOW_EXAMPLES = """\
 examples:
@@ -73,6 +74,7 @@ def add_parser(commands: Any) -> None:
     show.add_argument("spec", metavar="SPEC", type=Path, help="the spec file (YAML)")
     for parser in (check, show):
         add_set(parser, "set one key before the spec is checked (repeatable)")
+        add_offline(parser)
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
     schema.add_argument("--verify", action="store_true", help="the schema of verify.yaml instead")
 
@@ -83,15 +85,17 @@ def _check(args: argparse.Namespace) -> int:
     errors = []
     for path in args.specs:
         try:
-            spec = load(path, args.set)
+            spec = load(path, args.set, args.offline)
         except SpecError as error:
             errors.append(error)
             continue
         if not args.json:
             say(f"{path}: ok: {_summary(spec)}")
+            if args.offline:
+                say(NOT_LOOKED_AT)
     if args.json:
         problems = [problem.to_dict() for error in errors for problem in error.problems]
-        emit_json({"ok": not errors, "problems": problems})
+        emit_json({"ok": not errors, "offline": args.offline, "problems": problems})
         return USAGE if errors else PASS
     if errors:
         raise UserError("\n".join(map(str, errors)))
@@ -101,7 +105,7 @@ def _check(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from ..spec import load
 
-    spec = load(args.spec, args.set)
+    spec = load(args.spec, args.set, args.offline)
     if args.json:
         emit_json({"spec": spec.to_dict(), "derived": _derived(spec)})
     else:
@@ -131,13 +135,12 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _derived(spec: Spec) -> dict[str, Any]:
-    parallel, ranks = spec["parallel"], spec["verify"]["nproc"]
-    tp = min(parallel["tp"], ranks)
+    mesh = spec.verification_mesh
     return {
         "parameters": spec.parameters,
         "tokens_per_step": spec.tokens_per_step,
         "gradient_accumulation_steps": spec.gradient_accumulation_steps(),
-        "mesh": [parallel["dp_replicate"], ranks // (parallel["dp_replicate"] * tp), *([tp] if tp > 1 else [])],
+        "mesh": list(mesh[: 2 + (mesh.tp > 1)]),
     }
 
 
@@ -147,4 +150,5 @@ def _summary(spec: Spec) -> str:
     steps = "step" if accumulation == 1 else "steps"
     tokens, batch, ranks = spec.tokens_per_step, spec["train"]["global_batch"], spec["verify"]["nproc"]
     per_step = f"{batch:,} samples" if tokens is None else f"{tokens:,} tokens"
-    return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {ranks} ranks"
+    on = f"{ranks} ranks" + (f" ({spec.verification_mesh}, the mesh of the verification)" if spec.scaled else "")
+    return f"{parameters}, {per_step} per step, {accumulation} accumulation {steps} on {on}"

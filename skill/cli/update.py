@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...verifier.errors import FAIL, PASS
 from ...verifier.report.wrapping import table
-from ..output import add_command, add_set, emit_json, say
+from ..output import add_command, add_offline, add_set, emit_json, say
 
 if TYPE_CHECKING:
     from ..update import Outcome
@@ -44,6 +44,7 @@ def add_project_arguments(parser: Any) -> None:
     """The arguments of `diff` and `update`: the project and its new spec."""
     parser.add_argument("out", type=Path, metavar="OUT", help="a project that `fsdp2 new` wrote")
     add_set(parser)
+    add_offline(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="this spec instead of OUT/spec.yaml")
 
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import update
     from ..update import project
 
-    found = project.compare(args.out, args.spec, args.set)
+    found = project.compare(args.out, args.spec, args.set, args.offline)
     outcomes = update.plan(found)
     if not args.dry_run:
         update.apply(found, outcomes)

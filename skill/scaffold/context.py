@@ -35,13 +35,14 @@ def context(spec: Spec) -> dict[str, Any]:
     operation, checkpoint, verify = values["operation"], values["checkpoint"], values["verify"]
     decay = optimizer["weight_decay"] > 0
     packages = [package for key, package in PACKAGES.items() if operation[key]]
-    suited = [world for world in verify["reshard_to"] if _fits(values["parallel"], world)]
+    suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
     words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[schedule["kind"]]
     return {
         **values,
         **data,
         **_model(values["model"], values["finetune"]["kind"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
+        **_mesh(spec),
         **launch_context(spec),
         "spec": spec.as_written(),
         "own_modules": spec.own_modules,
@@ -79,10 +80,24 @@ def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
     return {key: group[key] for key in ("lr", "weight_decay") if group[key] is not None}
 
 
-def _fits(parallel: Mapping[str, Any], world: int) -> bool:
-    """Whether the generated mesh can be built on this many ranks."""
-    unit, shard = parallel["dp_replicate"] * parallel["tp"], parallel["dp_shard"]
-    return bool(world == 1 or (world % unit == 0 if shard == "auto" else world == shard * unit))
+def _fits(spec: Spec, world: int) -> bool:
+    """Whether the mesh of the verification can be built on this many ranks."""
+    mesh, shard = spec.verification_mesh, spec["parallel"]["dp_shard"]
+    return world == 1 or (world % (mesh.dp_replicate * mesh.tp) == 0 if shard == "auto" else world == mesh.ranks)
+
+
+def _mesh(spec: Spec) -> dict[str, Any]:
+    """The mesh of training, and that of the verification where it is smaller."""
+    sizes = ("dp_replicate", spec["parallel"]["dp_replicate"] > 1), ("dp_shard", spec["parallel"]["dp_shard"] != "auto")
+    fixed = [key for key, there in (*sizes, ("tp", spec["parallel"]["tp"] > 1)) if there]
+    whole = [spec["parallel"][key] for key in ("dp_replicate", "dp_shard", "tp")]
+    return {
+        "scaled": spec.scaled,
+        "production_words": " x ".join(map(str, whole[: 2 + (whole[2] > 1)])),
+        "mesh_fields": fixed,
+        "mesh_flags": [f"--{key.replace('_', '-')} {size}" for key, size in spec.scaled.items()],
+        "mesh_words": str(spec.verification_mesh),
+    }
 
 
 def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from ...verifier.config.reading.problems import KeyPath
 from . import data_files
 from . import schema as spec_schema
+from .meshes import verified
 from .model import Spec
 
 PATHS = (("data", "files"), ("data", "folder"), ("data", "tokenizer"), ("model", "config"), ("model", "pretrained"))
@@ -33,6 +34,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["kv_heads"] = model["heads"]
     if model.get("ffn") == "auto":
         model["ffn"] = ffn_size(model["width"])
+    if values["verify"]["nproc"] == "auto" and (mesh := verified(values["parallel"], values["launch"], "auto")):
+        values["verify"]["nproc"] = mesh.ranks
     return Spec(values, auto)
 
 

@@ -17,13 +17,14 @@ from . import schema as spec_schema
 
 Check = Callable[..., Iterator[Fault]]  # (values, the value of each key that it needs)
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
+OF_FILES: set[Check] = set()  # those that open data, a tokenizer or weights: not done where these are not
 
 
 class Values:
     """The values of a spec with its defaults filled in, by dotted key."""
 
-    def __init__(self, filled: Any, document: Document, base: Path) -> None:
-        self.filled, self.document, self.base = filled, document, base
+    def __init__(self, filled: Any, document: Document, base: Path, offline: bool = False) -> None:
+        self.filled, self.document, self.base, self.offline = filled, document, base, offline
 
     def __contains__(self, key: str) -> bool:
         path: KeyPath = tuple(key.split("."))
@@ -53,7 +54,8 @@ class Values:
 
 def faults(values: Values) -> list[Fault]:
     """Everything that does not fit together."""
-    ready = [(inputs, check) for inputs, check in CHECKS if all(key in values for key in inputs)]
+    checks = [(inputs, check) for inputs, check in CHECKS if not (values.offline and check in OF_FILES)]
+    ready = [(inputs, check) for inputs, check in checks if all(key in values for key in inputs)]
     return [fault for inputs, check in ready for fault in check(values, *(values[key] for key in inputs))]
 
 
@@ -65,6 +67,12 @@ def needs(*inputs: str) -> Callable[[Check], Check]:
         return check
 
     return register
+
+
+def opens_files(check: Check) -> Check:
+    """Mark a check that opens data, a tokenizer or weights: `--offline` leaves it out, and nothing else."""
+    OF_FILES.add(check)
+    return check
 
 
 def fault(key: str, message: str, *below: str | int, on_key: bool = False) -> Fault:
@@ -145,11 +153,16 @@ def images_need_a_model(values: Values, kind: str, data: str) -> Iterator[Fault]
 
 
 @needs("data.tokenizer", "model.vocabulary")
+def bytes_fit(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
+    if tokenizer is None and found < 256:
+        message = f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
+        yield fault("model.vocabulary", message)
+
+
+@needs("data.tokenizer", "model.vocabulary")
+@opens_files
 def tokenizer_fits(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
     if tokenizer is None:
-        if found < 256:
-            message = f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
-            yield fault("model.vocabulary", message)
         return
     path = path_of(values, tokenizer)
     message = data_content.tokenizer_fault(path) if path.is_file() else "is no file"
@@ -160,6 +173,7 @@ def tokenizer_fits(values: Values, tokenizer: str | None, found: int) -> Iterato
 
 
 @needs("data.folder")
+@opens_files
 def folder_exists(values: Values, name: str) -> Iterator[Fault]:
     folder = path_of(values, name)
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -167,6 +181,7 @@ def folder_exists(values: Values, name: str) -> Iterator[Fault]:
 
 
 @needs("data.folder", "model.vocabulary", "data.image_size")
+@opens_files
 def classes_are_the_folders(values: Values, name: str, classes: int, size: int) -> Iterator[Fault]:
     folder = path_of(values, name)
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -184,6 +199,7 @@ def classes_are_the_folders(values: Values, name: str, classes: int, size: int) 
 
 
 @needs("data.folder", "data.split", "data.field")
+@opens_files
 def dataset_fits(values: Values, name: str, split: str | None, field: str) -> Iterator[Fault]:
     folder = path_of(values, name)
     if folder.is_dir() and any(folder.iterdir()):
@@ -226,6 +242,7 @@ def shard_is_python(values: Values, shard: Any, kind: str) -> Iterator[Fault]:
 
 
 @needs("data.files", "data.kind")
+@opens_files
 def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[Fault]:
     check, cost = data_content.text_fault, data_content.MAX_READ
     if kind == "jsonl" and "data.field" in values:

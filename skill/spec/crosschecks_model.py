@@ -8,7 +8,7 @@ from typing import Any
 
 from ...verifier.config.reading.validation import Fault
 from . import pretrained
-from .crosschecks import Values, fault, needs, path_of
+from .crosschecks import Values, fault, needs, opens_files, path_of
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
@@ -35,6 +35,7 @@ def config_is_valid(values: Values, config: Any) -> Iterator[Fault]:
 
 
 @needs("model.pretrained")
+@opens_files
 def folder_has_weights(values: Values, folder: str | None) -> Iterator[Fault]:
     if folder is not None:
         path = path_of(values, folder)
@@ -43,6 +44,14 @@ def folder_has_weights(values: Values, folder: str | None) -> Iterator[Fault]:
         elif (pretrained.size(pretrained.read_config(path) or {}, *EXPERTS) or 0) > 1:
             message = "is a mixture of experts, which transformers stores under other names than it has them"
             yield fault("model.pretrained", f"{message}; only `config` can be given for it: {folder!r}")
+
+
+@needs("model.pretrained", "finetune.targets")
+def adapters_need_the_architecture(values: Values, folder: str | None, targets: list[str]) -> Iterator[Fault]:
+    """Without its files, only the config says of which class the layers are that get adapters."""
+    if values.offline and folder is not None and (why := pretrained.config_fault(path_of(values, folder))):
+        message = f"{why}: {folder!r}; for finetune.kind lora --offline needs its config.json (not the weights)"
+        yield fault("model.pretrained", message)
 
 
 @needs("model.config", "model.pretrained", "model.vocabulary", "model.sequence_length")

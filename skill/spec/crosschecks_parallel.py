@@ -8,6 +8,7 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from .build import ffn_size
 from .crosschecks import Values, fault, needs
+from .meshes import Mesh, verified
 from .model import data_ranks
 from .torch_versions import ASYNCHRONOUS, chosen
 
@@ -15,28 +16,55 @@ FP8_MULTIPLE = 16
 TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
 
 
+def verification_mesh(values: Values) -> Mesh | None:
+    """The mesh of `fsdp2 verify`; None if there is none, or a key that decides it is not valid."""
+    launch = ("launch.engines", "launch.nodes", "launch.devices_per_node")
+    if not all(key in values for key in ("parallel", "verify.nproc", *launch)):
+        return None
+    return verified(values["parallel"], values["launch"], values["verify.nproc"])
+
+
+def ranks_named(values: Values, mesh: Mesh) -> str:
+    """`verify.nproc 2 (the default)`: the ranks of the verification as they read in a message."""
+    derived = "" if values["verify.nproc"] != "auto" else " (the default)"
+    return f"verify.nproc {mesh.ranks}{derived}"
+
+
 @needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc")
-def mesh_is_world(values: Values, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
+def mesh_is_world(values: Values, shard: Any, replicate: int, tp: int, nproc: Any) -> Iterator[Fault]:
+    if verification_mesh(values) is not None:
+        return
+    ranks = 2 if nproc == "auto" else nproc
     if shard == "auto":
         if ranks % replicate:
             yield fault("parallel.dp_replicate", f"must divide {values.named('verify.nproc')}, found {replicate}")
         elif ranks % (replicate * tp):
             of = f" / dp_replicate {replicate}" if replicate > 1 else ""
             yield fault("parallel.tp", f"must divide {values.named('verify.nproc')}{of}, found {tp}")
-    elif shard * replicate * tp != ranks:
-        by_tp = f" x tp {tp}" if tp > 1 else ""
-        message = f"{shard} x dp_replicate {replicate}{by_tp} is {shard * replicate * tp} ranks"
-        yield fault("parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must be the same")
+        return
+    by_tp = f" x tp {tp}" if tp > 1 else ""
+    message = f"{shard} x dp_replicate {replicate}{by_tp} is {shard * replicate * tp} ranks"
+    if nproc == "auto":
+        yield fault("parallel.dp_shard", f"{message}; a verification needs 2 or more: write auto")
+    elif nproc > shard * replicate * tp:
+        yield fault("parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must not be more")
+    else:
+        fewer = "no smaller mesh of this shape has that many; leave verify.nproc out"
+        yield fault("parallel.dp_shard", f"{message}, {values.named('verify.nproc')}: {fewer}")
 
 
-@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.reshard_to")
-def mesh_fits_other_worlds(values: Values, shard: Any, replicate: int, tp: int, worlds: list[int]) -> Iterator[Fault]:
+@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc", "verify.reshard_to")
+def mesh_fits_other_worlds(
+    values: Values, shard: Any, replicate: int, tp: int, nproc: Any, worlds: list[int]
+) -> Iterator[Fault]:
     """A single rank always fits: there the mesh is left out. A dp_shard that is a number fits its own world only."""
     if shard != "auto":
         return
+    if (mesh := verification_mesh(values)) is not None:
+        replicate, tp = mesh.dp_replicate, mesh.tp
     unit = replicate * tp
-    key = "parallel.dp_replicate" if replicate > 1 else "parallel.tp"
-    shown = f"{key} {values[key]}" + (f" x tp {tp}" if replicate > 1 and tp > 1 else "")
+    key, of = ("parallel.dp_replicate", replicate) if replicate > 1 else ("parallel.tp", tp)
+    shown = f"{key} {of}" + (f" x tp {tp}" if replicate > 1 and tp > 1 else "")
     for number, world in enumerate(worlds):
         if world == 1 or world % unit == 0:
             continue
@@ -49,20 +77,24 @@ def mesh_fits_other_worlds(values: Values, shard: Any, replicate: int, tp: int, 
 
 
 @needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.nproc")
-def batch_divides(values: Values, batch: int, micro: int, tp: int, ranks: int) -> Iterator[Fault]:
-    readers, named = data_ranks(ranks, tp), values.named("verify.nproc")
+def batch_divides(values: Values, batch: int, micro: int, tp: int, nproc: Any) -> Iterator[Fault]:
+    if (mesh := verification_mesh(values)) is None:
+        return
+    readers, named = data_ranks(mesh.ranks, mesh.tp), ranks_named(values, mesh)
     if batch % (micro * readers):
-        by = named if tp == 1 else f"({named} / parallel.tp {min(tp, ranks)})"
+        by = named if tp == 1 else f"({named} / parallel.tp {mesh.tp})"
         of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         yield fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.nproc", "verify.reshard_to")
+@needs("train.global_batch", "train.micro_batch", "parallel.dp_shard", "verify.nproc", "verify.reshard_to")
 def batch_divides_in_other_worlds(
-    values: Values, batch: int, micro: int, tp: int, ranks: int, worlds: list[int]
+    values: Values, batch: int, micro: int, shard: Any, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
-    if batch % (micro * data_ranks(ranks, tp)):
+    mesh = verification_mesh(values)
+    if mesh is None or batch % (micro * data_ranks(mesh.ranks, mesh.tp)):
         return
+    tp = mesh.tp
     for number, world in enumerate(worlds):
         readers = data_ranks(world, tp)
         if batch % (micro * readers) == 0:
@@ -94,8 +126,8 @@ def tensor_parallelism_divides(values: Values, tp: int, *sizes: Any) -> Iterator
             return
 
 
-@needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc")
-def reshard_divides(values: Values, number: Any, shard: Any, replicate: int, tp: int, ranks: int) -> Iterator[Fault]:
+@needs("parallel.reshard_after_forward", "parallel.dp_shard", "parallel.tp", "verify.nproc")
+def reshard_divides(values: Values, number: Any, shard: Any, tp: int, nproc: Any) -> Iterator[Fault]:
     key = "parallel.reshard_after_forward"
     if isinstance(number, bool):
         return
@@ -103,10 +135,12 @@ def reshard_divides(values: Values, number: Any, shard: Any, replicate: int, tp:
         message = f"must be true or false with parallel.tp {tp}, found {number}"
         yield fault(key, f"{message} (torch makes the smaller mesh over the whole world)")
         return
+    if (mesh := verification_mesh(values)) is None:
+        return
     others = values["verify.reshard_to"] if "verify.reshard_to" in values and shard == "auto" else ()
-    for world in (ranks, *others):
-        shards = world // replicate
-        if world > 1 and world % replicate == 0 and shards > 1 and shards % number:
+    for world in (mesh.ranks, *others):
+        shards = world // mesh.dp_replicate
+        if world > 1 and world % mesh.dp_replicate == 0 and shards > 1 and shards % number:
             of = f"{shards} ranks that share a copy of the model on {world} ranks"
             yield fault(key, f"must divide the {of}, found {number}; set verify.nproc and verify.reshard_to")
             return

@@ -19,17 +19,22 @@ from .overrides import apply
 NOUN = "a spec"
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
+def load(path: Path, overrides: Sequence[str] = (), offline: bool = False) -> Spec:
     """The Spec in the file at `path`, with `--set` style `key=value` overrides applied.
 
+    `offline`: data, tokenizer and pretrained weights need not be here, and are not looked at.
     A note for each old name goes to stderr. Raises SpecError with every problem, in file order.
     """
     path = Path(path)
-    return parse(files.read_bytes(path, NOUN), path, overrides, log)
+    return parse(files.read_bytes(path, NOUN), path, overrides, log, offline)
 
 
 def parse(
-    data: bytes, path: Path, overrides: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
+    data: bytes,
+    path: Path,
+    overrides: Sequence[str] = (),
+    note: Callable[[str], None] = lambda text: None,
+    offline: bool = False,
 ) -> Spec:
     """The Spec in these bytes, as `load` reads it when they are the file at `path`; `note` gets its notes."""
     found = files.parsed(data, path, NOUN)
@@ -41,7 +46,7 @@ def parse(
         renamed.apply(found)  # keys and values in an override
         files.validate(found, schema.FORM)
     filled = schema.filled(found.data)
-    files.note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent)))
+    files.note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent, offline)))
     for text in found.notes:
         note(text)
     if found.problems:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .dump import to_yaml
+from .meshes import Mesh, verified
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,20 @@ class Spec:
         return None if length is None else self["train"]["global_batch"] * length
 
     @property
+    def verification_mesh(self) -> Mesh:
+        """The mesh on which `fsdp2 verify` runs the project."""
+        mesh = verified(self["parallel"], self["launch"], self["verify"]["nproc"])
+        assert mesh is not None, "a checked spec has one"
+        return mesh
+
+    @property
+    def scaled(self) -> dict[str, int]:
+        """The dimensions of the mesh that are smaller in the verification, with their sizes there; {} if none is."""
+        sizes = self.verification_mesh._asdict()
+        fixed = {key: self["parallel"][key] for key in sizes if self["parallel"][key] != "auto"}
+        return {key: sizes[key] for key, size in fixed.items() if size != sizes[key]}
+
+    @property
     def own_modules(self) -> tuple[str, ...]:
         """The modules and packages of the user's own that the project imports, by their top name."""
         paths = [part["import"] for part in (self["model"], self["data"]) if part["kind"] == "import"]
@@ -58,7 +73,7 @@ class Spec:
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (by default at verify.nproc)."""
-        readers = data_ranks(world_size or self["verify"]["nproc"], self["parallel"]["tp"])
+        readers = data_ranks(world_size or self["verify"]["nproc"], self.verification_mesh.tp)
         steps: int = self["train"]["global_batch"] // (self["train"]["micro_batch"] * readers)
         return steps
 

@@ -49,8 +49,11 @@ class Project:
     files: tuple[File, ...]
 
 
-def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = ()) -> Project:
-    """Compare the project with its own spec.yaml, or the spec at `spec_path`, with these settings."""
+def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = (), offline: bool = False) -> Project:
+    """Compare the project with its own spec.yaml, or the spec at `spec_path`, with these settings.
+
+    `offline`: the data of the new spec need not be here.
+    """
     made = manifest.read(out)
     files = _with_bases(out, made, {path: _file(out, path) for path in (*made.files, SPEC)})
     own = files[SPEC]
@@ -58,7 +61,7 @@ def compare(out: Path, spec_path: Path | None = None, settings: Sequence[str] = 
         raise UserError(own.obstacle)
     if spec_path is None and own.ours is not None and merge.conflict_lines(own.ours):
         refuse_conflicts(out, files.values())
-    before, spec = _specs(out, own.ours, spec_path, settings)
+    before, spec = _specs(out, own.ours, spec_path, settings, offline)
     rendered = {path: text.encode() for path, text in scaffold.render(spec).items()}
     for path, text in rendered.items():
         files[path] = replace(files.get(path) or _file(out, path), theirs=text)
@@ -104,19 +107,21 @@ def _with_bases(out: Path, made: manifest.Manifest, files: dict[str, File]) -> d
     return found
 
 
-def _specs(out: Path, own: bytes | None, spec_path: Path | None, settings: Sequence[str]) -> tuple[Spec | None, Spec]:
+def _specs(
+    out: Path, own: bytes | None, spec_path: Path | None, settings: Sequence[str], offline: bool
+) -> tuple[Spec | None, Spec]:
     """The spec in spec.yaml (None if it is not valid), and the spec to render."""
     path = out / SPEC
     if own is None and spec_path is None:
         raise UserError(f"{path} is missing; copy {out / manifest.base_path(SPEC)} there, or give another: --spec FILE")
     try:
-        before = parse(own, path) if own is not None else None
+        before = parse(own, path, offline=True) if own is not None else None
     except SpecError:
         before = None
     if own is None or spec_path is not None:
-        return before, load(spec_path or path, settings)
+        return before, load(spec_path or path, settings, offline)
     try:
-        return before, parse(own, path, settings, log)
+        return before, parse(own, path, settings, log, offline)
     except SpecError as error:
         if before is not None:
             raise
@@ -172,6 +177,6 @@ def _with_new_names(text: bytes) -> bytes:
 
 def _parses_to(text: bytes, path: Path, spec: Spec) -> bool:
     try:
-        return parse(text, path) == spec
+        return parse(text, path, offline=True) == spec
     except SpecError:
         return False

@@ -1,0 +1,78 @@
+"""The mesh that `fsdp2 verify` runs on: that of the spec, or one of the same shape on fewer ranks.
+
+A mesh of production rarely fits on the machine where the project is written. The same shape on fewer ranks runs the same
+code: every dimension above 1 stays above 1, as small as possible (2, or the smallest prime factor, so that what divides
+into the parts of the one divides into those of the other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+RANKS = 2  # of a verification, where the mesh needs no more
+
+
+class Mesh(NamedTuple):
+    """Ranks in each dimension."""
+
+    dp_replicate: int
+    dp_shard: int
+    tp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp
+
+    def __str__(self) -> str:
+        """`2 x 8`: the dimensions, tp only if there is any."""
+        return " x ".join(map(str, self[: 2 + (self.tp > 1)]))
+
+
+def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh | None:
+    """The mesh of training; None if `dp_shard` is `auto` and no launch section says on how many ranks it runs."""
+    replicate, shard, tp = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"]
+    if shard == "auto":
+        ranks = launch["nodes"] * launch["devices_per_node"] if launch["engines"] else 0
+        return Mesh(replicate, ranks // (replicate * tp), tp) if ranks and ranks % (replicate * tp) == 0 else None
+    return Mesh(replicate, shard, tp)
+
+
+def verified(parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str) -> Mesh | None:
+    """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if there is none."""
+    full = production(parallel, launch)
+    if nproc == "auto":
+        return _smallest(parallel, full)
+    replicate, shard, tp = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"]
+    ranks = int(nproc)
+    if shard == "auto" and ranks % (replicate * tp) == 0:
+        return Mesh(replicate, ranks // (replicate * tp), tp)
+    if full is None or ranks > full.ranks:
+        return None
+    if ranks == full.ranks:
+        return full
+    return next(_smaller(full, ranks), None)
+
+
+def _smallest(parallel: Mapping[str, Any], full: Mesh | None) -> Mesh | None:
+    replicate, tp = (smallest_factor(parallel[key]) for key in ("dp_replicate", "tp"))
+    if parallel["dp_shard"] == "auto":
+        sharded = replicate * tp == 1 or (full is not None and full.dp_shard > 1)
+        return Mesh(replicate, RANKS if sharded else 1, tp)
+    mesh = Mesh(replicate, smallest_factor(parallel["dp_shard"]), tp)
+    return mesh if mesh.ranks >= RANKS else None
+
+
+def _smaller(full: Mesh, ranks: int) -> Iterator[Mesh]:
+    """Those on so many ranks, the nearest to the whole one first: dp_shard takes what the others leave."""
+    replicates = (full.dp_replicate, min(2, full.dp_replicate), smallest_factor(full.dp_replicate))
+    for tp, replicate in product((full.tp, smallest_factor(full.tp)), replicates):
+        shard, rest = divmod(ranks, replicate * tp)
+        if rest == 0 and min(full.dp_shard, 2) <= shard <= full.dp_shard:
+            yield Mesh(replicate, shard, tp)
+
+
+def smallest_factor(number: int) -> int:
+    """The smallest prime factor; 1 of 1."""
+    return next((factor for factor in range(2, int(number**0.5) + 1) if number % factor == 0), number)
