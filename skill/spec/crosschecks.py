@@ -144,8 +144,10 @@ def images_need_a_model(values: Values, kind: str, data: str) -> Iterator[Fault]
         yield fault("data.kind", f"images need model.kind: import ({what} reads token ids)")
 
 
-@needs("data.tokenizer", "model.vocabulary")
-def tokenizer_fits(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
+@needs("data.tokenizer", "model.vocabulary", "data.kind")
+def tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
+    if kind == "chat":
+        return
     if tokenizer is None:
         if found < 256:
             message = f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
@@ -230,6 +232,10 @@ def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[F
     check, cost = data_content.text_fault, data_content.MAX_READ
     if kind == "jsonl" and "data.field" in values:
         check = partial(data_content.json_lines_fault, field=values["data.field"])
+    elif kind == "parquet" or (kind == "chat" and values["data.format"] == "parquet"):
+        check, cost = data_content.parquet_fault, 0
+    elif kind == "chat":
+        check = data_content.chat_fault
     elif kind == "tokens" and "data.dtype" in values:
         check, cost = partial(data_content.token_file_fault, dtype=values["data.dtype"]), 0
     for number, message in data_files.faults(files, values.base, check, cost):
