@@ -11,6 +11,8 @@ TITLES = {  # kind: (words, title)
     "text": ("text files", "Tokenized text"),
     "tokens": ("files of token ids", "Token files"),
     "jsonl": ("JSON lines", "Texts in JSON lines"),
+    "parquet": ("Parquet files", "Texts in Parquet files"),
+    "chat": ("chat records", "Chat records"),
     "datasets": ("a dataset on disk", "Texts of a dataset"),
     "images": ("folders of images", "Images by folder"),
     "import": ("data of its own", "Your own samples"),
@@ -18,35 +20,51 @@ TITLES = {  # kind: (words, title)
 }
 PARAMETERS = {"out": "out: Path", "sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
 RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
-PACKAGES = {"tokenizer": "tokenizers", "datasets": "datasets", "images": "pillow"}
+PACKAGES = {"tokenizers": "tokenizer", "transformers": "chat", "pyarrow": "parquet", "datasets": "datasets", "pillow": "images"}
 
 
 def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
     """The modules of the data, and whether each is needed."""
-    return {"data.py": True, "corpus.py": has_corpus(data), "images.py": data["kind"] == "images"}
+    return {
+        "data.py": True,
+        "corpus.py": has_corpus(data),
+        "prepare.py": is_prepared(data),
+        "chat.py": data["kind"] == "chat",
+        "images.py": data["kind"] == "images",
+    }
 
 
 def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of the template context that follows from the section `data`."""
     data, length = values["data"], values["model"]["sequence_length"]
     kind, tokenizer = data["kind"], data.get("tokenizer") is not None
-    packed = data.get("packing", True)
+    packing = data.get("packing", True)
+    packed, prepared = packing is True, is_prepared(data)
     vocabulary = tokenizer or kind in ("tokens", "images", "import", "synthetic")
     wanted = {
-        "out": has_corpus(data) or kind == "images",
+        "out": kind in ("tokens", "images"),
         "sequence_length": length is not None,
         "vocabulary": vocabulary,
     }
     byte_text = kind == "text" and not tokenizer
     words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
     arguments = ", ".join(_argument(name, values["model"]["kind"]) for name in wanted if wanted[name])
+    read = {"out": kind == "tokens", "sequence_length": not packed, "vocabulary": vocabulary}
+    parquet = kind == "parquet" or data.get("format") == "parquet"
+    used = {"tokenizer": tokenizer and kind != "chat", "parquet": parquet, kind: True}
     return {
         "kind": kind,
         "tokenizer": tokenizer,
         "packed": packed,
+        "masked": packing == "documents",
+        "mask_parameter": ", mask: Mask" if packing == "documents" else "",
+        "chat": kind == "chat",
+        "cache": data.get("cache", "tokens"),
+        "parquet": parquet,
         "byte_text": byte_text,
         "corpus": has_corpus(data),
-        "windows": packed and kind in ("text", "tokens", "jsonl", "datasets"),
+        "prepared": prepared,
+        "windows": packed and kind in ("text", "tokens", "jsonl", "parquet", "datasets"),
         "documents": not packed,
         "stdlib": any(file.startswith("{stdlib}") for file in data.get("files", [])),
         "synthetic": kind == "synthetic",
@@ -54,22 +72,29 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "dry_sample": length is None and kind == "import",
         "vocabulary_checked": vocabulary,
         "load_parameters": [PARAMETERS[name] for name in wanted if wanted[name]],
-        "corpus_parameters": ["out: Path"] + ["vocabulary: int"] * vocabulary,
-        "corpus_type": "np.ndarray" if packed else "tuple[np.ndarray, np.ndarray]",
+        "corpus_parameters": [PARAMETERS[name] for name in read if read[name]],
+        "corpus_arguments": ", ".join(name for name in read if read[name]),
+        "prepare_arguments": ", ".join(name.upper() for name in read if read[name]),
+        "corpus_type": "np.ndarray" if packed else "Corpus",
         "load_arguments": arguments,
         "load_fits": len(f"    train_data, held_out = rank_0_first(load_data, {arguments})") <= LINE,
         "token_type": _token_type(values["model"]["vocabulary"], tokenizer),
         "raw_dtype": RAW.get(data.get("dtype", "")),
-        "cache_settings": _cache_settings(kind, tokenizer),
+        "cache_settings": _cache_settings(data) if prepared else "",
         "data_title": title,
         "data_words": words,
-        "data_packages": [name for key, name in PACKAGES.items() if key == kind or (key == "tokenizer" and tokenizer)],
+        "data_packages": [package for package, key in PACKAGES.items() if used.get(key)],
     }
 
 
 def has_corpus(data: Mapping[str, Any]) -> bool:
     """Whether files become token ids in a module of their own."""
-    return data["kind"] in ("tokens", "jsonl", "datasets") or data.get("tokenizer") is not None
+    return data["kind"] == "tokens" or is_prepared(data)
+
+
+def is_prepared(data: Mapping[str, Any]) -> bool:
+    """Whether a program of its own makes the tokens before training."""
+    return data["kind"] in ("jsonl", "parquet", "datasets") or data.get("tokenizer") is not None
 
 
 def _argument(name: str, model: str) -> str:
@@ -81,8 +106,11 @@ def _token_type(vocabulary: int, tokenizer: bool) -> str:
     return "uint8" if not tokenizer else "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
-def _cache_settings(kind: str, tokenizer: bool) -> str:
-    """The constants of data.py, beside the files, on which the tokens on the disk depend."""
-    names = ["SPLIT"] * (kind == "datasets") + ["FIELD"] * (kind != "text") + ["SEPARATOR"]
-    names += ["str(DTYPE)"] * tokenizer
-    return ", ".join(names)
+def _cache_settings(data: Mapping[str, Any]) -> str:
+    """What the tokens on the disk depend on, beside the files: constants of corpus.py, parameters and a word."""
+    kind, tokenizer = data["kind"], data.get("tokenizer") is not None
+    names = ["SPLIT"] * (kind == "datasets") + ["FIELD"] * ("field" in data) + ["SEPARATOR"] * ("separator" in data)
+    if data.get("packing", True) is not True:
+        names.append("sequence_length")
+    names += ["str(DTYPE)", "vocabulary"] * tokenizer
+    return ", ".join(names) + "," * (len(names) == 1)

@@ -27,9 +27,11 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
     values = {key: _value((key,), value, base) for key, value in filled.items()}
     if not values["launch"]["engines"]:
         values["launch"] = spec_schema.filled({}, spec_schema.at(("launch",)))
-    model, schedule = values["model"], values["schedule"]
+    model, schedule, data = values["model"], values["schedule"], values["data"]
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
+    if data["kind"] == "chat" and data["packing"] is True:
+        data["packing"] = "documents"
     if model.get("kv_heads") == "auto":
         model["kv_heads"] = model["heads"]
     if model.get("ffn") == "auto":

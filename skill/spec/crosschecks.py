@@ -152,16 +152,18 @@ def images_need_a_model(values: Values, kind: str, data: str) -> Iterator[Fault]
         yield fault("data.kind", f"images need model.kind: import ({what} reads token ids)")
 
 
-@needs("data.tokenizer", "model.vocabulary")
-def bytes_fit(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
-    if tokenizer is None and found < 256:
+@needs("data.tokenizer", "model.vocabulary", "data.kind")
+def bytes_fit(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
+    if tokenizer is None and found < 256 and kind != "chat":
         message = f"must be at least 256 without data.tokenizer (tokens are bytes), found {found}"
         yield fault("model.vocabulary", message)
 
 
-@needs("data.tokenizer", "model.vocabulary")
+@needs("data.tokenizer", "model.vocabulary", "data.kind")
 @opens_files
-def tokenizer_fits(values: Values, tokenizer: str | None, found: int) -> Iterator[Fault]:
+def tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
+    if kind == "chat":
+        return
     if tokenizer is None:
         return
     path = path_of(values, tokenizer)
@@ -247,6 +249,10 @@ def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[F
     check, cost = data_content.text_fault, data_content.MAX_READ
     if kind == "jsonl" and "data.field" in values:
         check = partial(data_content.json_lines_fault, field=values["data.field"])
+    elif kind == "parquet" or (kind == "chat" and values["data.format"] == "parquet"):
+        check, cost = data_content.parquet_fault, 0
+    elif kind == "chat":
+        check = data_content.chat_fault
     elif kind == "tokens" and "data.dtype" in values:
         check, cost = partial(data_content.token_file_fault, dtype=values["data.dtype"]), 0
     for number, message in data_files.faults(files, values.base, check, cost):

@@ -37,6 +37,41 @@ def json_lines_fault(path: Path, name: str, field: str) -> str:
     return ""
 
 
+def chat_fault(path: Path, name: str) -> str:
+    """The first line that is not a JSON record with `messages`, or with `prompt` and `completion`."""
+    head, whole = _head(path)
+    lines = head.split(b"\n")
+    for number, line in enumerate(lines if whole else lines[:-1], start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            return f"must be JSON lines, line {number} of {name} is not JSON: {error}"
+        if not isinstance(record, dict) or not ("messages" in record or {"prompt", "completion"} <= set(record)):
+            return f"must be records with messages, or with prompt and completion, line {number} of {name} is not"
+    return ""
+
+
+def parquet_fault(path: Path, name: str) -> str:
+    """Why the file cannot be Parquet: its first or last bytes."""
+    with path.open("rb") as file:
+        magic = file.read(4)
+        file.seek(-min(4, path.stat().st_size), 2)
+        whole = magic == b"PAR1" == file.read(4)
+    return "" if whole else f"must be Parquet files, {name} does not start and end with PAR1"
+
+
+def chat_tokenizer_fault(folder: Path) -> str:
+    """Why the folder is no tokenizer with a chat template."""
+    config = read_json(folder / "tokenizer_config.json")
+    if not isinstance(config, dict):
+        return "is no folder of a tokenizer: it has no tokenizer_config.json (`save_pretrained` writes one)"
+    if not config.get("chat_template") and not (folder / "chat_template.jinja").is_file():
+        return "has no chat template: neither chat_template.jinja nor one in tokenizer_config.json"
+    return ""
+
+
 def token_file_fault(path: Path, name: str, dtype: str) -> str:
     """Why the file cannot be a row of token ids: its size, or what its header says."""
     size = path.stat().st_size

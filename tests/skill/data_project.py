@@ -1,7 +1,9 @@
 """For the tests of generated data modules: the project of a small spec, imported."""
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,9 +13,19 @@ import yaml
 
 from verified_fsdp2.skill import scaffold, spec
 
-MODULES = ("data", "corpus", "images", "distributed")
+MODULES = ("data", "corpus", "prepare", "chat", "model", "images", "distributed")
 DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}
 IMPORTED = {"kind": "import", "import": "models:build", "shard": ["Block"], "vocabulary": 2}
+
+
+class SameProcess(contextlib.nullcontext["SameProcess"]):
+    """What prepare.py uses of a ProcessPoolExecutor."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(self)
+
+    def map(self, work: Callable[..., None], jobs: Iterable[object]) -> Iterator[None]:
+        return map(work, jobs)
 
 
 class Project:
@@ -36,6 +48,13 @@ class Project:
             self.monkeypatch.delitem(sys.modules, name, raising=False)
         importlib.invalidate_caches()
         return importlib.import_module("data")
+
+    def prepare(self) -> ModuleType:
+        """Run the generated prepare.py of what `load` has rendered, in this process."""
+        prepare = importlib.import_module("prepare")
+        self.monkeypatch.setattr(prepare, "ProcessPoolExecutor", SameProcess)
+        prepare.prepare(1)
+        return prepare
 
     def rank(self, data: ModuleType, rank: int, world_size: int) -> None:
         """From here on data.py sees this rank."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -62,8 +64,9 @@ def row(tokens: Any) -> list[int]:
 
 def corpus(project: Project, keys: dict[str, Any]) -> list[int]:
     project.load(keys)
+    project.prepare()
     arguments = (256,) if "tokenizer" in keys else ()
-    return row(sys.modules["corpus"].load_corpus(project.out, *arguments))
+    return row(sys.modules["corpus"].load_corpus(*arguments))
 
 
 def test_token_files_are_one_row_whatever_their_format(project: Project) -> None:
@@ -118,8 +121,9 @@ def test_records_of_json_lines(project: Project) -> None:
 def test_one_document_a_sample(project: Project) -> None:
     texts = ["abc", "", "abcdefghijkl", "ab", "xyz"]
     write(project, {"a.jsonl": b"\n".join(json.dumps({"text": text}).encode() for text in texts)})
-    data = project.load({**JSONL, "packing": False, "separator": "."})
-    train, held_out = data.load_data(project.out, 8)
+    data = project.load({**JSONL, "packing": False, "separator": ".", "too_long": "truncate"})
+    project.prepare()
+    train, held_out = data.load_data(8)
     assert [bytes(sample) for sample in inputs(train)] == [b"abc" + bytes(5), b"abcdefgh", b"ab" + bytes(6)]
     assert train[1][1].tolist() == list(b"bcdefghi")
     assert train[2][1].tolist() == [*b"b.", *[data.IGNORE_INDEX] * 6]
@@ -127,32 +131,55 @@ def test_one_document_a_sample(project: Project) -> None:
 
 
 def test_tokens_are_made_once_and_anew_when_a_file_changes(project: Project, capsys: Capsys) -> None:
+    def made() -> int:
+        return len(list((project.folder / "project" / "tokens").glob("*/complete.json")))
+
     write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
     for _ in range(2):
         assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [1, 2, 3, 4]
+    assert made() == 1
     write(project, {"a.jsonl": b'{"text": "two"}\n' * 3})
+    with pytest.raises(sys.modules["corpus"].SetupError, match=r"other data or settings: run python prepare\.py"):
+        sys.modules["corpus"].load_corpus(256)
     assert corpus(project, {**JSONL, **WITH_TOKENIZER}) == [2, 4] * 3
     assert corpus(project, {**JSONL, **WITH_TOKENIZER, "separator": ""}) == [2] * 3
-    assert capsys.readouterr().out.count("tokens are written") == 3
-    assert {path.suffix for path in (project.out / "tokens").iterdir()} == {".bin"}
+    assert made() == 3
+    assert not list((project.folder / "project" / "tokens").glob("*/parts"))
 
 
-def test_a_crash_leaves_no_half_of_the_tokens(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(project, {"a.jsonl": b'{"text": "one two three"}\n' * 9})
-    data = project.load({**JSONL, "packing": False})
-    module = sys.modules["corpus"]
-    encode = module.encode
+def test_training_without_tokens_names_the_command(project: Project) -> None:
+    write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
+    data = project.load(JSONL)
+    with pytest.raises(data.SetupError, match=r"not made yet: run python prepare\.py first"):
+        data.load_data(8)
 
-    def stops(texts: Iterator[str]) -> Iterator[np.ndarray]:
-        yield next(encode(texts))
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "encode", stops)
-    with pytest.raises(data.SetupError, match="No space left"):
-        data.load_data(project.out, 8)
-    assert list((project.out / "documents").iterdir()) == []
-    monkeypatch.setattr(module, "encode", encode)
-    assert len(data.load_data(project.out, 8)[0]) == 8
+def test_what_is_encoded_is_kept(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small parts of several files; the second start encodes only what the first has not."""
+    lines = [b'{"text": "%d %s"}\n' % (number, b"x" * (number % 7)) for number in range(40)]
+    write(project, {"a.jsonl": b"".join(lines[:25]), "b.jsonl": b"".join(lines[25:])})
+    data = project.load({**JSONL, "packing": False, "separator": "", "validation_fraction": 0.1})
+    prepare = importlib.import_module("prepare")
+    monkeypatch.setattr(prepare, "PART", 64)
+    encode, calls = prepare.encode_part, []
+
+    def stops(folder: Path, job: Any) -> None:
+        calls.append(job[0])
+        if len(calls) == 5:
+            raise OSError(28, "No space left on device")
+        encode(folder, job)
+
+    monkeypatch.setattr(prepare, "encode_part", stops)
+    with pytest.raises(OSError, match="No space left"):
+        project.prepare()
+    with pytest.raises(data.SetupError, match=r"run python prepare\.py"):
+        data.load_data(8)
+    project.prepare()
+    assert calls == [0, 1, 2, 3, 4, *range(4, calls[-1] + 1)]
+    assert calls[-1] > 8
+    train, held_out = data.load_data(8)
+    found = [bytes(tokens).rstrip(b"\0") for tokens in inputs(train) + inputs(held_out)]
+    assert found == [json.loads(line)["text"][:-1].encode() for line in lines]
 
 
 class Rows:
@@ -165,9 +192,11 @@ class Rows:
         assert names == ["text"]
         return self
 
-    def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
-        yield {"text": self.texts[:2]}
-        yield {"text": self.texts[2:]}
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: slice) -> dict[str, list[Any]]:
+        return {"text": self.texts[rows]}
 
 
 class Splits(dict[str, Rows]):
@@ -217,7 +246,7 @@ def test_bad_datasets(project: Project, content: object, keys: dict[str, str], m
     datasets(project, content, keys.get("split"))
     data = project.load({"kind": "datasets", "folder": "corpus", **keys})
     with pytest.raises(data.SetupError, match=message):
-        data.load_data(project.out, 2)
+        project.prepare()
 
 
 Content = bytes | Callable[[Project], bytes]
@@ -256,8 +285,10 @@ def test_bad_files(project: Project, keys: dict[str, Any], name: str, content: C
     data = project.load(keys)
     write(project, {name: content(project) if callable(content) else content})
     arguments = (8, 256) if "tokenizer" in keys or keys["kind"] == "tokens" else (8,)
-    out = () if keys["kind"] == "text" and "tokenizer" not in keys else (project.out,)
+    out = (project.out,) if keys["kind"] == "tokens" else ()
     with pytest.raises(data.SetupError, match=message):
+        if (project.folder / "project" / "prepare.py").exists():
+            project.prepare()
         data.load_data(*out, *arguments)
 
 
@@ -270,8 +301,9 @@ def test_bad_tokenizers(project: Project, content: str, vocabulary: int, message
     write(project, {"a.txt": b"one two"})
     data = project.load({**TEXT, **WITH_TOKENIZER})
     (project.folder / "tokenizer.json").write_text(content)
+    project.monkeypatch.setattr(importlib.import_module("prepare"), "VOCABULARY", vocabulary)
     with pytest.raises(data.SetupError, match=message):
-        data.load_data(project.out, 8, vocabulary)
+        project.prepare()
 
 
 @pytest.mark.parametrize(
@@ -282,17 +314,17 @@ def test_a_missing_package_is_named_with_the_command(project: Project, package: 
     write(project, {"a.txt": b"one two", "state.json": b"{}"})
     data = project.load(keys)
     project.monkeypatch.setitem(sys.modules, package, None)
-    arguments = {"tokenizers": (8, 256), "datasets": (8,)}[package]
     with pytest.raises(data.SetupError, match=f"pip install {package}"):
-        data.load_data(project.out, *arguments)
+        project.prepare()
 
 
-def test_an_out_folder_that_cannot_be_written(project: Project) -> None:
+def test_a_folder_that_cannot_be_written(project: Project) -> None:
     write(project, {"a.jsonl": b'{"text": "one two three"}\n'})
-    data = project.load(JSONL)
-    project.out.write_text("a file is in the way")
-    with pytest.raises(data.SetupError, match="Not a directory"):
-        data.load_data(project.out, 8)
+    project.load(JSONL)
+    (project.folder / "project" / "tokens").write_text("a file is in the way")
+    with pytest.raises((FileExistsError, NotADirectoryError)):  # one line for the user, by `main`
+        project.prepare()
     data = project.load(TOKENS)
+    project.out.write_text("a file is in the way")
     with pytest.raises(NotADirectoryError):  # one line for the user, by `rank_0_first`
         data.load_data(project.out, 8, 1 << 16)

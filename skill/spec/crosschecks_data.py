@@ -1,0 +1,41 @@
+"""How chat records and documents that stay whole must fit together with the tokenizer, the model and the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...verifier.config.reading.validation import Fault
+from . import data_content
+from .crosschecks import Values, fault, needs, path_of
+
+
+@needs("data.tokenizer", "model.vocabulary", "data.kind")
+def chat_tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
+    if kind != "chat":
+        return
+    if tokenizer is None:
+        yield fault("data.tokenizer", "must be the folder of a tokenizer with a chat template, found null")
+        return
+    folder = path_of(values, tokenizer)
+    if message := data_content.chat_tokenizer_fault(folder):
+        yield fault("data.tokenizer", f"{message}: {tokenizer!r}")
+    elif not data_content.tokenizer_fault(folder / "tokenizer.json"):
+        if (size := data_content.tokenizer_size(folder / "tokenizer.json")) > found:
+            yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
+
+
+@needs("data.packing", "data.kind", "model.kind", "parallel.tp")
+def model_takes_positions(values: Values, packing: bool | str, kind: str, model: str, tp: int) -> Iterator[Fault]:
+    masked = packing == "documents" or (kind == "chat" and packing is True)
+    shown = f"{packing!r}" if isinstance(packing, str) else "true"
+    if masked and model == "import":
+        message = f"must be false for model.kind import (positions that restart are for models of the scaffold), found {shown}"
+        yield fault("data.packing", message)
+    elif masked and tp > 1:
+        yield fault("data.packing", f"must be false with parallel.tp {tp}, found {shown}")
+
+
+@needs("data.packing", "data.too_long", "data.kind")
+def too_long_is_for_documents(values: Values, packing: bool | str, too_long: str, kind: str) -> Iterator[Fault]:
+    if packing is True and kind != "chat" and not values.is_default("data.too_long"):
+        yield fault("data.too_long", "does nothing with data.packing: true, where documents are cut into samples")
