@@ -33,6 +33,7 @@ def files(spec: Spec) -> dict[str, str]:
         "train.py": True,
         "model.py": True,
         "lora.py": spec["finetune"]["kind"] == "lora",
+        "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py"), True),

@@ -146,4 +146,5 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "op_selective": kind == "op-selective",
         "model_settings": to_ranks or any(ahead.values()) or kind in ("every-nth", "op-selective"),
         "collect": memory["gc_interval"] is not None,
+        "chunked_loss": memory["chunked_loss"],
     }

@@ -175,6 +175,13 @@ def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fau
         yield fault("memory.every", message)
 
 
+@needs("memory.chunked_loss", "model.kind")
+def chunked_loss_knows_the_head(values: Values, chunked: bool, kind: str) -> Iterator[Fault]:
+    if chunked and kind != "decoder":
+        message = f"must be false for model.kind {kind}: only the decoder computes its loss in its own forward"
+        yield fault("memory.chunked_loss", message)
+
+
 @needs("precision.fp8", "precision.param_dtype", "parallel.tp")
 def fp8_needs_bfloat16(values: Values, fp8: bool, dtype: str, tp: int) -> Iterator[Fault]:
     if fp8 and dtype != "bfloat16":
