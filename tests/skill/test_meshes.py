@@ -132,5 +132,5 @@ def test_offline_skips_files_and_nothing_else(tmp_path: Path) -> None:
     model = {"kind": "transformers", "pretrained": "/nowhere", "vocabulary": 300, "sequence_length": 32}
     spec.write_text(yaml.safe_dump({**NOWHERE, "model": model}))
     load(spec, offline=True)
-    with pytest.raises(SpecError, match="config.json"):
+    with pytest.raises(SpecError, match=r"config\.json"):
         load(spec, ["finetune={kind: lora, targets: [q_proj]}"], offline=True)
