@@ -36,13 +36,14 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
+    from ..spec.model import decoder_parameters
 
     loaded = spec.load(args.spec, args.set, args.offline)
     files = scaffold.render(loaded)
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
 
-    flags = "".join(f" --{key.replace('_', '-')} {size}" for key, size in loaded.scaled.items())
+    flags = "".join(f" {flag}" for flag in loaded.verification_flags)
     torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
     commands = [f"cd {shlex.quote(str(args.out))}", "python train.py", torchrun, "fsdp2 verify ."]
     if args.json:
@@ -61,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
         if loaded.scaled:
             mesh = loaded.verification_mesh
             say(f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller")
+        if small := loaded["verify"]["model"]:
+            count, real = decoder_parameters({**loaded["model"], **small}), loaded.parameters
+            say(f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not with {real:,}")
         if loaded.own_modules:
             say(f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed")
     return 0

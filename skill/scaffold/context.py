@@ -45,6 +45,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **_mesh(spec),
         **launch_context(spec),
         "spec": spec.as_written(),
+        "debug": verify["model"],
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
@@ -95,7 +96,7 @@ def _mesh(spec: Spec) -> dict[str, Any]:
         "scaled": spec.scaled,
         "production_words": " x ".join(map(str, whole[: 2 + (whole[2] > 1)])),
         "mesh_fields": fixed,
-        "mesh_flags": [f"--{key.replace('_', '-')} {size}" for key, size in spec.scaled.items()],
+        "mesh_flags": spec.verification_flags,
         "mesh_words": str(spec.verification_mesh),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["ffn"] = ffn_size(model["width"])
     if values["verify"]["nproc"] == "auto" and (mesh := verified(values["parallel"], values["launch"], "auto")):
         values["verify"]["nproc"] = mesh.ranks
+    if values["verify"]["model"] is not None:
+        values["verify"]["model"] = debug_model(values["verify"]["model"], model)
     return Spec(values, auto)
 
 
@@ -56,6 +59,18 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
 def wsd_decay_steps(steps: int) -> int:
     """A tenth of the steps, at least one."""
     return max(1, steps // 10)
+
+
+def debug_model(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the model of a verification, every `auto` a number; those of `model` are numbers."""
+    heads, grouped = small["heads"], model["kv_heads"] != model["heads"]
+    derived = {
+        "kv_heads": max(1, heads // 2) if grouped else heads,
+        "ffn": ffn_size(small["width"]),
+        "vocabulary": model["vocabulary"],
+        "sequence_length": min(128, model["sequence_length"]),
+    }
+    return {key: derived[key] if value == "auto" else value for key, value in small.items()}
 
 
 def ffn_size(width: int) -> int:

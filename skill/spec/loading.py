@@ -8,11 +8,12 @@ from pathlib import Path
 from ...verifier.config.reading import files
 from ...verifier.config.reading.problems import NotValid
 from ..output import log
-from . import crosschecks, renamed, schema
+from . import crosschecks, presets, renamed, schema
 from . import crosschecks_data as crosschecks_data  # it registers its checks
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks
 from . import crosschecks_model as crosschecks_model  # it registers its checks
 from . import crosschecks_parallel as crosschecks_parallel  # it registers its checks
+from . import crosschecks_size as crosschecks_size  # it registers its checks
 from .build import build
 from .model import Spec
 from .overrides import apply
@@ -45,6 +46,7 @@ def parse(
         renamed.apply(found)
         apply(found, overrides)
         renamed.apply(found)  # keys and values in an override
+        presets.apply(found)
         files.validate(found, schema.FORM)
     filled = schema.filled(found.data)
     files.note(found, crosschecks.faults(crosschecks.Values(filled, found, path.parent, offline)))

@@ -41,18 +41,18 @@ def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh |
 
 def verified(parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str) -> Mesh | None:
     """The mesh of the verification on `nproc` ranks (`auto`: as few as the shape allows); None if there is none."""
-    full = production(parallel, launch)
+    full, least = production(parallel, launch), _smallest(parallel, production(parallel, launch))
     if nproc == "auto":
-        return _smallest(parallel, full)
+        return least
     replicate, shard, tp = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"]
     ranks = int(nproc)
+    if full is not None and ranks == full.ranks:
+        return full
+    if least is not None and ranks == least.ranks:
+        return least
     if shard == "auto" and ranks % (replicate * tp) == 0:
         return Mesh(replicate, ranks // (replicate * tp), tp)
-    if full is None or ranks > full.ranks:
-        return None
-    if ranks == full.ranks:
-        return full
-    return next(_smaller(full, ranks), None)
+    return next(_smaller(full, ranks), None) if full is not None and ranks < full.ranks else None
 
 
 def _smallest(parallel: Mapping[str, Any], full: Mesh | None) -> Mesh | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .dump import to_yaml
 from .meshes import Mesh, verified
+from .presets import values_of
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,19 @@ class Spec:
     def as_written(self) -> dict[str, Any]:
         """The same with `auto` where it was written or is the default: it follows when another value changes.
 
-        A section that is off is left out.
+        A section that is off is left out, and so is what a preset says.
         """
         values = self.to_dict()
         for section, key in self.auto:
             values[section][key] = "auto"
         if not values["launch"]["engines"]:
             del values["launch"]
+        from_preset = values_of(values["model"])
+        values["model"] = {
+            k: v for k, v in values["model"].items() if from_preset.get(k) != v and (k, v) != ("preset", None)
+        }
+        if values["verify"]["model"] is None:
+            del values["verify"]["model"]
         return values
 
     @property
@@ -59,6 +66,12 @@ class Spec:
         sizes = self.verification_mesh._asdict()
         fixed = {key: self["parallel"][key] for key in sizes if self["parallel"][key] != "auto"}
         return {key: sizes[key] for key, size in fixed.items() if size != sizes[key]}
+
+    @property
+    def verification_flags(self) -> list[str]:
+        """What train.py gets for the mesh and the model of the verification."""
+        small = ["--debug-model"] if self["verify"]["model"] is not None else []
+        return [f"--{key.replace('_', '-')} {size}" for key, size in self.scaled.items()] + small
 
     @property
     def own_modules(self) -> tuple[str, ...]:

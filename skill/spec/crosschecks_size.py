@@ -1,0 +1,90 @@
+"""Checks of sizes: whether the devices hold the training state, and the small model of a verification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...verifier.config.reading.validation import Fault
+from .build import debug_model, ffn_size
+from .crosschecks import Values, fault, needs
+from .crosschecks_parallel import TP_SIZES, verification_mesh
+from .meshes import production
+from .model import decoder_parameters
+
+BYTES = {"adamw": 16, "sgd": 12}  # of a parameter: float32 weight, gradient, and Adam's two moments or one momentum
+GIB = 1 << 30
+DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them
+    "A100": 40,
+    "A100-80GB": 80,
+    "A10G": 24,
+    "B200": 180,
+    "H100": 80,
+    "H200": 141,
+    "L4": 24,
+    "L40S": 48,
+    "T4": 16,
+    "V100": 16,
+}
+SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "tied_embeddings")
+
+
+@needs(*(f"model.{key}" for key in SHAPE), "parallel", "launch", "optimizer.kind")
+def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
+    """Weights, gradients and optimizer state alone; activations and gathered blocks come on top."""
+    optimizer, launch, parallel = inputs[-1], values["launch"], values["parallel"]
+    memory, mesh = device_memory(launch), production(parallel, launch)
+    trains_all = "finetune" in values and values["finetune"]["kind"] == "full"
+    if memory is None or mesh is None or parallel["cpu_offload"] or not trains_all:
+        return
+    count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.tp
+    needed = count * BYTES[optimizer] / ranks / GIB
+    if needed > memory:
+        state = f"{count:,} parameters x {BYTES[optimizer]} bytes (weight, gradient, {optimizer})"
+        least = -(-count * BYTES[optimizer] // int(memory * GIB))
+        message = f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device has {memory:g}"
+        key = "parallel.dp_shard" if values.written("parallel.dp_shard") else "launch.nodes"
+        yield fault(key, f"is too small {message}; shard over {least} ranks or more")
+
+
+def device_memory(launch: Mapping[str, Any]) -> float | None:
+    """GiB of a device, if the section says or names it."""
+    if not launch["engines"] or launch["device"] != "cuda":
+        return None
+    named = DEVICE_MEMORY.get(launch["skypilot_accelerator"] or "")
+    found = launch["device_memory"] or named
+    return None if found is None else float(found)
+
+
+@needs("verify.model", "model.kind")
+def only_a_decoder_is_made_smaller(values: Values, small: Any, kind: str) -> Iterator[Fault]:
+    if small is not None and kind != "decoder":
+        yield fault("verify.model", f"needs model.kind: decoder (another sizes its layers itself), found {kind}")
+
+
+@needs("verify.model", *(f"model.{key}" for key in SHAPE), "model.sequence_length")
+def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fault]:
+    if small is None:
+        return
+    whole = _sizes(values["model"])
+    sizes = debug_model(small, whole)
+    width, heads, kv_heads = sizes["width"], sizes["heads"], sizes["kv_heads"]
+    grouped = whole["kv_heads"] != whole["heads"]
+    if width % heads or width // heads % 2:
+        yield fault("verify.model", f"must divide width {width} into even sizes, found {heads}", "heads")
+    elif heads % kv_heads:
+        yield fault("verify.model", f"must divide heads {heads}, found {kv_heads}", "kv_heads")
+    elif not grouped and kv_heads != heads:
+        yield fault("verify.model", f"must be heads {heads}, as in the model, found {kv_heads}", "kv_heads")
+    mesh = verification_mesh(values)
+    for key in TP_SIZES if mesh is not None else ():
+        if mesh is not None and sizes[key] % mesh.tp:
+            yield fault(
+                "verify.model", f"must be a multiple of tp {mesh.tp} of the mesh {mesh}, found {sizes[key]}", key
+            )
+
+
+def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with `auto` as numbers."""
+    kv_heads = model["heads"] if model["kv_heads"] == "auto" else model["kv_heads"]
+    return {**model, "kv_heads": kv_heads, "ffn": ffn_size(model["width"]) if model["ffn"] == "auto" else model["ffn"]}
