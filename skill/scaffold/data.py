@@ -112,5 +112,5 @@ def _cache_settings(data: Mapping[str, Any]) -> str:
     names = ["SPLIT"] * (kind == "datasets") + ["FIELD"] * ("field" in data) + ["SEPARATOR"] * ("separator" in data)
     if data.get("packing", True) is not True:
         names.append("sequence_length")
-    names += ["str(DTYPE)", "vocabulary"] * tokenizer
+    names += ["vocabulary"] * tokenizer
     return ", ".join(names) + "," * (len(names) == 1)
