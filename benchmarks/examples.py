@@ -57,6 +57,8 @@ def row(path: Path, folder: Path) -> dict[str, Any]:
         subprocess.run([*ruff, *words, *options], cwd=project, check=False).returncode == 0
         for words in (["check", "-q"], ["format", "-q", "--check"])
     )
+    if (project / "prepare.py").exists():
+        subprocess.run([sys.executable, "prepare.py"], cwd=project, check=True, stdout=subprocess.DEVNULL)
     report = folder / f"{loaded['name']}.json"
     started = time.monotonic()
     command = [sys.executable, "-m", "verified_fsdp2.skill", "verify", project, "--report", f"json={report}"]

@@ -60,7 +60,7 @@ AXES: dict[str, dict[str, Settings]] = {
         "synthetic": {"data": {"kind": "synthetic"}},
         "text": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"]}},
         "text-workers": {"data": {"kind": "text", "files": ["{stdlib}/json/*.py"], "workers": 2}},
-        "documents": {"data": {"kind": "jsonl", "files": ["notes.jsonl"], "packing": False}},
+        "documents": {"data": {"kind": "jsonl", "files": ["notes.jsonl"], "packing": False, "too_long": "truncate"}},
     },
     "checkpointing": {
         "none": {},

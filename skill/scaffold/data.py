@@ -20,7 +20,13 @@ TITLES = {  # kind: (words, title)
 }
 PARAMETERS = {"out": "out: Path", "sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
 RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
-PACKAGES = {"tokenizers": "tokenizer", "transformers": "chat", "pyarrow": "parquet", "datasets": "datasets", "pillow": "images"}
+PACKAGES = {
+    "tokenizers": "tokenizer",
+    "transformers": "chat",
+    "pyarrow": "parquet",
+    "datasets": "datasets",
+    "pillow": "images",
+}
 
 
 def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
@@ -112,5 +118,5 @@ def _cache_settings(data: Mapping[str, Any]) -> str:
     names = ["SPLIT"] * (kind == "datasets") + ["FIELD"] * ("field" in data) + ["SEPARATOR"] * ("separator" in data)
     if data.get("packing", True) is not True:
         names.append("sequence_length")
-    names += ["str(DTYPE)", "vocabulary"] * tokenizer
+    names += ["vocabulary"] * tokenizer
     return ", ".join(names) + "," * (len(names) == 1)

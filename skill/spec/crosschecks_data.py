@@ -19,9 +19,10 @@ def chat_tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind:
     folder = path_of(values, tokenizer)
     if message := data_content.chat_tokenizer_fault(folder):
         yield fault("data.tokenizer", f"{message}: {tokenizer!r}")
-    elif not data_content.tokenizer_fault(folder / "tokenizer.json"):
-        if (size := data_content.tokenizer_size(folder / "tokenizer.json")) > found:
-            yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
+        return
+    file = folder / "tokenizer.json"
+    if not data_content.tokenizer_fault(file) and (size := data_content.tokenizer_size(file)) > found:
+        yield fault("model.vocabulary", f"must be at least {size}, the ids of data.tokenizer, found {found}")
 
 
 @needs("data.packing", "data.kind", "model.kind", "parallel.tp")

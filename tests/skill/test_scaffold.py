@@ -21,7 +21,15 @@ from verified_fsdp2.verifier.errors import UserError
 GIVEN = yaml.safe_load(Path(__file__).with_name("scaffold_options.yaml").read_text(encoding="utf-8"))
 DECODER, IMPORTED = GIVEN["specs"]["decoder"], GIVEN["specs"]["imported"]
 LIMITS: dict[str, int] = GIVEN["limits"]
-ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py", "launch/ray_train.py"}  # not what trains
+ASIDE = {
+    "prepare.py",
+    "chat.py",
+    "flops.py",
+    "profiling.py",
+    "plot.py",
+    "export.py",
+    "launch/ray_train.py",
+}  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -36,6 +44,8 @@ def load(
 
 def write_inputs(tmp_path: Path) -> None:
     files = {"a.txt": "some text\n" * 10, "a.jsonl": '{"text": "some text"}\n' * 10, "a.bin": b"\1\0" * 100}
+    files |= {"a.parquet": "PAR1" * 3, "chats.jsonl": '{"prompt": "a", "completion": "b"}\n'}
+    files |= {"chat/tokenizer_config.json": '{"chat_template": "x"}'}
     files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
     folders = ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
@@ -61,6 +71,11 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         count = 24 if len(options) > 20 else 12
         mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
+    yield from ((DECODER, settings) for settings in GIVEN["documents"])
+    yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
+    yield from (
+        (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
+    )
     yield from ((DECODER, [f"verify.ci={where}"]) for where in ("gitlab", "none"))
 
 
