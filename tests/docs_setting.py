@@ -100,6 +100,7 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module) -> float:
+    """The loss on samples that are the same on every rank."""
     return loss_of(model, torch.arange(4 * LENGTH).view(4, LENGTH) % VOCABULARY).item()
 
 
@@ -130,7 +131,7 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
         "device": torch.device("cpu"),
         "rank": rank,
-        "world": ranks,
+        "world": ranks,  # how many ranks there are
         "dataset": dataset,
         "loader": torch.utils.data.DataLoader(batch, batch_size=2),  # this rank's samples, for loss_of
         "batch": batch[:, :-1],
@@ -140,10 +141,10 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "sequence_length": LENGTH,
         "vocabulary": VOCABULARY,
         "step": 0,
-        "steps": 2,
-        "epoch": 0,
+        "steps": 2,  # that a loop makes
+        "epoch": 0,  # the current one
         "loss": loss,  # of this rank in the last step, without its graph
-        "best_loss": float("inf"),
+        "best_loss": float("inf"),  # of an evaluation, so far
         "seed": 0,
         "samples_seen": 64,
         "max_norm": 1.0,
