@@ -98,6 +98,12 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
+@torch.no_grad()
+def evaluate(model: nn.Module) -> float:
+    """The loss on samples that are the same on every rank."""
+    return loss_of(model, torch.arange(4 * LENGTH).view(4, LENGTH) % VOCABULARY).item()
+
+
 def setting(path: Path, block: str) -> dict[str, object]:
     """New names for one block: the model is sharded unless the block shards it, and has gradients after one step."""
     torch.manual_seed(0)
@@ -105,23 +111,29 @@ def setting(path: Path, block: str) -> dict[str, object]:
     dataset = torch.randint(0, VOCABULARY, (64, LENGTH))
     batch = dataset[4 * rank : 4 * rank + 4]
     model = Decoder()
-    optimizer = None
+    optimizer = loss = None
     if "fully_shard(" not in block and "shard(model" not in block:
         shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss_of(model, batch).backward()
+        loss = loss_of(model, batch)
+        loss.backward()
+        loss = loss.detach()
     path.mkdir(exist_ok=True)
     names: dict[str, object] = {
         **globals(),
         "model": model,
         "optimizer": optimizer,
+        "average": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},  # of the weights
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
         "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
         "device": torch.device("cpu"),
+        "rank": rank,
+        "world": ranks,  # how many ranks there are
         "dataset": dataset,
+        "loader": torch.utils.data.DataLoader(batch, batch_size=2),  # this rank's samples, for loss_of
         "batch": batch[:, :-1],
         "micros": list(batch.split(2)),
         "accumulation_steps": 2,
@@ -129,6 +141,10 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "sequence_length": LENGTH,
         "vocabulary": VOCABULARY,
         "step": 0,
+        "steps": 2,  # that a loop makes
+        "epoch": 0,  # the current one
+        "loss": loss,  # of this rank in the last step, without its graph
+        "best_loss": float("inf"),  # of an evaluation, so far
         "seed": 0,
         "samples_seen": 64,
         "max_norm": 1.0,

@@ -63,13 +63,16 @@ def line_of(text: str, position: int) -> int:
 
 
 def python_blocks() -> Iterator[Block]:
-    """Every Python block of the documents; a block for a library gets what it uses of the blocks before it."""
-    for number, (where, text) in enumerate(blocks("python")):
-        document = where.split(":")[0].split(" ")[0]
-        ranks = 1 if document in ONE_RANK else 2
-        if LIBRARY.search(text) and "parallelize(" in text:
-            text = defining("converting.md", "parallelize") + text
-        yield Block(f"block{number:03}", where, text, on_ranks(text, ranks))
+    """Every Python block; before it what it calls of the blocks before it in its document."""
+    defined: dict[tuple[str, str], str] = {}  # the block that defines a name in a document
+    for number, (where, block) in enumerate(blocks("python")):
+        document = where.rsplit(":", 1)[0]
+        ranks = 1 if document.split(" ")[0] in ONE_RANK else 2
+        own = re.findall(r"^(?:def|class) (\w+)", block, re.M)
+        called = set(re.findall(r"(?<![\w.])(\w+)\(", block)).difference(own)
+        text = "".join(dict.fromkeys(defined[document, name] for name in sorted(called) if (document, name) in defined))
+        defined |= {(document, name): block for name in own}
+        yield Block(f"block{number:03}", where, text + block, on_ranks(block, ranks))
 
 
 def claims() -> Iterator[Block]:

@@ -12,10 +12,12 @@ class MergedWithAnotherScale(Rule):
     another one, is a file that loads everywhere and holds another model than the one that was trained and evaluated.
     Wrong:
         W, A, B = (torch.randn(4, 4) for _ in range(3))
+        scale = 2.0  # alpha / r: the module computes with W + scale * (B @ A)
         merged = W + B @ A
     Right:
         W, A, B = (torch.randn(4, 4) for _ in range(3))
-        merged = W + layer.scale * (B @ A)
+        scale = 2.0  # alpha / r: the module computes with W + scale * (B @ A)
+        merged = W + scale * (B @ A)
     Fix: Merge with the scale that the forward of the module uses, read from the module.
     Source: law L10: when a file is written, the probe calls each module that has a base weight and adapters with the whole
     tensors that the script has gathered, and compares with the written weight.

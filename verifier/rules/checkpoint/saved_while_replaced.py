@@ -10,13 +10,17 @@ class SavedWhileReplaced(ResumeRule):
     of a callback that runs first, stores them as the model. The uninterrupted run is right; a resumed one trains on
     from other weights, with the optimizer state of the first.
     Wrong:
-        with ema.swapped(model):
-            evaluate(model)
-            save(model, optimizer, ema)
+        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(average)
+        value = evaluate(model)
+        dcp.save({"model": model.state_dict()}, checkpoint_id=path)  # the average, saved as the model
+        model.load_state_dict(trained)
     Right:
-        with ema.swapped(model):
-            evaluate(model)
-        save(model, optimizer, ema)
+        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(average)
+        value = evaluate(model)
+        model.load_state_dict(trained)
+        dcp.save({"model": model.state_dict()}, checkpoint_id=path)
     Fix: Save before other weights are put into the model, or after the training weights are back.
     Source: law L6; in scripts of others three times (a save in the swap, callbacks in the wrong order).
     """

@@ -16,6 +16,7 @@ class SaltedHashSeed(SourceRule):
         generator = torch.Generator().manual_seed(hash("train-0") % 2**31)
         order = torch.randperm(64, generator=generator)
     Right:
+        import zlib
         generator = torch.Generator().manual_seed(zlib.crc32(b"train-0"))
         order = torch.randperm(64, generator=generator)
     Fix: Use a hash without salt (`zlib.crc32`, `hashlib.sha256`), or a number; PYTHONHASHSEED must be equal on all ranks.

@@ -14,12 +14,16 @@ class EndingSameInOneProcess(OneProcessRule):
     Why: a final evaluation, a restored best model, a merge or an export happens once, behind the last step that any oracle
     compares. A wrong one leaves losses, gradients and checkpoints right, and delivers a wrong model.
     Wrong:
-        scale = weight.to_local().abs().amax() / 127  # of this rank's rows
-        export[name] = (weight.full_tensor() / scale).round()
+        export = {}
+        for name, weight in model.state_dict().items():
+            scale = weight.to_local().abs().amax() / 127  # of this rank's rows
+            export[name] = (weight.full_tensor() / scale).round()
     Right:
-        whole = weight.full_tensor()
-        scale = whole.abs().amax() / 127
-        export[name] = (whole / scale).round()
+        export = {}
+        for name, weight in model.state_dict().items():
+            whole = weight.full_tensor()
+            scale = whole.abs().amax() / 127
+            export[name] = (whole / scale).round()
     Fix: Compute what is reported and exported from whole tensors, and from sums over the samples of all ranks; restore a model
     in place, outside of `summon` or `unshard` regions whose changes are dropped.
     Source: law L10: rank 0's `print` and `logging` calls and the files written behind the last step of the survey run are held

@@ -10,10 +10,10 @@ class EvaluatedOnTrainingSamples(Rule):
     Why: a split that each rank draws for itself holds out other samples on every rank. What one rank evaluates on, another
     trains on, and there is one model: its evaluation is too good, and so are the choices that depend on it.
     Wrong:
-        train, held_out = random_split(data, [0.9, 0.1])  # another split on every rank
+        train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1])  # another split on every rank
     Right:
         generator = torch.Generator().manual_seed(0)
-        train, held_out = random_split(data, [0.9, 0.1], generator=generator)
+        train, held_out = torch.utils.data.random_split(dataset, [0.9, 0.1], generator=generator)
     Fix: Split the data with a seed that all ranks share, before any part is taken by rank.
     Source: law L9: the probe hashes the samples of each step and of each forward without gradients. A rank that evaluates
     on samples of its own training, or on some that no rank trains on only by chance, does so on purpose: no breach.

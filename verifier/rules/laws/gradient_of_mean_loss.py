@@ -12,11 +12,11 @@ class GradientOfMeanLoss(Rule):
     weight decay feel it.
     Wrong:
         for micro in micros:
-            F.cross_entropy(model(micro.x), micro.y).backward()  # the sum of len(micros) means
+            loss_of(model, micro).backward()  # the sum of len(micros) means
         optimizer.step()
     Right:
         for micro in micros:
-            (F.cross_entropy(model(micro.x), micro.y) / len(micros)).backward()
+            (loss_of(model, micro) / len(micros)).backward()
         optimizer.step()
     Fix: Divide each micro-batch's mean loss by the number of micro-batches of the step, or the gradients before they are
     clipped; FSDP averages over ranks.

@@ -10,11 +10,11 @@ class ReplacedParameterRead(Rule):
     Wrong:
         decayed = [p for p in model.parameters() if p.ndim > 1]
         fully_shard(model)
-        loss = loss + 1e-4 * sum(p.square().sum() for p in decayed)  # of the initial weights
+        loss = loss_of(model, batch) + 1e-4 * sum(p.square().sum() for p in decayed)  # of the initial weights
     Right:
         fully_shard(model)
         decayed = [p for p in model.parameters() if p.ndim > 1]
-        loss = loss + 1e-4 * sum(p.square().sum() for p in decayed)
+        loss = loss_of(model, batch) + 1e-4 * sum(p.square().sum() for p in decayed)
     Fix: Take `model.parameters()` after sharding and after `to_empty`, or again at each use.
     Source: law L4: after `fully_shard` and `to_empty` the probe watches the parameter objects that are no longer in the
     model, and records each line of the training loop that computes with one.

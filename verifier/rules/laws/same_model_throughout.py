@@ -13,7 +13,7 @@ class SameModelThroughout(Rule):
     optimizers hold moves twice. A model that an evaluation leaves in eval mode trains on without dropout and with frozen
     statistics. The loss falls in each case.
     Wrong:
-        optimizer = torch.optim.AdamW(model.encoder.parameters())  # and the decoder?
+        optimizer = torch.optim.AdamW(model.blocks.parameters())  # and the embedding and the head?
     Right:
         optimizer = torch.optim.AdamW(model.parameters())
     Fix: Give every parameter that is to be trained to exactly one optimizer, set `requires_grad_(False)` on the others,

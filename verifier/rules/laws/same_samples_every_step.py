@@ -11,9 +11,9 @@ class SameSamplesEveryStep(Rule):
     ever. The loss falls faster than it should.
     Wrong:
         for step in range(steps):
-            x, y = next(iter(loader))  # the first batch, unless the loader shuffles
+            batch = next(iter(loader))  # the first batch, unless the loader shuffles
     Right:
-        for step, (x, y) in zip(range(steps), loader):
+        for step, batch in zip(range(steps), loader):
             ...
     Fix: Make the iterator once before the loop, or compute the position from the step.
     Source: law L9: the probe hashes the samples of each step, and knows how long the data sets of its loaders are.

@@ -22,11 +22,11 @@ class SamplesOncePerEpoch(Rule):
     train on some samples several times and on others never. The loss falls as usual.
     Wrong:
         generator = torch.Generator().manual_seed(seed + rank)  # another order on every rank
-        order = torch.randperm(len(data), generator=generator)
+        order = torch.randperm(len(dataset), generator=generator)
         own = order[rank::world]
     Right:
         generator = torch.Generator().manual_seed(seed + epoch)  # one order that the ranks share
-        order = torch.randperm(len(data), generator=generator)
+        order = torch.randperm(len(dataset), generator=generator)
         own = order[rank::world]
     Fix: Draw the order of an epoch from a seed that all ranks share, and advance by the global batch in each step.
     Source: law L9: the probe hashes the samples of each step, and the orders that each rank draws. Random draws with

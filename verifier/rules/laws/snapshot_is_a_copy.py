@@ -16,11 +16,13 @@ class SnapshotIsACopy(Rule):
     changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
     that of the best step.
     Wrong:
-        if value < best_value:
-            best_value, best = value, model.state_dict()
+        loss = evaluate(model)
+        if loss < best_loss:
+            best_loss, best = loss, model.state_dict()
     Right:
-        if value < best_value:
-            best_value, best = value, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        loss = evaluate(model)
+        if loss < best_loss:
+            best_loss, best = loss, {name: tensor.clone() for name, tensor in model.state_dict().items()}
     Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
     Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
     that the sources assign under a comparison and read elsewhere, assign before a step and read after it, or append to a

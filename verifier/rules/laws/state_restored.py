@@ -33,7 +33,7 @@ class StateRestored(Rule):
     Wrong:
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)  # and the average?
     Right:
-        dcp.save({"model": model_state, "optimizer": optimizer_state, "ema": ema}, checkpoint_id=path)
+        dcp.save({"model": model_state, "optimizer": optimizer_state, "average": average}, checkpoint_id=path)
     Fix: Save what is named here in the checkpoint and load it before training continues.
     Source: law L6: at the first forward of each step the probe records buffers, modules, schedulers, scalers, tensors
     and numbers that the frames of the training loop reach. Numbers count only if a condition that does more than log

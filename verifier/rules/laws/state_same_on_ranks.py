@@ -14,8 +14,10 @@ class StateSameOnRanks(Rule):
     plateau schedule on a local loss or a best score of one rank let the copies drift apart. The saved model is then
     that of one rank.
     Wrong:
-        scheduler.step(loss.item())  # ReduceLROnPlateau on this rank's loss
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        scheduler.step(loss.item())  # this rank's loss
     Right:
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         dist.all_reduce(loss, op=dist.ReduceOp.AVG)
         scheduler.step(loss.item())
     Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
