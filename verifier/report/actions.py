@@ -44,8 +44,8 @@ def not_covered(verdict: Verdict) -> list[str]:
     skipped = [str(item["rule"]) for item in verdict.skipped]
     found += [f"skipped: {', '.join(skipped)}"] if skipped else []
     target: dict[str, Any] = dict(verdict.target)
-    found.append(f"other arguments, and steps after the first {target['steps']}")
-    sizes = sorted({1, int(target["nproc"]), *map(int, target["reshard_to"])})
+    found.append(f"other arguments, and steps after the first {target.get('steps') or 0}")
+    sizes = sorted({1, int(target.get("nproc") or 1), *map(int, target.get("reshard_to") or ())})
     found.append(
         f"other world sizes than {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
         if len(sizes) > 1
