@@ -18,11 +18,13 @@ from .data import data_files
 from .imports import used_imports
 from .launch import launch_files
 from .literals import FILTERS
+from .requirements import requirements
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
+HYGIENE = {".gitignore": "gitignore.j2", "pyproject.toml": "pyproject.toml.j2"}  # made from the rest
 CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 
 
@@ -47,7 +49,7 @@ def files(spec: Spec) -> dict[str, str]:
     found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
     found |= {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
     found |= {"tests/test_train.py": "test_train.py.j2", **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {})}
-    return {**found, **launch_files(spec["launch"])}
+    return {**found, **launch_files(spec["launch"]), **HYGIENE}
 
 
 def render(spec: Spec) -> dict[str, str]:
@@ -56,7 +58,9 @@ def render(spec: Spec) -> dict[str, str]:
     for name in spec.own_modules:
         if f"{name}.py" in wanted:
             raise UserError(f"import: the scaffold has a module {name!r} of its own; rename yours")
-    return {path: _environment().get_template(template).render(values) for path, template in wanted.items()}
+    made = {path: _environment().get_template(wanted[path]).render(values) for path in wanted if path not in HYGIENE}
+    values["requirements"] = requirements(spec, made, values["wanted_packages"])
+    return made | {path: _environment().get_template(wanted[path]).render(values) for path in HYGIENE}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def context(spec: Spec) -> dict[str, Any]:
     data = data_context(values)
     optimizer, schedule, train = values["optimizer"], values["schedule"], values["train"]
     operation, checkpoint, verify = values["operation"], values["checkpoint"], values["verify"]
-    decay = optimizer["weight_decay"] > 0
+    decay, out = optimizer["weight_decay"] > 0, checkpoint["directory"].rstrip("/")
     packages = [package for key, package in PACKAGES.items() if operation[key]]
     suited = [world for world in verify["reshard_to"] if _fits(spec, world)]
     words = ("linear warm-up, then " if schedule["warmup_steps"] else "") + SCHEDULES[schedule["kind"]]
@@ -65,6 +66,7 @@ def context(spec: Spec) -> dict[str, Any]:
             *["matplotlib"] * operation["plot"],
             *["torchao"] * values["precision"]["fp8"],
         ],
+        "ignored_out": out if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]*", out) and ".." not in out else None,
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",

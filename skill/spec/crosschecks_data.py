@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from ...verifier.config.reading.validation import Fault
 from . import data_content
-from .crosschecks import Values, fault, needs, path_of
+from .crosschecks import Values, fault, needs, opens_files, path_of
 
 
 @needs("data.tokenizer", "model.vocabulary", "data.kind")
+@opens_files
 def chat_tokenizer_fits(values: Values, tokenizer: str | None, found: int, kind: str) -> Iterator[Fault]:
     if kind != "chat":
         return

@@ -129,6 +129,9 @@ def test_offline_skips_files_and_nothing_else(tmp_path: Path) -> None:
     spec.write_text(yaml.safe_dump({**NOWHERE, "data": {"kind": "text", "files": ["/nowhere"]}}))
     with pytest.raises(SpecError, match=r"model\.vocabulary"):
         load(spec, ["model.vocabulary=64"], offline=True)
+    chat = {"kind": "chat", "files": ["/nowhere/*.jsonl"], "tokenizer": "/nowhere"}
+    spec.write_text(yaml.safe_dump({**NOWHERE, "data": chat}))
+    load(spec, offline=True)
     model = {"kind": "transformers", "pretrained": "/nowhere", "vocabulary": 300, "sequence_length": 32}
     spec.write_text(yaml.safe_dump({**NOWHERE, "model": model}))
     load(spec, offline=True)

@@ -8,7 +8,15 @@ from scripts import Command, written
 from trees import SPEC, build_file_tree
 
 MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "distributed")
-OTHERS = ["verify.yaml", "spec.yaml", "README.md", "tests/test_train.py", ".github/workflows/verify.yml"]
+OTHERS = [
+    "verify.yaml",
+    "spec.yaml",
+    "README.md",
+    "tests/test_train.py",
+    ".github/workflows/verify.yml",
+    ".gitignore",
+    "pyproject.toml",
+]
 PROJECT_FILES = sorted([*(f"{name}.py" for name in MODULES), *OTHERS])  # all but the manifest and what it keeps
 
 
