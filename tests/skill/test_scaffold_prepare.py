@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from trees import write_project
 from verified_fsdp2.verifier.launch.processes import children
@@ -19,7 +20,7 @@ SPEC = """\
 version: 1
 model: {kind: decoder, layers: 1, width: 32, heads: 2, vocabulary: 256, sequence_length: 64}
 data: {kind: jsonl, files: [notes.jsonl], packing: documents}
-train: {steps: 2, global_batch: 8}
+train: {steps: 20, global_batch: 8}
 """
 
 
@@ -31,7 +32,7 @@ def start(project: Path) -> subprocess.Popen[str]:
 def test_a_killed_start_is_continued(tmp_path: Path) -> None:
     texts = [f"{number} {'x' * (number % 50)}" for number in range(2000)]
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    project = write_project(tmp_path, SPEC)
+    project = write_project(tmp_path, yaml.safe_load(SPEC))
     code = (project / "prepare.py").read_text()
     slow = code.replace("PART = 2**23", "PART = 2**9").replace(
         "    number, spans = job\n", "    number, spans = job\n    time.sleep(0.05)\n"
