@@ -31,7 +31,7 @@ def next_steps(verdict: Verdict) -> list[dict[str, str]]:
 def _after(finding: Finding) -> dict[str, str]:
     if finding.status == "error":
         return {"do": "report a fault of fsdp2", "rule": finding.rule, "text": finding.evidence}
-    if finding.location is None:
+    if finding.location is None or not finding.location.file:
         return {"do": "find", "rule": finding.rule, "text": f"{finding.evidence}. {finding.fix or ''}".strip()}
     return {"do": "edit", "rule": finding.rule, "at": place(finding.location), "text": finding.fix or finding.evidence}
 
