@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_scaffold_launch import SPEC, finish, start, steps_of
 
 from checkpoint_project import Modules, train_state
 from records import Capsys, Patch, cases
-from test_scaffold_launch import SPEC, finish, start, steps_of
 from trees import Generate, write_project
 
 
