@@ -44,6 +44,7 @@ def measure(project: Path, steps: int) -> None:
     import data
     import distributed
     import model
+    import settings
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -55,7 +56,7 @@ def measure(project: Path, steps: int) -> None:
     config = model.ModelConfig()
     bare = model.build_model(config, mesh, device, 0)
     optimizer = AdamW(bare.parameters(), lr=1e-4, fused=True)
-    inputs = torch.randint(0, 1024, (train.MICRO_BATCH, config.sequence_length))
+    inputs = torch.randint(0, 1024, (settings.Settings.micro_batch, config.sequence_length))
     own: list[float] = []
     generated: list[float] = []
     began = 0.0
@@ -81,7 +82,7 @@ def measure(project: Path, steps: int) -> None:
 
     data.GlobalBatches.micro_batches = next_batches
     sys.argv = ["train.py", "--steps", str(steps), "--out", "out"]
-    train.train(train.parse_args(), device, mesh)
+    train.train(settings.parse_settings(), device, mesh)
     if dist.get_rank() == 0:
         print(json.dumps({"bare": statistics.median(own[WARM:]), "generated": statistics.median(generated[WARM:])}))
     dist.destroy_process_group()

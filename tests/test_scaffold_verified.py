@@ -66,7 +66,7 @@ LOCAL_NORM = """\
     grads = [p.grad.to_local() for p in state.model.parameters()]
     norm = torch.stack([g.norm() for g in grads]).norm()
     for g in grads:
-        g.mul_((MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
+        g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
 """
 # rule: (file, old, new) of each edit, and how the line of the finding begins
 MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
@@ -75,13 +75,13 @@ MUTANTS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
             ("model.py", EMPTY, ""),
             ("model.py", BUILT, BUILT + EARLY),
             ("model.py", f"{FILLED}\n", f"{FILLED}, early\n"),
-            ("train.py", "    optimizer = build_optimizer(model)\n", ""),
+            ("train.py", "    optimizer = build_optimizer(model, args)\n", ""),
             ("train.py", "    model = build_model(", "    model, optimizer = build_model("),
         ],
         "early = torch.optim.AdamW(",
     ),
     "manual-local-norm-clip": (
-        [("train.py", "    norm = nn.utils.clip_grad_norm_(state.model.parameters(), MAX_NORM)\n", LOCAL_NORM)],
+        [("train.py", "    norm = nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)\n", LOCAL_NORM)],
         "",
     ),
     "scheduler-or-progress-not-restored": (

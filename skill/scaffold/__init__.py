@@ -38,7 +38,7 @@ def files(spec: Spec) -> dict[str, str]:
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
         **data_files(spec["data"]),
-        **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py"), True),
+        **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py", "record.py"), True),
         "flops.py": operation["mfu"],
         "profiling.py": operation["profile"],
         "plot.py": operation["plot"],

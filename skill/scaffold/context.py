@@ -15,9 +15,9 @@ from .data import data_context
 from .launch import launch_context
 
 SCHEDULES = {
-    "cosine": "a cosine down to MIN_LR_RATIO at STEPS",
-    "linear": "a straight line down to MIN_LR_RATIO at STEPS",
-    "wsd": "constant, then a straight line down to MIN_LR_RATIO over DECAY_STEPS",
+    "cosine": "a cosine down to MIN_LR_RATIO at schedule_steps",
+    "linear": "a straight line down to MIN_LR_RATIO at schedule_steps",
+    "wsd": "constant, then a straight line down to MIN_LR_RATIO over decay_steps",
     "constant": "constant",
 }
 MODELS = {  # kind: (what it is, what model.py holds)

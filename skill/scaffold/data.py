@@ -104,7 +104,7 @@ def is_prepared(data: Mapping[str, Any]) -> bool:
 
 
 def _argument(name: str, model: str) -> str:
-    return "args.out" if name == "out" else f"config.{name}" if model == "decoder" else name.upper()
+    return "Path(args.out)" if name == "out" else f"config.{name}" if model == "decoder" else name.upper()
 
 
 def _token_type(vocabulary: int, tokenizer: bool) -> str:

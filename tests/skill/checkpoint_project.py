@@ -41,10 +41,10 @@ class Net(nn.Module):
         return self.head(self.norm(self.embedding(tokens)))
 
 
-def train_state(module: ModuleType, seed: int = 0) -> Any:
+def train_state(module: ModuleType, seed: int = 0, lr: float = 0.1) -> Any:
     torch.manual_seed(seed)
     model = fully_shard(Net())
-    optimizer = AdamW(model.parameters(), lr=0.1)
+    optimizer = AdamW(model.parameters(), lr=lr)
     state = module.TrainState(model, optimizer, LambdaLR(optimizer, lambda step: 1 / (1 + step)))
     forward(state)
     update(state)
@@ -76,6 +76,7 @@ def held(state: Any) -> dict[str, Any]:
 
 def started(module: ModuleType, run: Path, keep: int) -> tuple[Any, Any]:
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (run / "run.json").write_text("{}")
     return train_state(module), module.Checkpointer(run, keep, 0)
 
 

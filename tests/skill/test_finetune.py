@@ -50,7 +50,7 @@ def train(model: Any, optimizer: Any, steps: int = 3) -> None:
 def test_only_what_is_named_is_trained(tmp_path: Path, setting: str) -> None:
     with imported(write(tmp_path, DECODER, setting)) as modules:
         model = built(modules)
-        optimizer = modules["optim"].build_optimizer(model)
+        optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
         before = values(model)
         train(model, optimizer)
         after = values(model)

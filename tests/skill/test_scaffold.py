@@ -27,6 +27,7 @@ ASIDE = {
     "flops.py",
     "profiling.py",
     "plot.py",
+    "record.py",
     "export.py",
     "launch/ray_train.py",
 }  # not what trains

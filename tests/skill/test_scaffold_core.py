@@ -33,8 +33,9 @@ class Net(nn.Module):
 
 def rates(module: ModuleType, steps: int) -> list[float]:
     """The learning rate of each optimizer step, as a part of the highest."""
-    optimizer = module.build_optimizer(Net())
-    scheduler = module.build_scheduler(optimizer)
+    settings = __import__("settings").Settings()
+    optimizer = module.build_optimizer(Net(), settings)
+    scheduler = module.build_scheduler(optimizer, settings)
     found = []
     for _ in range(steps):
         found.append(scheduler.get_last_lr()[0] / 0.01)
@@ -67,7 +68,7 @@ def names(module: ModuleType, model: nn.Module) -> dict[str, tuple[float, float]
     """(learning rate, weight decay) of each parameter that the optimizer holds."""
     held = {
         id(param): (group["lr"], group["weight_decay"])
-        for group in module.build_optimizer(model).param_groups
+        for group in module.build_optimizer(model, __import__("settings").Settings()).param_groups
         for param in group["params"]
     }
     return {name: held[id(param)] for name, param in model.named_parameters() if id(param) in held}
@@ -87,7 +88,7 @@ def test_every_trainable_parameter_is_in_one_group(imported: Generate) -> None:
 def test_a_group_without_a_parameter_is_refused(imported: Generate, match: str) -> None:
     module = imported("optim", f"optimizer.groups=[{{match: {match}}}]")
     with pytest.raises(module.SetupError, match=f"optimizer.groups: .*'{match}'"):
-        module.build_optimizer(Net())
+        module.build_optimizer(Net(), __import__("settings").Settings())
 
 
 def test_groups_of_sgd_without_weight_decay(imported: Generate) -> None:

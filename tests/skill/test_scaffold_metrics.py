@@ -26,6 +26,7 @@ def load(generate: Generate, monkeypatch: Patch) -> Generate:
     """Imports a generated module of the spec with these settings, as on the only rank."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op=None: None)
     return partial(generate, SPEC)
 
 
@@ -67,8 +68,8 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path, capsys: Any) -> None:
     module = load("metrics")
-    train(module.Metrics(tmp_path), range(1, 3))
-    again = module.Metrics(tmp_path)
+    train(module.Metrics(tmp_path, 9), range(1, 3))
+    again = module.Metrics(tmp_path, 9)
     train(again, range(3, 4))
     again.validation(3, 2 / 7)
     found = records(tmp_path)
@@ -77,7 +78,7 @@ def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path
     assert found[-1] == {"step": 3, "validation_loss": 2 / 7}
     assert found[0]["grad_norm"] == 1 and found[0]["lr"] == 0.1 and found[0]["peak_memory_mib"] > 10
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01  ") and len(shown) == 4
+    assert shown[0].startswith("step      1  loss 0.3333  norm 1.0000  lr 1.00e-01") and len(shown) == 4
     assert shown[3] == "step      3  validation loss 0.2857"
 
 
@@ -86,22 +87,23 @@ def test_throughput_counts_steps_alone(
     load: Generate, tmp_path: Path, clock: Clock, interval: int, rates: list[float | None]
 ) -> None:
     """Not the first of a start, not what lies between them."""
-    train(load("metrics", f"train.log_interval={interval}").Metrics(tmp_path), range(1, 10), clock)
+    module = load("metrics", f"train.log_interval={interval}")
+    train(module.Metrics(tmp_path, 9, *[interval] * (interval > 1)), range(1, 10), clock)
     assert [record.get("tokens_per_second") for record in records(tmp_path)] == rates
 
 
 def test_nothing_waits_for_the_device_between_two_lines(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
     module = load("metrics", "train.log_interval=4", "operation.tensorboard=true", "operation.mfu=true")
     monkeypatch.setattr(Scalar, "reads", 0)
-    train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
+    train(module.Metrics(tmp_path, 0, 40, 4, 1.0), range(1, 8))
     assert Scalar.reads == 2  # loss and norm of step 4
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    train(module.Metrics(tmp_path, 0, 1.0), range(1, 8))
+    train(module.Metrics(tmp_path, 0, 40, 4, 1.0), range(1, 8))
     assert Scalar.reads == 2 and len(records(tmp_path)) == 1
 
 
 def test_what_is_not_finite_is_null(load: Generate, tmp_path: Path, capsys: Any) -> None:
-    metrics = load("metrics").Metrics(tmp_path)
+    metrics = load("metrics").Metrics(tmp_path, 9)
     metrics.train_step(1, 0.1, Scalar(math.nan), 10, Scalar(math.inf))
     assert records(tmp_path)[0]["loss"] is None and records(tmp_path)[0]["grad_norm"] is None
     assert "loss nan  norm inf" in capsys.readouterr().out
@@ -126,8 +128,8 @@ def test_tensorboard_has_each_step_once_after_a_resume(load: Generate, tmp_path:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     module = load("metrics", "operation.tensorboard=true")
-    train(module.Metrics(tmp_path, 0), range(1, 7))  # is killed, so not closed
-    resumed = module.Metrics(tmp_path, 4)
+    train(module.Metrics(tmp_path, 0, 8), range(1, 7))  # is killed, so not closed
+    resumed = module.Metrics(tmp_path, 4, 8)
     train(resumed, range(5, 9))
     resumed.validation(8, 0.25)
     resumed.close()
@@ -159,9 +161,9 @@ def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypat
     """Only the shape of the calls: the package is a fake."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
     module = load("metrics", "operation.wandb=true")
-    first = module.Metrics(tmp_path)
+    first = module.Metrics(tmp_path, 9)
     train(first, range(1, 4))
-    again = module.Metrics(tmp_path)
+    again = module.Metrics(tmp_path, 9)
     train(again, range(4, 6))
     again.close()
     settings = again.wandb.settings
@@ -189,8 +191,10 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Generate, tmp_path: Path,
     metrics.validation(4, 0.25)
     metrics.bar.refresh()
     metrics.close()
-    assert "4/5" in errors.getvalue() and "loss 0.0833" in errors.getvalue()
-    assert out.getvalue().splitlines() == ["step      4  validation loss 0.2500"]
+    assert "4/5" in errors.getvalue()
+    shown = out.getvalue().splitlines()
+    assert [line[:24] for line in shown[:2]] == ["step      3  loss 0.1111", "step      4  loss 0.0833"]
+    assert shown[-1] == "step      4  validation loss 0.2500"
     monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
     metrics = module.Metrics(tmp_path, 4, 5)
     train(metrics, range(5, 6))
@@ -249,7 +253,7 @@ def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Generate, tmp_path: 
     ideal = flops.ideal_seconds(model, 8)
     assert ideal == pytest.approx(8 * 16 * (6 * 100_000 + 12 * 2 * 50 * 16) / 2e12)
     module = __import__("metrics")
-    train(module.Metrics(tmp_path, 0.5), range(1, 7), clock)
+    train(module.Metrics(tmp_path, 6, 2, 0.5), range(1, 7), clock)
     assert [record["mfu"] for record in records(tmp_path)] == [0.25, 0.25, 0.25]
 
 

@@ -38,8 +38,8 @@ def test_the_marker_is_what_sha256sum_writes_and_comes_last(
 
     monkeypatch.setattr(Path, "rename", renamed)
     saved(module, tmp_path / "run", 1)
-    whole = [".metadata", "SHA256SUMS", "__0_0.distcp"]
-    assert seen == ["SHA256SUMS", "step_00000001.tmp", whole, "checkpoints"]
+    whole = [".metadata", "SHA256SUMS", "__0_0.distcp", "run.json"]
+    assert seen == ["run.json", "SHA256SUMS", "step_00000001.tmp", whole, "checkpoints"]
     lines = (tmp_path / "run/checkpoints/step_00000001/SHA256SUMS").read_text().splitlines()
     assert sorted(line[64:] for line in lines) == ["  .metadata", "  __0_0.distcp"]
     assert all(re.fullmatch(r"[0-9a-f]{64}", line[:64]) for line in lines)
@@ -88,7 +88,8 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
     flip(folder / "step_00000003" / "__0_0.distcp")
     assert runs.newest_intact(tmp_path / "run") == folder / "step_00000002"
     aside = "(__0_0.distcp), it is step_00000003.damaged-again now; the one before it is taken\n"
-    assert capsys.readouterr().out == f"warning: {folder / 'step_00000003'} is damaged {aside}"
+    warning = capsys.readouterr().out.splitlines(True)[3]  # after a line for each save
+    assert warning == f"warning: {folder / 'step_00000003'} is damaged {aside}"
     assert names(folder) == ["step_00000001", "step_00000002", "step_00000003.damaged", "step_00000003.damaged-again"]
     for step in (1, 2):
         flip(folder / f"step_{step:08d}" / "SHA256SUMS", 3)

@@ -332,6 +332,28 @@ def test_watched_values(theirs: float, texts: list[str], status: str) -> None:
     assert judge("watched-values-agree", of(*ranks, watch=tuple(map(watched, texts)))).status == status
 
 
+TIMER = """
+class Metrics:
+    def begin(self):
+        self.started = time.perf_counter()
+
+    def end(self):
+        lasted = time.perf_counter() - self.started
+        self.seconds += {value}
+        if self.seconds:
+            write(self.seconds)
+            self.seconds = 0.0
+"""
+
+
+@cases("value, status", ("lasted", "pass"), ("loss", "fail"))
+def test_a_timer_is_no_state(value: str, status: str) -> None:
+    first = state(1, main__metrics__seconds=held(0.1, "object"))
+    ranks = [[*steps(), first, state(2, main__metrics__seconds=held(v, "object"))] for v in (0.5, 0.3)]
+    sources = Sources({"train.py": TIMER.replace("{value}", value)}, ("train.py",))
+    assert judge("state-same-on-ranks", replace(of(*ranks), sources=sources)).status == status
+
+
 def test_a_training_loss_is_no_evaluation() -> None:
     records = [*steps(), state(1), state(2, evaluations=1, main__loss=held(1.0), train_step__loss=held(1.0))]
     assert evaluated(run(records), SOURCES) == set()

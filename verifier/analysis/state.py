@@ -16,6 +16,7 @@ from .syntax import called, functions, functions_of, last_name, loops, names_rea
 Values = dict[str, Held]
 _WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
 KEPT = ("module", "parameter", "optimizer", "scheduler", "scaler")  # holders whose every number is state
+_CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "time", "time_ns"}
 _QUIET = re.compile(
     r"^(print|format|len|float|int|round|str|min|max|sum|mean|append|write|flush|item|time|perf_counter|monotonic|"
     r"log|info|debug|warning|set_postfix|set_description|update_bar|add_scalar|get_rank|join|items|values|keys)$"
@@ -137,7 +138,8 @@ def decisive(sources: Sources, paths: set[str]) -> set[str]:
     It is assigned from itself or under a condition that reads it, and a condition that reads it does more than log.
     """
     carried = {one for file in sources.project for one in _carried(sources.tree(file))}
-    return {path for path in paths if spelled(path) & carried}
+    timed = {one for file in sources.project for one in _timed(sources.tree(file))}
+    return {path for path in paths if spelled(path) & carried and not spelled(path) & timed}
 
 
 def spelled(path: str) -> set[tuple[str, str]]:
@@ -184,6 +186,34 @@ def _carried_in(scope: ast.AST) -> set[str]:
             if read & assigned or _acts(node):
                 deciding |= read
     return from_itself & deciding
+
+
+@lru_cache(maxsize=256)
+def _timed(tree: ast.Module) -> set[tuple[str, str]]:
+    """(function, expression) of times and sums of times: they measure, and a resumed run measures anew."""
+    known: set[tuple[str, str]] = set()
+    for _ in range(2):  # of what a later line assigns, too
+        for scope in (tree, *functions(tree)):
+            name = scope.name if isinstance(scope, ast.FunctionDef) else ""
+            for node in (n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign)):
+                if _is_time(node.value, name, known):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    known |= {_scoped(target, name) for target in targets}
+    return known
+
+
+def _scoped(node: ast.AST, function: str) -> tuple[str, str]:
+    text = ast.unparse(node)
+    return "" if text.startswith("self.") else function, text
+
+
+def _is_time(value: ast.expr, function: str, known: set[tuple[str, str]]) -> bool:
+    """Whether an expression reads a clock, or is a sum or multiple of what has read it."""
+    if isinstance(value, ast.BinOp):
+        return _is_time(value.left, function, known) or _is_time(value.right, function, known)
+    if isinstance(value, ast.Call):
+        return last_name(value.func) in _CLOCKS
+    return isinstance(value, ast.Name | ast.Attribute) and _scoped(value, function) in known
 
 
 def _asks_for_none(test: ast.expr) -> bool:
