@@ -7,8 +7,7 @@ import pytest
 from scripts import Command, written
 from trees import SPEC, build_file_tree
 
-<<<<<<< HEAD
-MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "distributed")
+MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "settings", "record", "distributed")
 OTHERS = [
     "verify.yaml",
     "spec.yaml",
@@ -18,10 +17,6 @@ OTHERS = [
     ".gitignore",
     "pyproject.toml",
 ]
-=======
-MODULES = ("train", "model", "optim", "data", "checkpoint", "runs", "metrics", "settings", "record", "distributed")
-OTHERS = ["verify.yaml", "spec.yaml", "README.md", "tests/test_train.py", ".github/workflows/verify.yml"]
->>>>>>> part-run
 PROJECT_FILES = sorted([*(f"{name}.py" for name in MODULES), *OTHERS])  # all but the manifest and what it keeps
 
 
