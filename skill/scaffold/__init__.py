@@ -42,10 +42,12 @@ def files(spec: Spec) -> dict[str, str]:
         "plot.py": operation["plot"],
         "distributed.py": True,
         "export.py": spec["checkpoint"]["export"],
+        "generate.py": spec["checkpoint"]["generate"],
         **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }
     found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
     found |= {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
+    found |= {"export.py": "export_llama.py.j2"} if spec["checkpoint"]["export"] == "huggingface" else {}
     found |= {"tests/test_train.py": "test_train.py.j2", **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {})}
     return {**found, **launch_files(spec["launch"])}
 

@@ -67,6 +67,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
+        "as_llama": checkpoint["export"] == "huggingface",
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],

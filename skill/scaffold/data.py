@@ -45,6 +45,7 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "tokenizer": tokenizer,
         "packed": packed,
         "byte_text": byte_text,
+        "as_bytes": not tokenizer and kind in ("text", "jsonl", "datasets"),
         "corpus": has_corpus(data),
         "windows": packed and kind in ("text", "tokens", "jsonl", "datasets"),
         "documents": not packed,

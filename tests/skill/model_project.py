@@ -12,7 +12,7 @@ import torch
 
 from trees import SMALL, write_project
 
-OWN = ("distributed", "lora", "model", "optim", "checkpoint", "runs", "export")
+OWN = ("distributed", "lora", "model", "optim", "checkpoint", "runs", "export", "generate", "corpus", "data", "loss")
 
 
 def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:

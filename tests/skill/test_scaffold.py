@@ -21,7 +21,7 @@ from verified_fsdp2.verifier.errors import UserError
 GIVEN = yaml.safe_load(Path(__file__).with_name("scaffold_options.yaml").read_text(encoding="utf-8"))
 DECODER, IMPORTED = GIVEN["specs"]["decoder"], GIVEN["specs"]["imported"]
 LIMITS: dict[str, int] = GIVEN["limits"]
-ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py", "launch/ray_train.py"}  # not what trains
+ASIDE = {"flops.py", "profiling.py", "plot.py", "export.py", "generate.py", "launch/ray_train.py"}  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
