@@ -107,7 +107,7 @@ def test_the_most_probable_continuation(tmp_path: Path, settings: list[str], cap
         assert code_of(modules["generate"], checkpoint, "") == 2
         assert code_of(modules["generate"], tmp_path, "3") == 2
     lines = capsys.readouterr().err.splitlines()
-    words = ("'64' is not one of the token ids 0 to 63", "no token", "no SHA256SUMS")
+    words = ("'64' is no token id of 0 to 63", "no token", "no SHA256SUMS")
     assert [word for word, line in zip(words, lines, strict=True) if word not in line] == []
 
 
