@@ -35,6 +35,7 @@ def files(spec: Spec) -> dict[str, str]:
         "lora.py": spec["finetune"]["kind"] == "lora",
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
+        "muon.py": spec["optimizer"]["kind"] == "muon",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py"), True),
         "flops.py": operation["mfu"],
