@@ -37,6 +37,7 @@ def files(spec: Spec) -> dict[str, str]:
         "lora.py": spec["finetune"]["kind"] == "lora",
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
+        "muon.py": spec["optimizer"]["kind"] == "muon",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py", "record.py"), True),
         "flops.py": operation["mfu"],
@@ -44,10 +45,12 @@ def files(spec: Spec) -> dict[str, str]:
         "plot.py": operation["plot"],
         "distributed.py": True,
         "export.py": spec["checkpoint"]["export"],
+        "generate.py": spec["checkpoint"]["generate"],
         **dict.fromkeys(("verify.yaml", "spec.yaml", "README.md"), True),
     }
     found = {path: f"{path}.j2" for path, asked in wanted.items() if asked}
     found |= {"model.py": "model_transformers.py.j2"} if spec["model"]["kind"] == "transformers" else {}
+    found |= {"export.py": "export_llama.py.j2"} if spec["checkpoint"]["export"] == "huggingface" else {}
     found |= {"tests/test_train.py": "test_train.py.j2", **({CI[ci]: f"ci_{ci}.yml.j2"} if ci in CI else {})}
     return {**found, **launch_files(spec["launch"]), **HYGIENE}
 

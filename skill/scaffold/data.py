@@ -68,6 +68,7 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache": data.get("cache", "tokens"),
         "parquet": parquet,
         "byte_text": byte_text,
+        "as_bytes": not tokenizer and kind in ("text", "jsonl", "datasets"),
         "corpus": has_corpus(data),
         "prepared": prepared,
         "windows": packed and kind in ("text", "tokens", "jsonl", "parquet", "datasets"),

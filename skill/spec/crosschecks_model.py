@@ -110,6 +110,22 @@ def targets_are_layers(values: Values, targets: list[str]) -> Iterator[Fault]:
             yield fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
 
 
+@needs("checkpoint.export", "model.kind", "finetune.kind")
+def export_knows_the_names(values: Values, export: Any, kind: str, tuned: str) -> Iterator[Fault]:
+    if export == "huggingface" and kind != "decoder":
+        yield fault("checkpoint.export", f"must be true or false for model.kind {kind}, found 'huggingface'")
+    elif export == "huggingface" and tuned == "lora":
+        message = "must be true or false for finetune.kind lora, whose adapters are exported for peft"
+        yield fault("checkpoint.export", f"{message}, found 'huggingface'")
+
+
+@needs("checkpoint.generate", "model.kind")
+def generate_knows_the_model(values: Values, generate: bool, kind: str) -> Iterator[Fault]:
+    if generate and kind != "decoder":
+        why = "transformers has `generate` for it" if kind == "transformers" else "its inputs are your own"
+        yield fault("checkpoint.generate", f"must be false for model.kind {kind}: {why}")
+
+
 def _decoder_parameters(values: Values) -> list[str]:
     """The names of the parameters of the decoder that the scaffold writes; none for another model."""
     if not all(key in values for key in ("model.layers", "model.tied_embeddings")):

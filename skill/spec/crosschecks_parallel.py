@@ -175,6 +175,15 @@ def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fau
         yield fault("memory.every", message)
 
 
+@needs("optimizer.kind", "parallel.tp", "parallel.cpu_offload")
+def muon_gathers_rows(values: Values, kind: str, tp: int, offload: bool) -> Iterator[Fault]:
+    if kind == "muon" and tp > 1:
+        yield fault("parallel.tp", f"must be 1 for optimizer.kind muon, whose matrices are split by rows, found {tp}")
+    if kind == "muon" and offload:
+        message = "must be false for optimizer.kind muon, whose matrices meet on the devices"
+        yield fault("parallel.cpu_offload", message)
+
+
 @needs("memory.chunked_loss", "model.kind")
 def chunked_loss_knows_the_head(values: Values, chunked: bool, kind: str) -> Iterator[Fault]:
     if chunked and kind != "decoder":

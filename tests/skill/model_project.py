@@ -12,7 +12,20 @@ import torch
 
 from trees import SMALL, write_project
 
-OWN = ("distributed", "lora", "model", "optim", "checkpoint", "runs", "export")
+OWN = (
+    "distributed",
+    "lora",
+    "model",
+    "optim",
+    "checkpoint",
+    "runs",
+    "export",
+    "generate",
+    "corpus",
+    "data",
+    "loss",
+    "muon",
+)
 
 
 def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:

@@ -29,6 +29,7 @@ ASIDE = {
     "plot.py",
     "record.py",
     "export.py",
+    "generate.py",
     "launch/ray_train.py",
 }  # not what trains
 EXAMPLES = Path(__file__).parents[2] / "examples"

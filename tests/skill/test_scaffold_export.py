@@ -1,0 +1,126 @@
+"""The decoder after training: as a folder of transformers with the same logits, and continuing a prompt."""
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint_project import flip
+from model_project import built, imported, write
+from records import Capsys
+from trees import DECODER, code_of
+
+EXPORT = "checkpoint.export=huggingface"
+TOKENS = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(1))
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {**DECODER, "rope_theta": 500.0},
+    "grouped": {**DECODER, "heads": 4, "kv_heads": 2, "tied_embeddings": False},
+}
+NEEDED = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+
+
+def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
+    optimizer = modules["optim"].build_optimizer(model)
+    state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer))
+    (run / "checkpoints").mkdir(parents=True)
+    modules["checkpoint"].Checkpointer(run, 1, -1).save(state)
+    return run / "checkpoints" / "step_00000000"
+
+
+@NEEDED
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+@pytest.mark.parametrize("limit", [None, 9000], ids=["one file", "several"])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_computes_the_same_logits(tmp_path: Path, name: str, limit: int | None) -> None:
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "exported"
+    with imported(write(tmp_path, MODELS[name], EXPORT)) as modules:
+        model = built(modules)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        checkpoint = saved(modules, model, tmp_path / "run")
+        if limit:
+            modules["export"].__dict__["SHARD_BYTES"] = limit
+        assert code_of(modules["export"], checkpoint, out) == 0
+        with torch.no_grad():
+            wanted = model(TOKENS)
+    opened = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        torch.testing.assert_close(opened(TOKENS).logits, wanted, rtol=1e-5, atol=1e-5)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    if limit is None:
+        assert files == ["model.safetensors"]
+    else:
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_cannot_be_exported(tmp_path: Path, capsys: Capsys) -> None:
+    out = tmp_path / "exported"
+    with imported(write(tmp_path, DECODER, EXPORT)) as modules:
+        checkpoint = saved(modules, built(modules), tmp_path / "run")
+        assert code_of(modules["export"], checkpoint, tmp_path / "nowhere" / "exported") == 2
+        assert code_of(modules["export"], tmp_path / "run", out) == 2
+        assert code_of(modules["export"], checkpoint, tmp_path / "run") == 2
+        flip(checkpoint / ".metadata")
+        assert code_of(modules["export"], checkpoint, out) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error"] * 4
+    words = ("cannot be written", "no SHA256SUMS", "is there already", "is damaged: .metadata")
+    assert [word for word, line in zip(words, lines, strict=True) if word not in line] == []
+    assert not out.exists()
+
+
+def greedy(model: Any, tokens: Sequence[int], number: int) -> list[int]:
+    found = [*tokens]
+    for _ in range(number):
+        logits = model(torch.tensor([found[-16:]]))
+        found.append(int(logits[0, -1].argmax()))
+    return found
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("settings", [[], ["memory.chunked_loss=true"]], ids=["plain", "chunked"])
+def test_the_most_probable_continuation(tmp_path: Path, settings: list[str], capsys: Capsys) -> None:
+    """Longer than the sequence length: then the model sees the last tokens."""
+    with imported(write(tmp_path, DECODER, "checkpoint.generate=true", *settings)) as modules:
+        model = built(modules)
+        checkpoint = saved(modules, model, tmp_path / "run")
+        wanted = greedy(model, [3, 1, 4], 20)
+        assert code_of(modules["generate"], checkpoint, "3 1 4", "--tokens", 20, "--temperature", 0) == 0
+        assert capsys.readouterr().out.split() == list(map(str, wanted))
+        drawn = []
+        for seed in (0, 0, 1):
+            assert code_of(modules["generate"], checkpoint, "3 1 4", "--top-k", 5, "--seed", seed) == 0
+            drawn.append(capsys.readouterr().out)
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert code_of(modules["generate"], checkpoint, "3 64") == 2
+        assert code_of(modules["generate"], checkpoint, "") == 2
+        assert code_of(modules["generate"], tmp_path, "3") == 2
+    lines = capsys.readouterr().err.splitlines()
+    words = ("'64' is no token id of 0 to 63", "no token", "no SHA256SUMS")
+    assert [word for word, line in zip(words, lines, strict=True) if word not in line] == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_text_is_continued_with_adapters(tmp_path: Path, capsys: Capsys) -> None:
+    text = ["data={kind: text, files: ['{stdlib}/abc.py']}", "model.vocabulary=256"]
+    lora = "finetune={kind: lora, rank: 2, targets: [query]}"
+    with imported(write(tmp_path, DECODER, "checkpoint.generate=true", lora, *text)) as modules:
+        model = built(modules)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(0.1 if "lora_" in name else 0.0)
+        checkpoint = saved(modules, model, tmp_path / "run")
+        wanted = bytes(greedy(model, b"def", 9)).decode(errors="replace")
+        assert code_of(modules["generate"], checkpoint, "def", "--tokens", 9, "--temperature", 0) == 0
+    assert capsys.readouterr().out == f"{wanted}\n"

@@ -1,0 +1,69 @@
+"""Muon: orthogonal updates of the matrices of the blocks, AdamW for the rest, on any number of ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_scaffold_launch import assert_close, run
+from torch.nn import functional
+
+from model_project import built, imported, values, write
+from trees import DECODER, SMALL, write_project
+
+MUON = ("optimizer={kind: muon, lr: 0.01, momentum: 0.9}",)
+TOKENS = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1))
+
+
+def orthogonal(update: torch.Tensor) -> torch.Tensor:
+    """By torch's own iterations, in float32."""
+    x = update.T if len(update) > update.shape[1] else update
+    x = x / x.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x.T if len(update) > update.shape[1] else x
+
+
+@pytest.mark.usefixtures("alone")
+def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
+    with imported(write(tmp_path, DECODER, *MUON)) as modules:
+        model = built(modules)
+        wanted = {name: torch.nn.Parameter(value) for name, value in values(model).items()}
+        momenta = {name: torch.zeros_like(value) for name, value in wanted.items()}
+        rest = [value for name, value in wanted.items() if "blocks" not in name or value.ndim < 2]
+        decay = [{"params": [one], "weight_decay": 0.1 if one.ndim > 1 else 0.0} for one in rest]
+        adamw = torch.optim.AdamW(decay, lr=0.01, betas=(0.9, 0.95))
+        optimizer = modules["optim"].build_optimizer(model)
+        for _ in range(2):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+            for name, parameter in model.named_parameters():
+                own = wanted[name]
+                own.grad = parameter.grad.full_tensor()
+                if "blocks" in name and own.ndim == 2:
+                    momenta[name] = 0.9 * momenta[name] + 0.1 * own.grad
+                    update = orthogonal(0.1 * own.grad + 0.9 * momenta[name])
+                    own.data = own.data * (1 - 0.01 * 0.1) - 0.01 * 0.2 * max(own.shape) ** 0.5 * update
+            adamw.step()
+            optimizer.step()
+        found = values(model)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value.data, rtol=1e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("shape", [(8, 8), (5, 32), (32, 5)])
+def test_singular_values_come_near_one(tmp_path: Path, shape: tuple[int, int]) -> None:
+    with imported(write(tmp_path, DECODER, *MUON)) as modules:
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        found = torch.linalg.svdvals(modules["muon"].orthogonalize(matrix))
+        assert found.min() > 0.5 and found.max() < 1.5
+        assert not modules["muon"].orthogonalize(torch.zeros(shape)).any()
+
+
+@pytest.mark.launch
+def test_the_same_losses_with_rows_that_do_not_divide(tmp_path: Path) -> None:
+    """29 rows over 2 ranks; 4 ranks and 13 matrices are in the examples."""
+    spec = {**SMALL, "model": {**DECODER, "ffn": 29}, "train": {"steps": 20, "global_batch": 8}}
+    project = write_project(tmp_path, spec, *MUON)
+    assert_close(run(project, 2, tmp_path / "two", 4), run(project, 1, tmp_path / "one", 4), 5e-5)
