@@ -62,8 +62,10 @@ def test_singular_values_come_near_one(tmp_path: Path, shape: tuple[int, int]) -
 
 
 @pytest.mark.launch
-def test_the_same_losses_with_rows_that_do_not_divide(tmp_path: Path) -> None:
-    """29 rows over 2 ranks; 4 ranks and 13 matrices are in the examples."""
+def test_the_same_losses_on_other_ranks_and_after_a_resume(tmp_path: Path) -> None:
+    """29 rows do not divide by 2 ranks."""
     spec = {**SMALL, "model": {**DECODER, "ffn": 29}, "train": {"steps": 20, "global_batch": 8}}
     project = write_project(tmp_path, spec, *MUON)
-    assert_close(run(project, 2, tmp_path / "two", 4), run(project, 1, tmp_path / "one", 4), 5e-5)
+    straight = run(project, 1, tmp_path / "one", 4)
+    run(project, 2, tmp_path / "two", 2)
+    assert_close(run(project, 1, tmp_path / "two", 4, "--resume"), straight, 5e-5)
