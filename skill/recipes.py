@@ -10,7 +10,17 @@ from ..verifier.errors import UserError
 from . import scaffold, spec
 from .snippet import Definition, extract
 
-ORDER = ("distributed.py", "data.py", "model.py", "optim.py", "runs.py", "checkpoint.py", "metrics.py", "train.py")
+ORDER = (
+    "distributed.py",
+    "settings.py",
+    "data.py",
+    "model.py",
+    "optim.py",
+    "runs.py",
+    "checkpoint.py",
+    "metrics.py",
+    "train.py",
+)
 BASE = Path(__file__).with_name("recipe_base.yaml")
 FOREIGN = "kind: import, import: 'mymodel:build', shard: [Block], vocabulary: 256, sequence_length: 256"
 

@@ -33,7 +33,7 @@ def test_two_steps_of_both_kinds_of_parameters(tmp_path: Path) -> None:
         rest = [value for name, value in wanted.items() if "blocks" not in name or value.ndim < 2]
         decay = [{"params": [one], "weight_decay": 0.1 if one.ndim > 1 else 0.0} for one in rest]
         adamw = torch.optim.AdamW(decay, lr=0.01, betas=(0.9, 0.95))
-        optimizer = modules["optim"].build_optimizer(model)
+        optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
         for _ in range(2):
             optimizer.zero_grad()
             functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()

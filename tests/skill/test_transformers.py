@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def train_state(modules: dict[str, ModuleType], model: Any, *more: Any) -> Any:
-    optimizer = modules["optim"].build_optimizer(model)
+    optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
     return modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer), *more)
 
 
