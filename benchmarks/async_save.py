@@ -60,14 +60,15 @@ class Loop:
         import distributed
         import model
         import optim
+        import settings
         import torch
 
         torch.set_num_threads(1)
         device = distributed.init_distributed()
         config = model.ModelConfig()
         self.model = model.build_model(config, distributed.build_mesh(device), device, 0)
-        self.optimizer = optim.build_optimizer(self.model)
-        self.scheduler = optim.build_scheduler(self.optimizer)
+        self.optimizer = optim.build_optimizer(self.model, settings.Settings())
+        self.scheduler = optim.build_scheduler(self.optimizer, settings.Settings())
         self.tokens = torch.randint(0, config.vocabulary, (1, config.sequence_length)).to(device)
 
     def step(self) -> float:

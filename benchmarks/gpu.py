@@ -68,11 +68,11 @@ OPTIONS: dict[str, list[str]] = {
 BARE = """
 import json, sys, time
 import torch, torch.distributed as dist, torch.nn.functional as F
-import data, distributed, flops, model, optim, train
+import data, distributed, flops, model, optim, settings, train
 steps, micro, parts = map(int, sys.argv[1:])
 device = distributed.init_distributed()
 net = model.build_model(model.ModelConfig(), distributed.build_mesh(device), device, 0)
-optimizer = optim.build_optimizer(net)
+optimizer = optim.build_optimizer(net, settings.Settings())
 tokens = torch.randint(0, model.ModelConfig().vocabulary, (micro, model.ModelConfig().sequence_length + 1)).to(device)
 for step in range(steps):
     if step == 5:

@@ -31,14 +31,15 @@ def main() -> None:
     from data import load_data  # type: ignore[import-not-found]
     from distributed import build_mesh, init_distributed  # type: ignore[import-not-found]
     from optim import build_optimizer, build_scheduler  # type: ignore[import-not-found]
+    from settings import Settings  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM
 
     device = init_distributed()
     model = built.build_model(build_mesh(device), device, 0)
-    optimizer = build_optimizer(model)
+    optimizer = build_optimizer(model, Settings())
     samples = len(load_data(built.SEQUENCE_LENGTH)[0])
     base = [built.fingerprint()] if hasattr(built, "fingerprint") else []
-    state = TrainState(model, optimizer, build_scheduler(optimizer), samples, *base)
+    state = TrainState(model, optimizer, build_scheduler(optimizer, Settings()), samples, *base)
     if len(sys.argv) > 4:
         load_checkpoint(Path(sys.argv[4]), state, 0)
     OUT.mkdir(parents=True, exist_ok=True)

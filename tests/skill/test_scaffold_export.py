@@ -25,8 +25,9 @@ NEEDED = pytest.mark.skipif(find_spec("transformers") is None, reason="transform
 
 
 def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
-    optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
-    state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer))
+    settings = __import__("settings").Settings()
+    optimizer = modules["optim"].build_optimizer(model, settings)
+    state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer, settings))
     (run / "checkpoints").mkdir(parents=True)
     modules["checkpoint"].Checkpointer(run, 1, -1).save(state)
     return run / "checkpoints" / "step_00000000"

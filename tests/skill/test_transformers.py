@@ -50,8 +50,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def train_state(modules: dict[str, ModuleType], model: Any, *more: Any) -> Any:
-    optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
-    return modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer), *more)
+    settings = __import__("settings").Settings()
+    optimizer = modules["optim"].build_optimizer(model, settings)
+    return modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer, settings), *more)
 
 
 def exported(modules: dict[str, ModuleType], state: Any, folder: Path, monkeypatch: Patch) -> Path:
