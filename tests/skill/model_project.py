@@ -25,6 +25,9 @@ OWN = (
     "data",
     "loss",
     "muon",
+    "settings",
+    "record",
+    "metrics",
 )
 
 
@@ -37,6 +40,8 @@ def write(folder: Path, model: dict[str, Any], *settings: str) -> Path:
 def imported(project: Path) -> Iterator[dict[str, ModuleType]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(project))
+        for name in OWN:  # of another test
+            sys.modules.pop(name, None)
         try:
             yield {name: __import__(name) for name in OWN if (project / f"{name}.py").exists()}
         finally:

@@ -29,6 +29,7 @@ def saved(modules: dict[str, ModuleType], model: Any, run: Path) -> Path:
     optimizer = modules["optim"].build_optimizer(model, settings)
     state = modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer, settings))
     (run / "checkpoints").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
     modules["checkpoint"].Checkpointer(run, 1, -1).save(state)
     return run / "checkpoints" / "step_00000000"
 
@@ -97,6 +98,7 @@ def test_the_most_probable_continuation(tmp_path: Path, settings: list[str], cap
         model = built(modules)
         checkpoint = saved(modules, model, tmp_path / "run")
         wanted = greedy(model, [3, 1, 4], 20)
+        capsys.readouterr()
         assert code_of(modules["generate"], checkpoint, "3 1 4", "--tokens", 20, "--temperature", 0) == 0
         assert capsys.readouterr().out.split() == list(map(str, wanted))
         drawn = []
@@ -123,5 +125,6 @@ def test_text_is_continued_with_adapters(tmp_path: Path, capsys: Capsys) -> None
                 parameter.add_(0.1 if "lora_" in name else 0.0)
         checkpoint = saved(modules, model, tmp_path / "run")
         wanted = bytes(greedy(model, b"def", 9)).decode(errors="replace")
+        capsys.readouterr()
         assert code_of(modules["generate"], checkpoint, "def", "--tokens", 9, "--temperature", 0) == 0
     assert capsys.readouterr().out == f"{wanted}\n"

@@ -89,7 +89,7 @@ def test_a_hostile_spec_gives_projects_that_mean_what_it_says(tmp_path: Path) ->
 
     assert constant("data.py", "FILES") == [str(tmp_path / file) for file in files]
     assert constant("model.py", "ARGUMENTS") == loaded["model"]["arguments"]
-    assert constant("train.py", "OUT") == data["checkpoint"]["directory"]  # type: ignore[index]
+    assert constant("settings.py", "OUT") == data["checkpoint"]["directory"]  # type: ignore[index]
     assert pyyaml.safe_load(rendered["spec.yaml"]) == loaded.as_written()
     for path, code in rendered.items():
         if path.endswith(".py"):

@@ -52,12 +52,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def train_state(modules: dict[str, ModuleType], model: Any, *more: Any) -> Any:
     settings = __import__("settings").Settings()
     optimizer = modules["optim"].build_optimizer(model, settings)
-    return modules["checkpoint"].TrainState(model, optimizer, modules["optim"].build_scheduler(optimizer, settings), *more)
+    return modules["checkpoint"].TrainState(
+        model, optimizer, modules["optim"].build_scheduler(optimizer, settings), *more
+    )
 
 
 def exported(modules: dict[str, ModuleType], state: Any, folder: Path, monkeypatch: Patch) -> Path:
     """The checkpoint of this state, after its export to a folder `exported`."""
     (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "run.json").write_text("{}")
     modules["checkpoint"].Checkpointer(folder / "run", 1, -1).save(state)
     checkpoint = folder / "run" / "checkpoints" / "step_00000000"
     monkeypatch.setattr(sys, "argv", ["export.py", str(checkpoint), str(folder / "exported")])
