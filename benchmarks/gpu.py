@@ -244,7 +244,7 @@ def table(results: dict[str, Any]) -> list[str]:
         "",
         f"A project of the scaffold on {trained['ranks']} rank: a decoder, {of_model} tokens in a",
         "micro-batch, bfloat16. The first row is a loop",
-        "written by hand around the same model.",
+        "written for this measurement around the same model.",
         "",
         "| option | MFU | peak memory, GiB |",
         "|---|---|---|",

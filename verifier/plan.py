@@ -263,22 +263,17 @@ def endings(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     target, course = settings.target, evidence.course
     if "ending" not in settings.needs or evidence.ending_perturbed is not None or not comparable_end(evidence):
         return []
-    words = (*target.save_args, *target.single_args, *shlex.split(course.batch.strip("-")))
+    words = (*target.save_args, *target.single_args, *shlex.split("" if course.batch == "-" else course.batch))
     limit = min(2 * SURVEY_SECONDS, target.timeout)
     fields: dict[str, Any] = {"mode": course.single_ways[-1], "weights": SURVEYED, "timeout": limit, "optional": True}
     fields["expected"] = f"it is ended after {limit:.0f} s"
     if evidence.ending is None:
         return [settings.run("ending", 1, *words, probe={"ending": True}, **fields)]
     found = judge_one(RULES["ending-same-in-one-process"], completed(settings, evidence))
-    return [
-        settings.run(
-            "ending_perturbed",
-            1,
-            *words,
-            probe={"ending": True, "nudge": True, "reseed_after": last_step(evidence)},
-            **fields,
-        )
-    ] * (found.status == "fail")
+    if found.status != "fail":
+        return []
+    probe = {"ending": True, "nudge": True, "reseed_after": last_step(evidence)}
+    return [settings.run("ending_perturbed", 1, *words, probe=probe, **fields)]
 
 
 def faults(settings: Settings, evidence: Evidence, early: bool = False) -> list[PlannedRun]:

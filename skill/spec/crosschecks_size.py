@@ -12,7 +12,11 @@ from .crosschecks_parallel import TP_SIZES, verification_mesh
 from .meshes import production
 from .model import decoder_parameters
 
-BYTES = {"adamw": 16, "sgd": 12}  # of a parameter: float32 weight, gradient, and Adam's two moments or one momentum
+BYTES = {
+    "adamw": 16,
+    "sgd": 12,
+    "muon": 12,
+}  # of a parameter: float32 weight, gradient, and Adam's two moments or one momentum
 GIB = 1 << 30
 DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them
     "A100": 40,

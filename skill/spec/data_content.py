@@ -1,10 +1,10 @@
-"""What a spec check can tell of the data themselves, without the packages that read them; no more than a few MiB are read."""
+"""What a spec check can say of the data themselves, without the packages that read them; no more than a few MiB are read."""
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,19 @@ def text_fault(path: Path, name: str) -> str:
 
 def json_lines_fault(path: Path, name: str, field: str) -> str:
     """The first line that is not a JSON record with a text in this field."""
-    head, whole = _head(path)
-    lines = head.split(b"\n")
-    for number, line in enumerate(lines if whole else lines[:-1], start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            return f"must be JSON lines, line {number} of {name} is not JSON: {error}"
-        if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            return f"must be records with a text in data.field {field!r}, line {number} of {name} is not"
-    return ""
+    wanted = f"records with a text in data.field {field!r}"
+    return _records_fault(path, name, wanted, lambda record: isinstance(record.get(field), str))
 
 
 def chat_fault(path: Path, name: str) -> str:
     """The first line that is not a JSON record with `messages`, or with `prompt` and `completion`."""
+    wanted = "records with messages, or with prompt and completion"
+    return _records_fault(
+        path, name, wanted, lambda record: "messages" in record or {"prompt", "completion"} <= set(record)
+    )
+
+
+def _records_fault(path: Path, name: str, wanted: str, fits: Callable[[dict[str, Any]], bool]) -> str:
     head, whole = _head(path)
     lines = head.split(b"\n")
     for number, line in enumerate(lines if whole else lines[:-1], start=1):
@@ -48,8 +45,8 @@ def chat_fault(path: Path, name: str) -> str:
             record = json.loads(line)
         except ValueError as error:
             return f"must be JSON lines, line {number} of {name} is not JSON: {error}"
-        if not isinstance(record, dict) or not ("messages" in record or {"prompt", "completion"} <= set(record)):
-            return f"must be records with messages, or with prompt and completion, line {number} of {name} is not"
+        if not isinstance(record, dict) or not fits(record):
+            return f"must be {wanted}, line {number} of {name} is not"
     return ""
 
 

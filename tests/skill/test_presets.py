@@ -50,6 +50,7 @@ def test_each_key_replaces_that_of_the_preset(tmp_path: Path) -> None:
         (["parallel.dp_replicate=16", "parallel.dp_shard=1"], "parallel.dp_shard", ("119.7 GiB",)),
         (["launch.device_memory=14"], "parallel.dp_shard", ("15.0 GiB", "14;", "9 ranks")),
         (["launch.device_memory=10", "optimizer={kind: sgd}"], "parallel.dp_shard", ("x 12 bytes", "11.2 GiB")),
+        (["launch.device_memory=10", "optimizer={kind: muon}"], "parallel.dp_shard", ("x 12 bytes", "11.2 GiB")),
     ],
 )
 def test_devices_that_cannot_hold_the_state(settings: list[str], key: str, numbers: tuple[str, ...]) -> None:

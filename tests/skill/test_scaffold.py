@@ -211,3 +211,9 @@ def test_every_expression_of_a_template_goes_through_a_filter() -> None:
 def test_every_template_belongs_to_a_file(made: dict[str, Any]) -> None:
     parts = {name for path in scaffold.TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
     assert {path.name for path in scaffold.TEMPLATES.iterdir()} == set(made["templates"]) | parts
+
+
+def test_the_readme_names_only_files_that_are_there(rendered: list[dict[str, str]]) -> None:
+    for files in rendered:
+        named = set(re.findall(r"^\| `([\w/]+\.\w+)` \|", files["README.md"], re.M))
+        assert named <= files.keys() and "train.py" in named

@@ -1,12 +1,15 @@
 """What a script prints and writes behind its last step, on recorded traces: what differs, and what may differ in a right script."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from test_laws import alone, of, state, steps, tensor
 
 from records import cases, judge, run
-from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.config.target import resolve
+from verified_fsdp2.verifier.evidence import Course, Sources
+from verified_fsdp2.verifier.plan import Settings, endings
 
 TEXT = """
 def main():
@@ -85,3 +88,14 @@ def test_a_survey_that_did_not_end() -> None:
     made = of(steps(), steps(), single=alone(steps()), survey=whole(file(1.0), "survey"))
     assert judge(RULE, made).status == "not_applicable"
     assert judge(RULE, replace(made, survey=None)).status == "not_applicable"
+
+
+@cases("batch, words", ("--batch 8", ["--batch", "8"]), ("-", []), ("", []))
+def test_the_options_of_the_run_of_one_process_are_those_of_its_end(
+    batch: str, words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    ends = {"survey": whole(file(1.0), "survey"), "course": Course(single_ways=("ddp",), batch=batch)}
+    evidence = replace(of(steps(), steps(), single=alone(steps())), **ends)
+    (run,) = endings(Settings(resolve(tmp_path / "train.py", {}), [RULE]), evidence)
+    assert (run.role, run.world_size, list(run.arguments)) == ("ending", 1, words)

@@ -85,7 +85,7 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
     place(folder / f"node{number}.json", json.dumps(about))
     if 0 in ranks:
         place(folder / RENDEZVOUS, json.dumps({"host": _address(host, request["nodes"]), "port": _free_port()}))
-    if (meeting := _meeting(folder)) is None:
+    if (rendezvous := _rendezvous(folder)) is None:
         return 1
     captures = Captures()
     pids: dict[int, int] = {}
@@ -94,7 +94,7 @@ def _serve(request: dict[str, Any], given: str, live: Live) -> int:
         if pid == 0:
             processes.die_with_parent()
             os.setsid()
-            own = {**environment(request, rank, meeting["port"]), **names, "MASTER_ADDR": meeting["host"]}
+            own = {**environment(request, rank, rendezvous["port"]), **names, "MASTER_ADDR": rendezvous["host"]}
             own["LOCAL_RANK"] = str(int(names["LOCAL_RANK"]) + index)
             del own["TORCHELASTIC_USE_AGENT_STORE"]  # rank 0 itself holds the store
             os.environ.update(own)
@@ -167,7 +167,7 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _meeting(folder: Path) -> dict[str, Any] | None:
+def _rendezvous(folder: Path) -> dict[str, Any] | None:
     """Where the ranks meet, as soon as the node of rank 0 has written it; None if the run ends before."""
     beat, since = "", time.monotonic()
     while time.monotonic() < since + ABANDONED and text_of(folder / ORDERS) != "end":
