@@ -1,4 +1,4 @@
-"""AdamW with decay and no-decay groups, linear warm-up and cosine decay."""
+"""AdamW with decay and no-decay groups, each with its own linear warm-up, and cosine decay."""
 
 import math
 
@@ -81,7 +81,7 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-2, betas=(0.9, 0.95))
-    scheduler = LambdaLR(optimizer, lr_factor)
+    scheduler = LambdaLR(optimizer, [lambda step, warmup=warmup: lr_factor(step, warmup) for warmup in (3, 6)])
 
     tokens = make_sequences(SAMPLES)
     local = GLOBAL_BATCH // world

@@ -30,7 +30,7 @@ class OptimBeforeShard(HeldRule):
                 shards = (e for e, module in flow.shards if model in holders(module))
                 later = [e for e in shards if covers(event, e) and not exclusive(event, e)]
                 again = [o for o, ms in flow.optimizers if o.index > (later[-1].index if later else 0) and model in ms]
-                if later and not again and not _regrouped(flow, event):
+                if later and not again and not _regrouped(flow, event) and not _done_before(flow, event, later[-1]):
                     what = f"fully_shard in line {later[-1].line} replaces the parameters that this optimizer holds"
                     yield what, event
                     break
@@ -50,6 +50,12 @@ class OptimBeforeShard(HeldRule):
                     what = f"its parameters were listed in line {held[0].line}, before fully_shard in line {shard.line}"
                     yield f"{what} replaced them", event
                     break
+
+
+def _done_before(flow: Flow, event: Event, shard: Event) -> bool:
+    """Whether the optimizer makes its steps before `fully_shard`, and none behind it: a training of its own."""
+    steps = [e.index for e in flow.methods("step") if e.on is event.result]
+    return bool(steps) and max(steps) < shard.index
 
 
 def _regrouped(flow: Flow, event: Event) -> bool:
