@@ -10,7 +10,7 @@ from ..trace import Run, Trace
 from ..trace.events import Micro, Model, Reached, Shard
 
 LEAST, MOST = 5, 20  # steps that are compared
-MOST_FAST = 40  # the most where so many take QUICK seconds
+MOST_FAST = 100  # the most where so many take QUICK seconds
 FIRST_SAVE = 60  # the last step up to which the first save is waited for
 QUICK = 8.0
 AFTER_A_BLOCK = 2
@@ -43,10 +43,11 @@ def steps_to_compare(survey: Run, sources: Sources, resumes: bool) -> int:
 
 
 def _most(survey: Run) -> int:
-    """How many steps may be compared, by the time that those of the survey run took."""
-    times = [event.at for event in survey.traces[0].of(Reached) if event.steps] if survey.traces else []
-    each = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else QUICK
-    return MOST_FAST if MOST_FAST * each <= QUICK else MOST
+    """How many steps may be compared, by the time that those of the survey run took: as many as take QUICK seconds."""
+    seen = [event for event in survey.traces[0].of(Reached) if event.steps and not event.ended] if survey.traces else []
+    made = seen[-1].steps - seen[0].steps if seen else 0
+    each = (seen[-1].at - seen[0].at) / made if made > 0 else QUICK
+    return min(MOST_FAST, max(MOST, int(QUICK / max(each, 1e-6))))
 
 
 def steps_of(survey: Run) -> int:
@@ -106,9 +107,10 @@ def _lines(survey: Run) -> tuple[dict[str, dict[int, int]], dict[str, set[int]],
 
 
 def trains_before_sharding(survey: Run) -> bool:
-    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it."""
-    begins = [event.sharded for event in survey.all(Reached) if event.stack]
-    return False in begins and True in begins
+    """Whether the script makes optimizer steps before its first `fully_shard`, and some after it; or trains another model in between."""
+    reached = survey.all(Reached)
+    begins = [event.sharded for event in reached if event.stack]
+    return (False in begins and True in begins) or any(event.ended and event.apart for event in reached)
 
 
 def prepares_before_sharding(train: Run) -> bool:

@@ -90,6 +90,20 @@ def assigned_anew(sources: Sources) -> set[tuple[str, str]]:
     return found
 
 
+def of_one_branch(sources: Sources) -> set[tuple[str, str]]:
+    """(function, name) of what a branch of a loop assigns before it reads it, and nothing else reads: a sum for a log."""
+    found: set[tuple[str, str]] = set()
+    for function in functions_of(sources):
+        reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        for branch in (n for loop in loops(function) for n in ast.walk(loop) if isinstance(n, ast.If)):
+            for number, stmt in enumerate(branch.body):
+                if isinstance(stmt, ast.Assign) and all(isinstance(target, ast.Name) for target in stmt.targets):
+                    behind = {id(n) for later in branch.body[number + 1 :] for n in ast.walk(later)}
+                    names = {last_name(target) for target in stmt.targets}
+                    found |= {(function.name, x) for x in names if all(id(n) in behind for n in reads if n.id == x)}
+    return found
+
+
 def begun_anew(sources: Sources) -> set[str]:
     """The functions that a loop calls for each step: their variables do not outlive it. One whose own loop makes steps goes on."""
     stepping = _leading_to(sources, "step")
@@ -260,7 +274,12 @@ def evaluated(run: Run, sources: Sources) -> set[str]:
                 found[path] = found.get(path, True) and not quiet
         now = now | record.values
     named = {one for file in sources.project for one in _from_evaluations(sources.tree(file), _evaluations(sources))}
-    return {path for path, only in found.items() if only and spelled(path) & named}
+    return {path for path, only in found.items() if only and (spelled(path) | spelled(_holding(path))) & named}
+
+
+def _holding(path: str) -> str:
+    """The variable of a path: `main.metrics['r2']` -> `main.metrics`."""
+    return path.partition("[")[0]
 
 
 def _evaluations(sources: Sources) -> set[str]:
@@ -323,7 +342,7 @@ def _made_of(node: ast.expr | None, known: set[str]) -> bool:
 
 def handed_on(sources: Sources, path: str) -> bool:
     """Whether a local number is read only to compute another variable, such as its mean over ranks."""
-    scope, _, name = path.rpartition(".")
+    scope, _, name = _holding(path).rpartition(".")
     found = []
     for nodes in (list(ast.walk(function)) for function in functions_of(sources) if function.name == scope):
         inside = {id(n) for stmt in nodes if isinstance(stmt, ast.Assign) for n in ast.walk(stmt.value)}
@@ -334,7 +353,7 @@ def handed_on(sources: Sources, path: str) -> bool:
 
 def divided(sources: Sources, path: str) -> bool:
     """Whether a local number is divided, or multiplied, where it is read: a sum over ranks of which no mean is kept."""
-    scope, _, name = path.rpartition(".")
+    scope, _, name = _holding(path).rpartition(".")
     for node in (n for function in functions_of(sources) if function.name == scope for n in ast.walk(function)):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult) and name in names_read(node):
             return True

@@ -108,16 +108,21 @@ class Session:
 
     def publish(self, notice: str, *arguments: Any) -> None:
         """Call the subscribers of a notice. An error of one is recorded and stops neither the others nor the script."""
-        if notice == "shard":
-            self.waiting = False
         if self.waiting and notice in TRAINING:
-            return
+            if notice != "call" or not self._holds_shards(arguments[0]):
+                return
+            self.waiting = False
         with own_tensors():
             for subscriber in self._subscribers.get(notice, ()):
                 try:
                     subscriber(*arguments)
                 except Exception as error:
                     self.report(name_of(subscriber), error)
+
+    def _holds_shards(self, module: nn.Module) -> bool:
+        """Whether a module is sharded, or a part of it."""
+        tops = {id(top()) for top in self.tops}
+        return any(id(part) in tops for part in module.modules())
 
     def guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook for torch to call. Its error is recorded and does not reach the script."""

@@ -17,6 +17,7 @@ PROBES = 4
 _MULTIPLY = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SALT = 0x632BE59BD9B4E019
+_DENSE = 1 << 20  # elements up to which a sparse tensor is made dense
 _BLOCK = 1 << 16  # elements that are sketched at a time, at about 80 bytes each
 _CACHE_LIMIT = 1 << 20  # elements whose vectors are kept, at 32 bytes each
 _cache: dict[tuple[object, ...], torch.Tensor] = {}
@@ -27,6 +28,9 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     shape, own, offset = tensors.box(tensor)
     part = tensors.local(tensor)
     with without_modes():
+        if part.layout != torch.strided and part.numel() > _DENSE:
+            values = tensors.elements(part)
+            return _sketch(values, tuple(values.shape), tuple(values.shape), (0,) * values.dim())
         return _sketch(part.to_dense() if part.layout != torch.strided else part, shape, own, offset)
 
 

@@ -55,6 +55,7 @@ class Rule(ABC):
     skipped_with: ClassVar[tuple[str, ...]] = ()  # further families whose `--skip` leaves it out
     only_on_cpu: ClassVar[bool] = False  # whether gloo or the CPU causes it: a script for GPUs has nothing of it
     judges_exports: ClassVar[bool] = False  # whether a file that nothing resumes from is enough for it
+    only_warns: ClassVar[bool] = False  # whether it costs memory or time, and leaves the trained model right
     names_a_cause: ClassVar[bool] = True  # False: it detects that something is wrong, not what
     shown_by: ClassVar[str] = (
         ""  # the rule that fails wherever this cause has an effect: where that passes, this only warns
@@ -127,6 +128,7 @@ class Rule(ABC):
 
     def failed(self, evidence: str, location: Place | None = None, **more: Any) -> Finding:
         """The clause is broken; `fix` defaults to the section Fix."""
+        more.setdefault("required", not self.only_warns)
         more.setdefault("fix", " ".join(self.page()["Fix"].split()))
         return Finding(self.name, "fail", evidence, location=location, **more)
 

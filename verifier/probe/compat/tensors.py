@@ -26,6 +26,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The stored elements of a detached tensor: of a sparse or a nested one its values, in the order of its indices."""
+    if tensor.layout == torch.strided:
+        return tensor
+    return (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
+
+
 def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """(global shape, local shape, offset of the local part) of a DTensor or a plain tensor."""
     shape = tuple(tensor.shape)

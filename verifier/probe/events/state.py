@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
-from ..compat.tensors import layout, local, own_buffers, own_parameters
+from ..compat.tensors import elements, layout, local, own_buffers, own_parameters
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
@@ -44,6 +44,9 @@ class Walk:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._seen: set[int] = {id(slot.param) for slot in session.all_slots()}
+        self.weights = [
+            (slot.name, local(slot.param)) for slot in session.all_slots() if slot.param.dtype == torch.float32
+        ]
         self.memory = {place for slot in session.all_slots() if (place := _memory(slot.param))}
         self._roots = {id(module) for _, root in session.roots for module in root.modules()}
         self.function = ""
@@ -170,6 +173,7 @@ class Watch:
         self.evaluations = 0
         self.due = True  # whether the state of this step is not recorded yet
         self.ran = False  # whether a backward has ended since
+        self.coarse: dict[str, torch.Tensor] = {}  # path -> tensors of 16 bits as they were at the last step
         self.marks: dict[str, tuple[float, float]] = {}  # gradients after the last backward
         self.consumed: dict[
             str, Place | None
@@ -270,7 +274,7 @@ class Watch:
             if self.known.get(path) == (token := _token(value)):
                 continue
             self.known[path] = token
-            found[path] = held = _held(value, holder, session.rank)
+            found[path] = held = replace(_held(value, holder, session.rank), lost=self._lost(path, value, walk))
             # `to_local()` of a Parameter is marked as one, too
             own = isinstance(value, nn.Parameter) and type(value) is not torch.Tensor
             live = holder in ("local", "object") and isinstance(value, torch.Tensor) and not own
@@ -292,10 +296,23 @@ class Watch:
             )
         )
 
+    def _lost(self, path: str, value: object, walk: Walk) -> float | None:
+        """Of the elements of a 16-bit tensor named like a float32 parameter and apart from it, how many this change left as they were."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        now, last = local(value).clone(), self.coarse.get(path)
+        self.coarse[path] = now
+        followed = next((param for name, param in walk.weights if path.endswith((f"'{name}']", f".{name}"))), None)
+        if last is None or followed is None or now.shape != followed.shape or last.shape != now.shape:
+            return None
+        unit = torch.finfo(now.dtype).eps * last.abs().float()
+        apart = ((followed.float() - last.float()).abs() > 2 * unit) & (last != 0)
+        return float((apart & (now == last)).sum()) / max(1, int(apart.sum()))
+
 
 def _memory(tensor: torch.Tensor) -> int:
     """The address of the memory of this rank's part; 0 if it has none."""
-    part = local(tensor)
+    part = elements(local(tensor))
     return part.untyped_storage().data_ptr() if part.device.type != "meta" else 0
 
 
@@ -337,7 +354,7 @@ def _token(value: Any) -> tuple[object, ...]:
 
 def _digest(tensor: torch.Tensor) -> tuple[float, float]:
     """Sum and weighted sum of at most 2 * _SAMPLED elements of this rank's part, spread over all of it."""
-    some = local(tensor)
+    some = elements(local(tensor))
     some = (torch.view_as_real(some) if some.is_complex() else some).reshape(-1)
     some = some[:: max(1, some.numel() // _SAMPLED)].to(torch.float64)
     weights = torch.arange(1, some.numel() + 1, dtype=torch.float64, device=some.device)

@@ -4,6 +4,7 @@ import weakref
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -22,6 +23,8 @@ def install(session: Session) -> None:
     if lines is None:
         return
     backwards, sharded, own = 0, False, 0  # `own`: backwards of a script that no optimizer of torch has stepped in yet
+    plain: set[int] = set()  # the optimizers without shards that have stepped before any with shards
+    begun, apart = False, False  # whether one with shards has stepped, and only `plain` ones before it, which are done
     models = weakref.WeakSet[nn.Module]()
 
     def report(ended: bool = False) -> None:
@@ -29,7 +32,9 @@ def install(session: Session) -> None:
         steps, new = max(session.step_number() - 1, own - (not ended)), lines.new()
         if new or steps <= STEPS or ended:
             trainable = sum(param.requires_grad for module in models for param in module.parameters())
-            session.write(Reached(steps=steps, lines=new, backwards=backwards, trainable=trainable, ended=ended))
+            session.write(
+                Reached(steps=steps, lines=new, backwards=backwards, trainable=trainable, ended=ended, apart=apart)
+            )
         backwards = 0
 
     def begin() -> None:
@@ -38,8 +43,17 @@ def install(session: Session) -> None:
         lines.again()
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal own
-        if not session.optimizers:
+        nonlocal own, begun, apart
+        first = not session.optimizers
+        if _holds_shards(optimizer):
+            if not begun and plain:  # what was trained until now is another model
+                first, apart, session.optimizers = True, True, Turns()
+            begun = True
+        elif sharded and not begun:
+            plain.add(id(optimizer))
+        else:
+            apart = apart and id(optimizer) not in plain
+        if first:
             own = 0
             begin()
 
@@ -72,3 +86,7 @@ def install(session: Session) -> None:
     session.around(BACKWARD, before=calls)
     register_optimizer_step_pre_hook(session.guarded(before))
     register_optimizer_step_post_hook(session.guarded(after))
+
+
+def _holds_shards(optimizer: Optimizer) -> bool:
+    return any(isinstance(param, DTensor) for group in optimizer.param_groups for param in group["params"])

@@ -25,6 +25,7 @@ class FullStateDictOom(Rule):
     """
 
     judges_exports = True
+    only_warns = True
     wants = "run"
     one_rank = "it holds the full state dict"
 
@@ -43,7 +44,7 @@ class FullStateDictOom(Rule):
         if len(writers) == 1 and waste:
             size, rank, record = max(waste, key=lambda item: item[0])
             what = f"rank {rank} holds the full state dict, {size:,} bytes, but only rank {min(writers)} writes it"
-            return self.failed(f"{what} ({run.world_size} ranks)", record.at_line, required=False)
+            return self.failed(f"{what} ({run.world_size} ranks)", record.at_line)
         return self.passed("every rank that holds a full state dict writes it")
 
     def detect(self, flow: Flow) -> Hits:

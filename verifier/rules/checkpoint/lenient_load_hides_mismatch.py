@@ -76,9 +76,18 @@ def _lenient(run: Run | None) -> list[Lenient]:
 
 
 def _same_but_for_a_wrapper(asked: list[str], unused: list[str]) -> list[tuple[str, str]]:
-    """Pairs of keys that are one name with another wrapper's prefix."""
+    """Pairs of keys that are one name with another wrapper's prefix, or with one part more: `qkv.base.weight` of `qkv.weight`."""
     there = {_bare(key): key for key in unused}
-    return [(key, there[bare]) for key in asked if (bare := _bare(key)) in there]
+    pairs = [(key, there[bare]) for key in asked if (bare := _bare(key)) in there]
+    known = {key for key, _ in pairs}
+    return pairs + [
+        (key, shorter) for key in asked if key not in known for shorter in unused if _one_part_more(key, shorter)
+    ]
+
+
+def _one_part_more(key: str, shorter: str) -> bool:
+    parts, others = key.split("."), shorter.split(".")
+    return len(parts) == len(others) + 1 and any(parts[:i] + parts[i + 1 :] == others for i in range(len(parts)))
 
 
 def _bare(key: str) -> str:

@@ -3,30 +3,35 @@ from itertools import pairwise
 
 from ...trace import Trace
 from ...trace.events import State, Step, Stepped
+from ...trace.sketches import difference
 from ..base import Evidence, Finding, Rule, Run, count, some
+
+_ROUNDING = 1e-4  # relative, what taking out again may leave of what was added
 
 
 class SameModelThroughout(Rule):
-    """The same model is trained in every step: each trained parameter has one optimizer, and modes do not change.
+    """The same model is trained in every step: each trained parameter has one optimizer, modes and frozen weights do not change.
 
     Why: a parameter that receives gradients and that no optimizer holds stays at its initial value; one that two
     optimizers hold moves twice. A model that an evaluation leaves in eval mode trains on without dropout and with frozen
-    statistics. The loss falls in each case.
+    statistics. Adapters that a release merges into the frozen weights beside them, and leaves there, count twice from then
+    on. The loss falls in each case.
     Wrong:
         optimizer = torch.optim.AdamW(model.blocks.parameters())  # and the embedding and the head?
     Right:
         optimizer = torch.optim.AdamW(model.parameters())
     Fix: Give every parameter that is to be trained to exactly one optimizer, set `requires_grad_(False)` on the others,
-    and call `model.train()` before training goes on.
+    call `model.train()` before training goes on, and merge adapters into a copy, or put the frozen weights back.
     Source: law L3: the probe compares, at each step, the parameters that have gradients with those that optimizers hold,
-    and the modules in eval mode with those of the first step.
+    and the modules in eval mode with those of the first step; and frozen weights between two steps at which the trained
+    ones of the same module stay.
     """
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
         parameters, steps = count(len(run.parameters), "parameter"), count(run.steps(), "step")
         same = self.passed(f"{parameters}: modes and optimizers are the same in {steps}")
-        return self._modes(run) or self._optimizers(run) or same
+        return self._modes(run) or self._optimizers(run) or self._frozen(run) or same
 
     def _modes(self, run: Run) -> Finding | None:
         for trace in run.traces:
@@ -49,6 +54,7 @@ class SameModelThroughout(Rule):
                 held.setdefault(name, set()).add(record.optimizer)
             with_gradient |= {n for n, grad in record.grads.items() if grad is not None and grad[0] > 0.0}
         moved = {n for r in run.places(Stepped) for n, m in r.moved.items() if m[2] > 0}
+        moved |= {n for a, b in pairwise(steps) for n, w in b.weights.items() if w != a.weights.get(n, w)}
         alone = sorted(n for n in with_gradient if n not in held and n not in moved)
         line = steps[0].at_line if steps else None
         if alone and held:
@@ -59,6 +65,38 @@ class SameModelThroughout(Rule):
             which = f"{count(len(twice), 'parameter')}: {some(twice)}"
             return self.failed(f"two optimizers use the gradient of {which}", line)
         return None
+
+    def _frozen(self, run: Run) -> Finding | None:
+        for trace in run.traces:
+            steps = trace.of(Step)
+            ends = {(r.optimizer, r.step): r.weights for r in trace.of(Stepped)}
+            trained = {name for record in steps for name in record.held}
+            changes: list[tuple[Step, list[str]]] = []
+            for last, record in pairwise(steps):
+                before = ends.get((last.optimizer, last.step), {})
+                other = [n for n, w in record.weights.items() if n in before and _apart(before[n], w)]
+                alone = [
+                    n for n in other if n not in trained and _beside(n, trained) and not _beside(n, trained & {*other})
+                ]
+                if alone:
+                    changes.append((record, alone))
+            if changes and 2 * len(changes) < len(steps):  # a weight that follows others changes with each step
+                record, names = changes[0]
+                what = f"before step {record.step} the script changed {count(len(names), 'frozen parameter')} ({some(names)})"
+                stayed = "and none of the trained ones beside: what was merged into them is still there"
+                return self.failed(f"{what}, {stayed}", record.at_line)
+        return None
+
+
+def _apart(before: list[float], now: list[float]) -> bool:
+    return difference(before, now) > _ROUNDING * before[0] ** 0.5
+
+
+def _beside(name: str, names: set[str]) -> list[str]:
+    """Those of the same module, or of the one around it: `qkv.lora_a` of `qkv.base.weight`."""
+    parents = name.split(".")[:-1]
+    around = ".".join(parents[:-1] if len(parents) > 1 else parents)
+    return [n for n in names if around and n.startswith(f"{around}.")]
 
 
 def _same_gradient(name: str, steps: list[Step]) -> bool:

@@ -5,7 +5,7 @@ from ...analysis.snapshots import appended, snapshots
 from ...analysis.state import spelled, states
 from ...source.events import hit_at
 from ...source.put_back import put_back
-from ...trace.events import State
+from ...trace.events import PutBack, State
 from ..base import Evidence, Finding, Flow, Hits, Rule, some
 
 
@@ -14,7 +14,8 @@ class SnapshotIsACopy(Rule):
 
     Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters. The next optimizer step
     changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
-    that of the best step.
+    that of the best step. Weights that are remembered so, overwritten for an evaluation (an average) and put back, keep the
+    average: training goes on from it.
     Wrong:
         loss = evaluate(model)
         if loss < best_loss:
@@ -30,11 +31,21 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
+        if evidence.train is not None and evidence.train.all(PutBack):
+            return ""
         nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
         return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing
 
     def judge(self, evidence: Evidence) -> Finding:
         named, windows = snapshots(evidence.sources), appended(evidence.sources)
+        if backs := evidence.trained.all(PutBack):
+            first = backs[0]
+            names = some(sorted({back.name for back in backs if back.step == first.step}))
+            over = f" (line {first.over.line})" if first.over is not None else ""
+            what = (
+                f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
+            )
+            return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
         kept: set[str] = set()
         for trace in evidence.trained.traces:
             before = next(

@@ -11,6 +11,7 @@ from ...analysis.state import (
     begun_anew,
     decisive,
     evolving,
+    of_one_branch,
     restorable,
     results_of_calls,
     whole,
@@ -73,7 +74,10 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     later, without = whole(resume, 2), whole(train, step + 1)
     paths = evolving(train)
     results = results_of_calls(evidence.sources)
-    deciding, anew = decisive(evidence.sources, paths), assigned_anew(evidence.sources)
+    deciding, anew = (
+        decisive(evidence.sources, paths),
+        assigned_anew(evidence.sources) | of_one_branch(evidence.sources),
+    )
     functions = begun_anew(evidence.sources)
     paths = {path for path in paths if path.partition(".")[0] not in functions}
     same_samples = resume.global_batch(1) == train.global_batch(step)  # else tensors of the loop may be those samples

@@ -1,7 +1,7 @@
 import math
 
 from ...analysis.comparison import parted
-from ...analysis.state import LEAST, apart, evolving, states, whole
+from ...analysis.state import LEAST, apart, evolving, of_one_branch, states, whole
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Run, count, some
 from ._one_process import OneProcessRule
@@ -26,11 +26,11 @@ class StateSameInOneProcess(OneProcessRule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        changing = _tensors(evidence.trained)
+        changing = _tensors(evidence, evidence.trained)
         return "" if changing else "no tensor beside weights and optimizer state changes from step to step"
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
-        paths = _tensors(run)
+        paths = _tensors(evidence, run)
         allowed = self.allowed(evidence, paths)
         wrong: dict[str, float] = {}
         compared: set[str] = set()
@@ -62,16 +62,16 @@ def _reordered(mine: Held, theirs: Held) -> bool:
     return a is not None and b is not None and a[0] > 0.0 and math.isclose(a[0], b[0], rel_tol=1e-6)
 
 
-def _tensors(run: Run) -> set[str]:
+def _tensors(evidence: Evidence, run: Run) -> set[str]:
     """The paths of tensors, of modules and of objects and variables of the loop, that evolve, and are sharded or equal on all ranks."""
     first, *others = [states(trace) for trace in run.traces]
     last = max(first, default=0)
-    found = set()
+    found, passing = set(), of_one_branch(evidence.sources)
     for path in evolving(run) & first.get(last, {}).keys():
         held = first[last][path]
         there = [other.get(last, {}).get(path) for other in others]
         equal = held.sharded or all(one is not None and apart(held, one) == 0.0 for one in there)
         kept = held.holder in ("module", "parameter") or (held.holder in ("object", "local") and held.numel >= LEAST)
-        if held.sketch is not None and not held.live and kept and equal:
+        if held.sketch is not None and not held.live and kept and equal and tuple(path.rsplit(".", 1)) not in passing:
             found.add(path)
     return found

@@ -6,6 +6,7 @@ from ...analysis.designs import saved_in_a_step
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
 from ...trace import Run, difference
+from ...trace.events import Micro
 from ..base import Evidence, Finding, Rule, some
 from ..checkpoint._resumed import load_line, saved_at
 
@@ -71,7 +72,7 @@ class ReshardKeepsTrajectory(Rule):
                     continue
                 others = f"{(theirs - mine).total()} of {theirs.total()} samples of the next step differ"
                 return self.failed(f"{where}: {others}{saved}", line)
-            if not _evenly(run):
+            if not _evenly(run) or (_targets_evenly(base) and not _targets_evenly(run)):
                 continue  # a mean of the ranks' means is another number there: only the state is compared
             for k in range(1, min(run.steps(), base.steps() - offset) + 1):
                 if run.objective(k) is not None and base.objective(offset + k) is not None:
@@ -121,6 +122,12 @@ def _evenly(run: Run) -> bool:
     """Whether the ranks of a run share its samples evenly; its size may be one that the script was not written for."""
     sizes = {run.rows(1)[rank].total() for rank in run.data_ranks if rank < len(run.rows(1))}
     return len(sizes) <= 1
+
+
+def _targets_evenly(run: Run) -> bool:
+    """Whether the mean losses of the ranks are over equally many targets each, in the first step."""
+    micros = [[m for m in trace.of(Micro) if m.step == 1] for trace in run.traces]
+    return len({tuple(c.valid for m in own for c in m.criteria if c.reduction == "mean") for own in micros}) <= 1
 
 
 def _state_differs(base: Run, run: Run, step: int) -> str | None:

@@ -22,6 +22,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
     """
 
     wants = "steps"
+    only_warns = True
     simulated = True
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -40,7 +41,7 @@ class ModelGatheredEveryStep(ShardedModelRule):
         line = next((entry.at_line for entry in steps[-1].lines), None)
         if line is not None and _under_a_condition(evidence.sources.tree(line.file), line.line):
             return self.passed(f"{what}, under a condition that the steps that were run happen to fulfil")
-        return self.failed(what, line, measured=float(least), limit=float(size), required=False)
+        return self.failed(what, line, measured=float(least), limit=float(size))
 
 
 def _under_a_condition(tree: ast.Module, line: int) -> bool:

@@ -8,7 +8,7 @@ class RootOnlyWrap(Rule):
     """Repeated blocks are separate groups, not one group with the whole model.
 
     Why: each `fully_shard` call makes one group, gathered in one collective. With the root alone, every forward holds
-    the whole unsharded model and nothing overlaps: results are correct, but no memory is saved.
+    the whole unsharded model and nothing overlaps: no memory is saved. Results are correct: this is a warning.
     Wrong:
         fully_shard(model)
     Right:
@@ -20,6 +20,7 @@ class RootOnlyWrap(Rule):
     """
 
     wants = "models"
+    only_warns = True
     simulated = True
 
     def applies(self, evidence: Evidence) -> str:

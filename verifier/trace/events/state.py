@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from ..typed import Located, Part
+from ..typed import Located, Part, Place
 
 
 class Held(Part):
@@ -17,6 +17,9 @@ class Held(Part):
     sketch: list[float] | None = None
     numel: int = 1
     sharded: bool = False
+    lost: float | None = (
+        None  # of a 16-bit copy of a parameter: the elements that its last change left as they were, of those apart
+    )
     live: bool = False  # a plain tensor that shares its memory with a parameter of a model
     copy: int = 0  # which replica of a DTensor this rank holds
     dtype: str = ""
@@ -66,3 +69,11 @@ class ReplacedRead(Located):
     name: str
     by: str
     step: int
+
+
+class PutBack(Located):
+    """A parameter got other values at `over`, a model ran with them, and it is copied onto itself (events/put_back.py)."""
+
+    step: int
+    name: str
+    over: Place | None

@@ -1,0 +1,66 @@
+"""Weights that are overwritten, tried in a forward, and copied onto themselves: what was to be put back shares their memory."""
+
+import torch
+
+from ...trace.events import Place, PutBack
+from ..compat.tensors import local
+from ..dispatcher import Call
+from ..session import Session
+
+
+class Swaps:
+    """What the script's own copies do to the parameters between two optimizer steps."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.names: dict[int, str] = {}  # of the parameters, by the address of the shard
+        self.over: dict[int, Place | None] = {}  # where a parameter got other values since the last step
+        self.tried: dict[int, Place | None] = {}  # the same, for those with which a model has run since
+
+    def forget(self, *stepped: object) -> None:
+        """An optimizer has stepped: what was overwritten before belongs to its training."""
+        self.names = {local(slot.param).data_ptr(): slot.name for slot in self.session.all_slots()}
+        self.over, self.tried = {}, {}
+
+    def called(self, *call: object) -> None:
+        """A model is called with what the parameters hold now."""
+        self.tried |= self.over
+        self.over = {}
+
+    def copies(self, call: Call) -> None:
+        """One tensor is copied into another."""
+        if len(call.args) > 1:
+            self.copy(call.args[0], call.args[1])
+
+    def copies_all(self, call: Call) -> None:
+        """The same, for lists of tensors."""
+        for to, source in zip(call.given(0, "self"), call.given(1, "src"), strict=False):
+            self.copy(to, source)
+
+    def copy(self, to: object, source: object) -> None:
+        if not self.names or self.session.in_step:
+            return
+        if not isinstance(to, torch.Tensor) or not isinstance(source, torch.Tensor):
+            return
+        address = local(to).data_ptr()
+        if not address or address not in self.names:
+            return
+        if local(source).data_ptr() != address:
+            self.tried.pop(address, None)
+            self.over[address] = self.session.here()
+        elif address in self.tried:
+            over = self.tried.pop(address)
+            name, step = self.names[address], self.session.step_number()
+            self.session.write(PutBack(name=name, step=step, over=over, at_line=self.session.here()))
+
+
+def install(session: Session) -> None:
+    """Subscribe to steps, forwards and copies, in the run that is judged."""
+    if session.request["mode"] != "fsdp":
+        return
+    swaps = Swaps(session)
+    session.subscribe("stepped", swaps.forget)
+    session.subscribe("updated", swaps.forget)
+    session.subscribe("call", swaps.called)
+    session.around("torch:Tensor.copy_", before=swaps.copies)
+    session.around("torch:_foreach_copy_", before=swaps.copies_all)
