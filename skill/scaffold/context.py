@@ -9,8 +9,9 @@ from typing import Any
 
 from ... import __version__
 from ..spec import Spec, pretrained
+from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
-from ..spec.torch_versions import STAGER_SERVES_ONCE, chosen
+from ..spec.torch_versions import GROUPED_MM, STAGER_SERVES_ONCE, chosen
 from .data import data_context
 from .launch import launch_context
 
@@ -46,7 +47,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **_mesh(spec),
         **launch_context(spec),
         "spec": spec.as_written(),
-        "debug": verify["model"],
+        "debug": verify["model"] and debug_shape(verify["model"], values["model"]),
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
@@ -71,6 +72,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
+        "grouped_mm": values["precision"]["param_dtype"] == "bfloat16" and chosen(values["torch"]) >= GROUPED_MM,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
@@ -121,6 +123,7 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_words": words,
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
+        "experts": model.get("experts"),
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
         "broadcast": model.get("initialize") == "rank-0",

@@ -128,13 +128,18 @@ def generate_knows_the_model(values: Values, generate: bool, kind: str) -> Itera
 
 def _decoder_parameters(values: Values) -> list[str]:
     """The names of the parameters of the decoder that the scaffold writes; none for another model."""
-    if not all(key in values for key in ("model.layers", "model.tied_embeddings")):
+    if not all(key in values for key in ("model.layers", "model.tied_embeddings", "model.experts")):
         return []
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
-    parts += [f"feed_forward.{name}" for name in ("gate", "up", "down")] + ["attention_norm", "feed_forward_norm"]
-    names = [f"blocks.{number}.{part}" for number in range(values["model.layers"]) for part in parts]
-    names += ["embedding", "norm"] + ([] if values["model.tied_embeddings"] else ["head"])
-    return [f"{name}.weight" for name in names]
+    parts = [f"{part}.weight" for part in (*parts, "attention_norm", "feed_forward_norm")]
+    layers, experts = values["model.layers"], values["model.experts"]
+    dense = [f"feed_forward.{name}.weight" for name in ("gate", "up", "down")]
+    mixture = [f"experts.{name}" for name in ("router", "gate", "up", "down")]
+    mixture += [f"shared_experts.{name}.weight" for name in ("gate", "up", "down") if experts and experts["shared"]]
+    first = experts["first_dense"] if experts else layers
+    names = [f"blocks.{n}.{part}" for n in range(layers) for part in (*parts, *(dense if n < first else mixture))]
+    ends = ("embedding", "norm") + (() if values["model.tied_embeddings"] else ("head",))
+    return [*names, *(f"{end}.weight" for end in ends)]
 
 
 def _config(values: Values, source: Any) -> dict[str, Any]:
