@@ -43,6 +43,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **values,
         **data,
         **_model(values["model"], values["finetune"]["kind"]),
+        "mask_parameter": _mask_parameter(values["model"], data["masked"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
         **launch_context(spec),
@@ -75,11 +76,28 @@ def context(spec: Spec) -> dict[str, Any]:
         "grouped_mm": values["precision"]["param_dtype"] == "bfloat16" and chosen(values["torch"]) >= GROUPED_MM,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
+        "exported_as": _architecture(values["model"]),
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
         "save_step": verify["steps"] // 2 + 1,
     }
+
+
+def _architecture(model: Mapping[str, Any]) -> str:
+    """The architecture of transformers that computes what the decoder does."""
+    if model.get("qk_norm"):
+        return "qwen3"
+    if model.get("window"):
+        return "ministral" if model["full_attention_every"] else "mistral"
+    return "llama"
+
+
+def _mask_parameter(model: Mapping[str, Any], masked: bool) -> str:
+    """What the blocks of the decoder get for a mask: some have none where only windows need one."""
+    if masked or not model.get("window"):
+        return ", mask: Mask" if masked else ""
+    return ", mask: Mask | None" if model["full_attention_every"] else ", mask: Mask"
 
 
 def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
@@ -124,6 +142,9 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
         "experts": model.get("experts"),
+        "qk_norm": model.get("qk_norm", False),
+        "window": model.get("window"),
+        "full_every": model.get("full_attention_every"),
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
         "broadcast": model.get("initialize") == "rank-0",

@@ -76,8 +76,15 @@ def debug_model(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str,
 
 
 def debug_shape(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole shape of the model of a verification."""
-    return {**model, **small, **({"experts": debug_experts(small, model)} if model.get("experts") else {})}
+    """The whole shape of the model of a verification: a window is one for its shorter samples too."""
+    shape = {**model, **small}
+    if model.get("experts"):
+        shape["experts"] = debug_experts(small, model)
+    if model.get("window"):
+        shape["window"] = min(model["window"], max(1, small["sequence_length"] // 2))
+    if model.get("full_attention_every"):
+        shape["full_attention_every"] = max(2, min(model["full_attention_every"], small["layers"]))
+    return shape
 
 
 def debug_experts(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:

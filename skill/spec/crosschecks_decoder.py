@@ -59,3 +59,16 @@ def experts_exclude(
         yield fault("finetune.kind", "must be full or freeze with model.experts, found 'lora'")
     if export == "huggingface":
         yield fault("checkpoint.export", "must be true or false with model.experts, found 'huggingface'")
+
+
+@needs("model.window", "model.full_attention_every", "model.sequence_length", "model.layers")
+def window_limits_attention(
+    values: Values, window: int | None, every: int | None, length: int, layers: int
+) -> Iterator[Fault]:
+    if window is not None and window >= length:
+        yield fault("model.window", f"must be less than model.sequence_length {length} to limit it, found {window}")
+    if every is not None and window is None:
+        yield fault("model.full_attention_every", "does nothing without model.window")
+    elif every is not None and every > layers:
+        message = f"must be at most model.layers {layers}, found {every}; leave it out for windows in all layers"
+        yield fault("model.full_attention_every", message)

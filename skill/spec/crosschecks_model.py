@@ -128,9 +128,11 @@ def generate_knows_the_model(values: Values, generate: bool, kind: str) -> Itera
 
 def _decoder_parameters(values: Values) -> list[str]:
     """The names of the parameters of the decoder that the scaffold writes; none for another model."""
-    if not all(key in values for key in ("model.layers", "model.tied_embeddings", "model.experts")):
+    if not all(f"model.{key}" in values for key in ("layers", "tied_embeddings", "qk_norm", "experts")):
         return []
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
+    if values["model.qk_norm"]:
+        parts += ["attention.query_norm", "attention.key_norm"]
     parts = [f"{part}.weight" for part in (*parts, "attention_norm", "feed_forward_norm")]
     layers, experts = values["model.layers"], values["model.experts"]
     dense = [f"feed_forward.{name}.weight" for name in ("gate", "up", "down")]

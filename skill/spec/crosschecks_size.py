@@ -30,7 +30,7 @@ DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them
     "T4": 16,
     "V100": 16,
 }
-SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "vocabulary", "tied_embeddings")
+SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "qk_norm", "vocabulary", "tied_embeddings")
 
 
 @needs(*(f"model.{key}" for key in SHAPE), "parallel", "launch", "optimizer.kind")

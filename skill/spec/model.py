@@ -11,7 +11,9 @@ from .dump import to_yaml
 from .meshes import Mesh, verified
 from .presets import values_of
 
-OFF = (("preset", None), ("experts", None))  # not written to the spec of a project
+OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [
+    ("qk_norm", False)
+]  # not written to the spec of a project
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def decoder_parameters(model: Mapping[str, Any]) -> int:
     """The closed formula: embedding, blocks (attention, SwiGLU or experts, two norms), last norm, the head if it is untied."""
     width, vocabulary = int(model["width"]), int(model["vocabulary"])
     attention = 2 * width * width + 2 * width * model["kv_heads"] * (width // model["heads"])
-    block = attention + 2 * width
+    block = attention + 2 * width + (2 * width // model["heads"] if model.get("qk_norm") else 0)
     if experts := model.get("experts"):
         number, dense = experts["number"], experts["first_dense"]
         mixture = number * width + 3 * width * experts["ffn"] * (number + experts["shared"])

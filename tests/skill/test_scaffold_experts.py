@@ -107,7 +107,7 @@ def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp
     """A bias that moves fast: tokens that are counted twice, or on one rank alone, would change the losses."""
     experts = "model.experts={number: 5, balance_rate: 0.1}"
     found = []
-    for number, more in enumerate(([], ["memory.activation_checkpointing=full", "train.micro_batch=4"])):
+    for number, more in enumerate(([], ["memory.activation_checkpointing=full", "train.micro_batch=2"])):
         (tmp_path / str(number)).mkdir()
         project = write_project(tmp_path / str(number), SPEC, experts, *more)
         found.append(run(project, 1 + number, tmp_path / f"out-{number}", 4))

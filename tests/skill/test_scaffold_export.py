@@ -20,6 +20,11 @@ TOKENS = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(1))
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {**DECODER, "rope_theta": 500.0},
     "grouped": {**DECODER, "heads": 4, "kv_heads": 2, "tied_embeddings": False},
+    "normed": {**DECODER, "qk_norm": True},
+    "normed near": {**DECODER, "qk_norm": True, "window": 5},
+    "normed near and far": {**DECODER, "qk_norm": True, "window": 5, "full_attention_every": 2},
+    "near": {**DECODER, "window": 5},
+    "near and far": {**DECODER, "kv_heads": 1, "layers": 5, "window": 5, "full_attention_every": 2},
 }
 NEEDED = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
