@@ -43,6 +43,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **values,
         **data,
         **_model(values["model"], values["finetune"]["kind"]),
+        "base_bf16": values["finetune"].get("base_dtype") == "bfloat16",
         "mask_parameter": _mask_parameter(values["model"], data["masked"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),

@@ -9,6 +9,7 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from . import pretrained
 from .crosschecks import Values, fault, needs, opens_files, path_of
+from .torch_versions import FROZEN_IN_ITS_OWN_TYPE, chosen
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
@@ -85,6 +86,16 @@ def adapters_are_not_split(values: Values, tp: int, fp8: bool, targets: list[str
         yield fault("parallel.tp", f"must be 1 for finetune.kind lora, found {tp}")
     if fp8:
         yield fault("precision.fp8", "must be false for finetune.kind lora")
+
+
+@needs("finetune.base_dtype", "precision.param_dtype", "torch")
+def frozen_base_is_computed_with(values: Values, base: str, dtype: str, torch: str | None) -> Iterator[Fault]:
+    if base == "bfloat16" and dtype != "bfloat16":
+        message = f"bfloat16 needs precision.param_dtype: bfloat16, in which adapters and base meet, found {dtype!r}"
+        yield fault("finetune.base_dtype", message)
+    elif base == "bfloat16" and (found := chosen(torch)) < FROZEN_IN_ITS_OWN_TYPE:
+        least, version = (".".join(map(str, one)) for one in (FROZEN_IN_ITS_OWN_TYPE, found))
+        yield fault("finetune.base_dtype", f"bfloat16 needs torch {least} or later; the project is for torch {version}")
 
 
 @needs("finetune.train")

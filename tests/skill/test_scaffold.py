@@ -78,6 +78,10 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
     yield from (
         (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
     )
+    for base in (DECODER, IMPORTED, specs["transformers"]):
+        yield from ((base, settings) for settings in GIVEN["base_dtype"])
+    yield (DECODER, [*GIVEN["base_dtype"][0], "checkpoint.generate=true"])
+    yield (IMPORTED, [*GIVEN["base_dtype"][0], "model.initialize=rank-0"])
     yield from ((DECODER, [f"verify.ci={where}"]) for where in ("gitlab", "none"))
 
 
