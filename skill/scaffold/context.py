@@ -174,7 +174,10 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
-        "model_settings": to_ranks or any(ahead.values()) or kind in ("every-nth", "op-selective"),
+        "model_settings": to_ranks
+        or parallel["gathered_blocks"] > 0
+        or any(ahead.values())
+        or kind in ("every-nth", "op-selective"),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],
     }
