@@ -26,6 +26,13 @@ MODELS = {  # kind: (what it is, what model.py holds)
     "import": ("an imported model", "the imported model and its sharding"),
     "transformers": ("a language model of transformers", "the model of transformers and its sharding"),
 }
+ARCHITECTURES = {  # of transformers: model_type and the name of its classes
+    "llama": "Llama",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "glm4_moe": "Glm4Moe",
+}
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
@@ -78,6 +85,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
         "exported_as": _architecture(values["model"]),
+        "exported_words": ARCHITECTURES[_architecture(values["model"])],
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
@@ -87,6 +95,8 @@ def context(spec: Spec) -> dict[str, Any]:
 
 def _architecture(model: Mapping[str, Any]) -> str:
     """The architecture of transformers that computes what the decoder does."""
+    if model.get("experts"):
+        return "glm4_moe"
     if model.get("qk_norm"):
         return "qwen3"
     if model.get("window"):

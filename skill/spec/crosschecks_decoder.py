@@ -42,10 +42,8 @@ def experts_fill_rows(
         yield fault("model.experts", f"must be a multiple of {ROW} {why}, found {size}", "ffn")
 
 
-@needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind", "finetune.kind", "checkpoint.export")
-def experts_exclude(
-    values: Values, experts: Any, tp: int, fp8: bool, optimizer: str, tuned: str, export: Any
-) -> Iterator[Fault]:
+@needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind", "finetune.kind")
+def experts_exclude(values: Values, experts: Any, tp: int, fp8: bool, optimizer: str, tuned: str) -> Iterator[Fault]:
     if experts is None:
         return
     if tp > 1:
@@ -57,8 +55,19 @@ def experts_exclude(
         yield fault("optimizer.kind", f"{message}, found 'muon'")
     if tuned == "lora":
         yield fault("finetune.kind", "must be full or freeze with model.experts, found 'lora'")
-    if export == "huggingface":
-        yield fault("checkpoint.export", "must be true or false with model.experts, found 'huggingface'")
+
+
+@needs("model.experts", "model.window", "checkpoint.export")
+def experts_have_an_architecture(values: Values, experts: Any, window: int | None, export: Any) -> Iterator[Fault]:
+    """transformers: Glm4Moe has the same experts beside grouped attention, always a shared one, and no windows."""
+    if experts is None or export != "huggingface":
+        return
+    if experts["shared"] == 0:
+        why = "model.experts without shared ones, for which transformers has no architecture"
+        yield fault("checkpoint.export", f"must be true or false with {why}, found 'huggingface'")
+    if window is not None:
+        why = "model.experts and model.window together, for which transformers has no architecture"
+        yield fault("checkpoint.export", f"must be true or false with {why}, found 'huggingface'")
 
 
 @needs("model.window", "model.full_attention_every", "model.sequence_length", "model.layers")

@@ -127,7 +127,8 @@ def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp
     ([EXPERTS, "optimizer.kind=muon"], "optimizer.kind"),
     ([EXPERTS, "precision.fp8=true", "precision.param_dtype=bfloat16"], "precision.fp8"),
     ([EXPERTS, "finetune={kind: lora, targets: [query]}"], "finetune.kind"),
-    ([EXPERTS, "checkpoint.export=huggingface"], "checkpoint.export"),
+    ([EXPERTS, "model.window=8", "checkpoint.export=huggingface"], "checkpoint.export"),
+    (["model.experts={number: 4, shared: 0}", "checkpoint.export=huggingface"], "checkpoint.export"),
     (["model.experts={number: 4, ffn: 32}", "model.ffn=64"], "model.ffn"),
     ([EXPERTS, "finetune={kind: freeze, train: ['0.experts']}"], "finetune.train[0]"),
 )
