@@ -75,6 +75,19 @@ def test_what_is_frozen_in_bfloat16_meets_float32_in_full_precision(
     assert trained.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "status"),
+    [("bfloat16", 1.001, "pass"), ("bfloat16", 1.2, "inconclusive"), ("float32", 1.001, "inconclusive")],
+)
+def test_a_frozen_base_is_that_of_one_process_but_for_rounding(dtype: str, value: float, status: str) -> None:
+    def held(dtype: str, *values: float) -> list[dict[str, Any]]:
+        return [SHARD, model(parameter(dtype=dtype, sketch=list(values))), micro(), step(), stepped()]
+
+    half = held(dtype, 0.5, 0.5, 0.5, -0.5, 0.0)  # each of two ranks has one of the weights
+    single = run(held("float32", 1.0, value, value, -value, 0.0), role="single")
+    assert judge("rank-dependent-init-no-broadcast", half, half, single=single).status == status
+
+
 @pytest.mark.full
 def test_dropout_is_left_out_of_both_runs(verify_script, tmp_path: Path) -> None:
     drop = ("x = self.embed(tokens)", "x = F.dropout(self.embed(tokens), 0.3, self.training)")
