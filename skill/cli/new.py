@@ -36,6 +36,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
+    from ..spec.build import debug_shape
     from ..spec.model import decoder_parameters
 
     loaded = spec.load(args.spec, args.set, args.offline)
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             mesh = loaded.verification_mesh
             say(f"`fsdp2 verify` takes a mesh of {mesh} on {mesh.ranks} ranks: the shape of the spec's, made smaller")
         if small := loaded["verify"]["model"]:
-            count, real = decoder_parameters({**loaded["model"], **small}), loaded.parameters
+            count, real = decoder_parameters(debug_shape(small, loaded["model"])), loaded.parameters
             say(f"`fsdp2 verify` trains the same code with {count:,} parameters (verify.model), not with {real:,}")
         if loaded.own_modules:
             say(f"your own {' and '.join(loaded.own_modules)} must be importable: beside train.py, or installed")

@@ -34,6 +34,7 @@ def files(spec: Spec) -> dict[str, str]:
     wanted = {
         "train.py": True,
         "model.py": True,
+        "experts.py": bool(spec["model"].get("experts")),
         "lora.py": spec["finetune"]["kind"] == "lora",
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,

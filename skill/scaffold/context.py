@@ -9,8 +9,9 @@ from typing import Any
 
 from ... import __version__
 from ..spec import Spec, pretrained
+from ..spec.build import debug_shape
 from ..spec.crosschecks_model import CONV1D
-from ..spec.torch_versions import STAGER_SERVES_ONCE, chosen
+from ..spec.torch_versions import GROUPED_MM, STAGER_SERVES_ONCE, chosen
 from .data import data_context
 from .launch import launch_context
 
@@ -24,6 +25,13 @@ MODELS = {  # kind: (what it is, what model.py holds)
     "decoder": ("a decoder-only language model", "the decoder, its sharding and its initial weights"),
     "import": ("an imported model", "the imported model and its sharding"),
     "transformers": ("a language model of transformers", "the model of transformers and its sharding"),
+}
+ARCHITECTURES = {  # of transformers: model_type and the name of its classes
+    "llama": "Llama",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "glm4_moe": "Glm4Moe",
 }
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
@@ -42,11 +50,13 @@ def context(spec: Spec) -> dict[str, Any]:
         **values,
         **data,
         **_model(values["model"], values["finetune"]["kind"]),
+        "base_bf16": values["finetune"].get("base_dtype") == "bfloat16",
+        "mask_parameter": _mask_parameter(values["model"], data["masked"]),
         **_parallel(values["parallel"], values["memory"], values["precision"]),
         **_mesh(spec),
         **launch_context(spec),
         "spec": spec.as_written(),
-        "debug": verify["model"],
+        "debug": verify["model"] and debug_shape(verify["model"], values["model"]),
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
@@ -71,13 +81,34 @@ def context(spec: Spec) -> dict[str, Any]:
         "peak_table": operation["mfu"] and operation["peak_tflops"] is None,
         "asynchronous": checkpoint["mode"] != "sync",
         "process": checkpoint["mode"] == "process",
+        "grouped_mm": values["precision"]["param_dtype"] == "bfloat16" and chosen(values["torch"]) >= GROUPED_MM,
         "stager_serves_once": chosen(values["torch"]) in STAGER_SERVES_ONCE,
         "as_llama": checkpoint["export"] == "huggingface",
+        "exported_as": _architecture(values["model"]),
+        "exported_words": ARCHITECTURES[_architecture(values["model"])],
         "tied_names": checkpoint["export"] and values["model"]["kind"] == "import",
         "reshard_to": suited,
         "unsuited": [world for world in verify["reshard_to"] if world not in suited],
         "save_step": verify["steps"] // 2 + 1,
     }
+
+
+def _architecture(model: Mapping[str, Any]) -> str:
+    """The architecture of transformers that computes what the decoder does."""
+    if model.get("experts"):
+        return "glm4_moe"
+    if model.get("qk_norm"):
+        return "qwen3"
+    if model.get("window"):
+        return "ministral" if model["full_attention_every"] else "mistral"
+    return "llama"
+
+
+def _mask_parameter(model: Mapping[str, Any], masked: bool) -> str:
+    """What the blocks of the decoder get for a mask: some have none where only windows need one."""
+    if masked or not model.get("window"):
+        return ", mask: Mask" if masked else ""
+    return ", mask: Mask | None" if model["full_attention_every"] else ", mask: Mask"
 
 
 def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
@@ -121,6 +152,10 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_words": words,
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
+        "experts": model.get("experts"),
+        "qk_norm": model.get("qk_norm", False),
+        "window": model.get("window"),
+        "full_every": model.get("full_attention_every"),
         "sequences": length is not None,
         "unit": "sample" if length is None else "token",
         "broadcast": model.get("initialize") == "rank-0",
@@ -149,7 +184,10 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "fp8": precision["fp8"],
         "checkpointing": kind != "none",
         "op_selective": kind == "op-selective",
-        "model_settings": to_ranks or any(ahead.values()) or kind in ("every-nth", "op-selective"),
+        "model_settings": to_ranks
+        or parallel["gathered_blocks"] > 0
+        or any(ahead.values())
+        or kind in ("every-nth", "op-selective"),
         "collect": memory["gc_interval"] is not None,
         "chunked_loss": memory["chunked_loss"],
     }

@@ -45,7 +45,7 @@ def markdown(value: Any) -> str:
 
 def text(value: str) -> str:
     """A fixed piece of code or prose that a template chose; anything from a spec is refused here."""
-    if not re.fullmatch(r"[A-Za-z0-9_.,:/()` -]*", value):
+    if not re.fullmatch(r"[A-Za-z0-9_.,:/()`|\[\] -]*", value):
         raise ValueError(f"not a fixed piece of text: {value!r}")
     return value
 

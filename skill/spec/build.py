@@ -37,6 +37,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
         model["kv_heads"] = model["heads"]
     if model.get("ffn") == "auto":
         model["ffn"] = ffn_size(model["width"])
+    if model.get("experts"):
+        model["experts"] = sized_experts(model["experts"], model["ffn"])
     if values["verify"]["nproc"] == "auto" and (mesh := verified(values["parallel"], values["launch"], "auto")):
         values["verify"]["nproc"] = mesh.ranks
     if values["verify"]["model"] is not None:
@@ -71,6 +73,32 @@ def debug_model(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str,
         "sequence_length": min(128, model["sequence_length"]),
     }
     return {key: derived[key] if value == "auto" else value for key, value in small.items()}
+
+
+def debug_shape(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole shape of the model of a verification: a window is one for its shorter samples too."""
+    shape = {**model, **small}
+    if model.get("experts"):
+        shape["experts"] = debug_experts(small, model)
+    if model.get("window"):
+        shape["window"] = min(model["window"], max(1, small["sequence_length"] // 2))
+    if model.get("full_attention_every"):
+        shape["full_attention_every"] = max(2, min(model["full_attention_every"], small["layers"]))
+    return shape
+
+
+def debug_experts(small: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """As many experts in the model of a verification, of a size that suits it; at least one layer has them."""
+    experts = model["experts"]
+    dense = min(experts["first_dense"], small["layers"] - 1)
+    return sized_experts({**experts, "ffn": "auto", "first_dense": dense}, small["ffn"])
+
+
+def sized_experts(experts: Mapping[str, Any], ffn: int) -> dict[str, Any]:
+    """With `auto` as a number: those of a token are together about as wide as a dense layer of this hidden size."""
+    together = experts["top_k"] + experts["shared"]
+    size = -(-ffn // (32 * together)) * 32 if experts["ffn"] == "auto" else experts["ffn"]
+    return {**experts, "ffn": size}
 
 
 def ffn_size(width: int) -> int:

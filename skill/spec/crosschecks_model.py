@@ -9,6 +9,7 @@ from typing import Any
 from ...verifier.config.reading.validation import Fault
 from . import pretrained
 from .crosschecks import Values, fault, needs, opens_files, path_of
+from .torch_versions import FROZEN_IN_ITS_OWN_TYPE, chosen
 
 LENGTHS = ("max_position_embeddings", "n_positions")
 CONV1D = ("gpt2", "openai-gpt", "imagegpt")  # their linear layers are transformers' own Conv1D
@@ -87,6 +88,16 @@ def adapters_are_not_split(values: Values, tp: int, fp8: bool, targets: list[str
         yield fault("precision.fp8", "must be false for finetune.kind lora")
 
 
+@needs("finetune.base_dtype", "precision.param_dtype", "torch")
+def frozen_base_is_computed_with(values: Values, base: str, dtype: str, torch: str | None) -> Iterator[Fault]:
+    if base == "bfloat16" and dtype != "bfloat16":
+        message = f"bfloat16 needs precision.param_dtype: bfloat16, in which adapters and base meet, found {dtype!r}"
+        yield fault("finetune.base_dtype", message)
+    elif base == "bfloat16" and (found := chosen(torch)) < FROZEN_IN_ITS_OWN_TYPE:
+        least, version = (".".join(map(str, one)) for one in (FROZEN_IN_ITS_OWN_TYPE, found))
+        yield fault("finetune.base_dtype", f"bfloat16 needs torch {least} or later; the project is for torch {version}")
+
+
 @needs("finetune.train")
 def trained_are_patterns(values: Values, patterns: list[str]) -> Iterator[Fault]:
     for number, pattern in enumerate(patterns):
@@ -128,13 +139,20 @@ def generate_knows_the_model(values: Values, generate: bool, kind: str) -> Itera
 
 def _decoder_parameters(values: Values) -> list[str]:
     """The names of the parameters of the decoder that the scaffold writes; none for another model."""
-    if not all(key in values for key in ("model.layers", "model.tied_embeddings")):
+    if not all(f"model.{key}" in values for key in ("layers", "tied_embeddings", "qk_norm", "experts")):
         return []
     parts = [f"attention.{name}" for name in ("query", "key", "value", "output")]
-    parts += [f"feed_forward.{name}" for name in ("gate", "up", "down")] + ["attention_norm", "feed_forward_norm"]
-    names = [f"blocks.{number}.{part}" for number in range(values["model.layers"]) for part in parts]
-    names += ["embedding", "norm"] + ([] if values["model.tied_embeddings"] else ["head"])
-    return [f"{name}.weight" for name in names]
+    if values["model.qk_norm"]:
+        parts += ["attention.query_norm", "attention.key_norm"]
+    parts = [f"{part}.weight" for part in (*parts, "attention_norm", "feed_forward_norm")]
+    layers, experts = values["model.layers"], values["model.experts"]
+    dense = [f"feed_forward.{name}.weight" for name in ("gate", "up", "down")]
+    mixture = [f"experts.{name}" for name in ("router", "gate", "up", "down")]
+    mixture += [f"shared_experts.{name}.weight" for name in ("gate", "up", "down") if experts and experts["shared"]]
+    first = experts["first_dense"] if experts else layers
+    names = [f"blocks.{n}.{part}" for n in range(layers) for part in (*parts, *(dense if n < first else mixture))]
+    ends = ("embedding", "norm") + (() if values["model.tied_embeddings"] else ("head",))
+    return [*names, *(f"{end}.weight" for end in ends)]
 
 
 def _config(values: Values, source: Any) -> dict[str, Any]:

@@ -168,6 +168,20 @@ def prefetch_gathers(values: Values, backward: int, reshard: Any) -> Iterator[Fa
         yield fault("parallel.prefetch.backward", message)
 
 
+@needs("parallel.gathered_blocks", "parallel.reshard_after_forward")
+def gathered_blocks_are_resharded_elsewhere(values: Values, gathered: int, reshard: Any) -> Iterator[Fault]:
+    if gathered and reshard is not True:
+        message = f"must be 0 with parallel.reshard_after_forward: {str(reshard).lower()}, found {gathered}"
+        yield fault("parallel.gathered_blocks", message)
+
+
+@needs("parallel.gathered_blocks", "model.layers")
+def not_all_blocks_stay_gathered(values: Values, gathered: int, layers: int) -> Iterator[Fault]:
+    if gathered >= layers:
+        message = f"must be less than model.layers {layers}, found {gathered}; for all: reshard_after_forward: false"
+        yield fault("parallel.gathered_blocks", message)
+
+
 @needs("memory.activation_checkpointing", "memory.every")
 def every_is_of_every_nth(values: Values, kind: str, every: int) -> Iterator[Fault]:
     if not values.is_default("memory.every") and kind != "every-nth":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...verifier.config.reading.validation import Fault
-from .build import debug_model, ffn_size
+from .build import debug_model, ffn_size, sized_experts
 from .crosschecks import Values, fault, needs
 from .crosschecks_parallel import TP_SIZES, verification_mesh
 from .meshes import production
@@ -30,7 +30,7 @@ DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them
     "T4": 16,
     "V100": 16,
 }
-SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "vocabulary", "tied_embeddings")
+SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "qk_norm", "vocabulary", "tied_embeddings")
 
 
 @needs(*(f"model.{key}" for key in SHAPE), "parallel", "launch", "optimizer.kind")
@@ -91,4 +91,6 @@ def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fa
 def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
     """The model with `auto` as numbers."""
     kv_heads = model["heads"] if model["kv_heads"] == "auto" else model["kv_heads"]
-    return {**model, "kv_heads": kv_heads, "ffn": ffn_size(model["width"]) if model["ffn"] == "auto" else model["ffn"]}
+    ffn = ffn_size(model["width"]) if model["ffn"] == "auto" else model["ffn"]
+    experts = {"experts": sized_experts(model["experts"], ffn)} if model.get("experts") else {}
+    return {**model, "kv_heads": kv_heads, "ffn": ffn, **experts}

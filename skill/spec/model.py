@@ -11,6 +11,10 @@ from .dump import to_yaml
 from .meshes import Mesh, verified
 from .presets import values_of
 
+OFF = [(key, None) for key in ("preset", "window", "full_attention_every", "experts")] + [
+    ("qk_norm", False)
+]  # not written to the spec of a project
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -40,9 +44,7 @@ class Spec:
         if not values["launch"]["engines"]:
             del values["launch"]
         from_preset = values_of(values["model"])
-        values["model"] = {
-            k: v for k, v in values["model"].items() if from_preset.get(k) != v and (k, v) != ("preset", None)
-        }
+        values["model"] = {k: v for k, v in values["model"].items() if from_preset.get(k) != v and (k, v) not in OFF}
         if values["verify"]["model"] is None:
             del values["verify"]["model"]
         return values
@@ -101,9 +103,15 @@ def data_ranks(world_size: int, tp: int) -> int:
 
 
 def decoder_parameters(model: Mapping[str, Any]) -> int:
-    """The closed formula: embedding, blocks (attention, SwiGLU, two norms), last norm, and the head if it is untied."""
+    """The closed formula: embedding, blocks (attention, SwiGLU or experts, two norms), last norm, the head if it is untied."""
     width, vocabulary = int(model["width"]), int(model["vocabulary"])
     attention = 2 * width * width + 2 * width * model["kv_heads"] * (width // model["heads"])
-    block = attention + 3 * width * model["ffn"] + 2 * width
+    block = attention + 2 * width + (2 * width // model["heads"] if model.get("qk_norm") else 0)
+    if experts := model.get("experts"):
+        number, dense = experts["number"], experts["first_dense"]
+        mixture = number * width + 3 * width * experts["ffn"] * (number + experts["shared"])
+    else:
+        mixture, dense = 0, model["layers"]
+    hidden = dense * 3 * width * model["ffn"] + (model["layers"] - dense) * mixture
     tables = vocabulary * width * (1 if model["tied_embeddings"] else 2)
-    return tables + int(model["layers"] * block) + width
+    return tables + int(model["layers"] * block + hidden) + width

@@ -15,6 +15,7 @@ from torch.nn import functional
 from model_project import built, imported, values, write
 from records import cases
 from trees import DECODER
+from verified_fsdp2.skill.spec import SpecError
 
 LORA = "finetune={kind: lora, rank: 2, dropout: 0.1, targets: [query, feed_forward.up]}"
 FREEZE = "finetune={kind: freeze, train: ['^blocks.1', norm]}"
@@ -83,6 +84,43 @@ def test_a_name_that_matches_nothing_is_refused(tmp_path: Path, setting: str, me
     with imported(project) as modules, pytest.raises(modules["distributed"].SetupError, match=f"^{message}$"):
         built(modules)
     sys.modules.pop("net", None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_base_in_bfloat16_is_the_rounded_one(tmp_path: Path) -> None:
+    """The same computation in bfloat16, whose weights are then not rounded anew in each step; the adapters stay in float32."""
+    tuned = "finetune={{kind: lora, rank: 2, targets: [query, feed_forward.up], base_dtype: {}}}"
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        settings = [tuned.format(dtype), "precision.param_dtype=bfloat16", "checkpoint.generate=true"]
+        with imported(write(tmp_path / dtype, DECODER, *settings)) as modules:
+            model = built(modules)
+            optimizer = modules["optim"].build_optimizer(model, __import__("settings").Settings())
+            before = values(model)
+            train(model, optimizer)
+            found.append(values(model))
+            assert {str(state["exp_avg"].dtype) for state in optimizer.state.values()} == {"torch.float32"}
+            assert [name for name in before if not torch.equal(before[name], found[-1][name])] == [
+                name for name in before if ".lora_" in name
+            ]
+    whole, half = found
+    assert {name: value.dtype for name, value in half.items()} == {
+        name: torch.float32 if ".lora_" in name else torch.bfloat16 for name in half
+    }
+    for name, value in half.items():
+        assert torch.equal(value, whole[name].to(value.dtype)), name
+
+
+@pytest.mark.usefixtures("alone")
+@cases(
+    "settings",
+    ["finetune={kind: lora, targets: [query], base_dtype: bfloat16}", "precision.param_dtype=float32"],
+    ["finetune={kind: lora, targets: [query], base_dtype: bfloat16}", "precision.param_dtype=bfloat16", "torch='2.9'"],
+)
+def test_a_base_in_bfloat16_is_refused(tmp_path: Path, settings: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        write(tmp_path, DECODER, *settings)
+    assert [problem.key for problem in caught.value.problems] == ["finetune.base_dtype"]
 
 
 @pytest.mark.full

@@ -73,11 +73,15 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         count = 24 if len(options) > 20 else 12
         mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
-    yield from ((DECODER, settings) for settings in GIVEN["documents"])
+    yield from ((DECODER, settings) for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
     )
+    for base in (DECODER, IMPORTED, specs["transformers"]):
+        yield from ((base, settings) for settings in GIVEN["base_dtype"])
+    yield (DECODER, [*GIVEN["base_dtype"][0], "checkpoint.generate=true"])
+    yield (IMPORTED, [*GIVEN["base_dtype"][0], "model.initialize=rank-0"])
     yield from ((DECODER, [f"verify.ci={where}"]) for where in ("gitlab", "none"))
 
 

@@ -20,6 +20,13 @@ TOKENS = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(1))
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {**DECODER, "rope_theta": 500.0},
     "grouped": {**DECODER, "heads": 4, "kv_heads": 2, "tied_embeddings": False},
+    "normed": {**DECODER, "qk_norm": True},
+    "normed near": {**DECODER, "qk_norm": True, "window": 5},
+    "normed near and far": {**DECODER, "qk_norm": True, "window": 5, "full_attention_every": 2},
+    "experts": {**DECODER, "kv_heads": 1, "experts": {"number": 5, "first_dense": 1, "scale": 2.5}},
+    "normed experts": {**DECODER, "qk_norm": True, "experts": {"number": 4, "top_k": 1, "shared": 2, "ffn": 24}},
+    "near": {**DECODER, "window": 5},
+    "near and far": {**DECODER, "kv_heads": 1, "layers": 5, "window": 5, "full_attention_every": 2},
 }
 NEEDED = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
@@ -48,6 +55,8 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, name: str, limit:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            for name, buffer in model.named_buffers():
+                buffer.add_(torch.randn_like(buffer) if name.endswith("experts.bias") else 0)
         checkpoint = saved(modules, model, tmp_path / "run")
         if limit:
             modules["export"].__dict__["SHARD_BYTES"] = limit

@@ -60,8 +60,10 @@ def test_names_are_those_of_the_default(seen: Mapping[str, Any]) -> None:
 @pytest.mark.full
 def test_what_is_gathered_and_reduced(seen: Mapping[str, Any]) -> None:
     """The root is not gathered again in backward; with `false` nothing is; with a number each block is, in its group."""
-    gathers = {name: seen[name]["gathers"] for name in ("default", "kept", "pairs", "ahead", "full", "split")}
-    assert gathers == {name: [GROUPS, 0 if name == "kept" else LAYERS] for name in gathers}
+    names = ("default", "kept", "last kept", "pairs", "ahead", "full", "split")
+    gathers = {name: seen[name]["gathers"] for name in names}
+    again = {"kept": 0, "last kept": LAYERS - 1}
+    assert gathers == {name: [GROUPS, again.get(name, LAYERS)] for name in gathers}
     assert {seen[name]["scatters"] for name in gathers} == {GROUPS}
 
 

@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from records import judge, micro, model, parameter, run, step, stepped
 from scripts import edited
 from verified_fsdp2.verifier.analysis.precision import low_precision
 from verified_fsdp2.verifier.config.policy import Widening
 from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.probe.dispatcher import Call
+from verified_fsdp2.verifier.probe.substitutes.full_precision import _widened
 from verified_fsdp2.verifier.trace import Run
 
 SHARD = {"kind": "shard", "parameters": [], "param_dtype": "bfloat16", "reduce_dtype": "float32"}
@@ -52,6 +56,36 @@ def test_a_script_without_low_precision_has_nothing_to_judge() -> None:
     assert low_precision(whole) is None
     assert low_precision(run([{"kind": "autocast", "dtype": "float16"}])) == "float16"
     assert low_precision(first_step()) == "bfloat16"
+
+
+@pytest.mark.parametrize(("dtype", "held"), [(torch.bfloat16, torch.float32), (None, torch.bfloat16)])
+def test_what_is_frozen_in_bfloat16_meets_float32_in_full_precision(
+    dtype: torch.dtype | None, held: torch.dtype
+) -> None:
+    """LoRA on a base in bfloat16: without FSDP's cast of the adapters both must be in one type."""
+    layer = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.bfloat16), torch.nn.Linear(2, 2)).requires_grad_(
+        False
+    )
+    layer[1].requires_grad_(True)
+    value = layer[0].weight.clone()
+    _widened(Call((layer,), {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype)}))
+    assert layer[0].weight.dtype == held and torch.equal(layer[0].weight, value.to(held))
+    trained = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+    _widened(Call(([trained],), {"mp_policy": MixedPrecisionPolicy(param_dtype=dtype)}))
+    assert trained.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "status"),
+    [("bfloat16", 1.001, "pass"), ("bfloat16", 1.2, "inconclusive"), ("float32", 1.001, "inconclusive")],
+)
+def test_a_frozen_base_is_that_of_one_process_but_for_rounding(dtype: str, value: float, status: str) -> None:
+    def held(dtype: str, *values: float) -> list[dict[str, Any]]:
+        return [SHARD, model(parameter(dtype=dtype, sketch=list(values))), micro(), step(), stepped()]
+
+    half = held(dtype, 0.5, 0.5, 0.5, -0.5, 0.0)  # each of two ranks has one of the weights
+    single = run(held("float32", 1.0, value, value, -value, 0.0), role="single")
+    assert judge("rank-dependent-init-no-broadcast", half, half, single=single).status == status
 
 
 @pytest.mark.full
