@@ -13,7 +13,8 @@ from . import schema as spec_schema
 from .meshes import verified
 from .model import Spec
 
-PATHS = (("data", "files"), ("data", "folder"), ("data", "tokenizer"), ("model", "config"), ("model", "pretrained"))
+PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
+PATHS |= {("model", "config"), ("model", "pretrained")}
 
 
 def build(filled: dict[str, Any], base: Path) -> Spec:
@@ -50,7 +51,9 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
         return {key: _value((*path, key), item, base) for key, item in value.items()}
     if isinstance(value, list):
         return [_value((*path, number), item, base) for number, item in enumerate(value)]
-    if isinstance(value, str) and path[:2] in PATHS:
+    if isinstance(value, dict) and path == ("data", "validation"):
+        return {name: _value((*path, name), files, base) for name, files in value.items()}
+    if isinstance(value, str) and (path[:2] in PATHS or (path[:2] == ("data", "mixture") and "files" in path)):
         return data_files.absolute(value, base)
     is_number = "number" in schema.get("type", ()) and value is not None
     return float(value) if is_number else deepcopy(value)
