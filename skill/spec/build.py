@@ -14,7 +14,7 @@ from .meshes import verified
 from .model import Spec
 
 PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
-PATHS |= {("model", "config"), ("model", "pretrained")}
+PATHS |= {("model", "config"), ("model", "pretrained"), ("train", "init_from")}
 
 
 def build(filled: dict[str, Any], base: Path) -> Spec:

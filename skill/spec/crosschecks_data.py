@@ -1,4 +1,4 @@
-"""How chat records and documents that stay whole must fit together with the tokenizer, the model and the mesh."""
+"""How data (chat records, whole documents, mixtures) and first weights must fit together with the other keys."""
 
 from __future__ import annotations
 
@@ -73,3 +73,28 @@ def sources_can_be_drawn(values: Values, mixture: list[dict[str, Any]]) -> Itera
 def validation_has_one_source(values: Values, validation: Any, fraction: float) -> Iterator[Fault]:
     if validation is not None and not values.is_default("data.validation_fraction"):
         yield fault("data.validation_fraction", "does nothing with data.validation: all of data.files is trained on")
+
+
+@needs("train.init_from", "model.kind")
+@opens_files
+def weights_can_be_loaded(values: Values, name: str | None, kind: str) -> Iterator[Fault]:
+    if name is None:
+        return
+    folder = path_of(values, name)
+    of_run, of_transformers = (folder / ".metadata").is_file(), any(folder.glob("*.safetensors"))
+    if of_transformers and not of_run and kind != "transformers":
+        message = f"holds weights of transformers, which only model.kind: transformers can load: {name!r}"
+        yield fault("train.init_from", message)
+    elif not of_run and not of_transformers:
+        newest = sorted([*folder.glob("checkpoints/step_*"), *folder.glob("run-*/checkpoints/step_*")])
+        hint = f"; did you mean {str(newest[-1])!r}?" if newest else ""
+        yield fault("train.init_from", f"is no checkpoint (a folder with .metadata): {name!r}{hint}")
+
+
+@needs("train.init_from", "model.pretrained")
+def weights_have_one_origin(values: Values, name: str | None, pretrained: str | None) -> Iterator[Fault]:
+    if name is not None and pretrained is not None:
+        message = (
+            "cannot be beside model.pretrained, which has the first weights; give its folder as model.config instead"
+        )
+        yield fault("train.init_from", message)

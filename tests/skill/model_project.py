@@ -24,6 +24,7 @@ OWN = (
     "corpus",
     "data",
     "loss",
+    "starting",
     "muon",
     "settings",
     "record",

@@ -50,7 +50,7 @@ def write_inputs(tmp_path: Path) -> None:
     files |= {"chat/tokenizer_config.json": '{"chat_template": "x"}'}
     files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
-    folders = ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
+    folders = ("checkpoint/.metadata", "images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
     build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
     config = '{"model_type": "gpt2", "vocab_size": 256}'
     build_file_tree(tmp_path / "weights", {"config.json": config, "model.safetensors": b"\2" + bytes(7) + b"{}"})
