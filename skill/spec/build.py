@@ -15,6 +15,7 @@ from .model import Spec
 
 PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
 PATHS |= {("model", "config"), ("model", "pretrained"), ("train", "init_from")}
+IMAGE_WORKERS = 4  # processes that decode, on each rank
 
 
 def build(filled: dict[str, Any], base: Path) -> Spec:
@@ -32,6 +33,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
     model, schedule, data = values["model"], values["schedule"], values["data"]
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
+    if data["workers"] == "auto":
+        data["workers"] = IMAGE_WORKERS if data["kind"] == "images" and values["launch"]["device"] == "cuda" else 0
     if data["kind"] == "chat" and data["packing"] is True:
         data["packing"] = "documents"
     if model.get("kv_heads") == "auto":

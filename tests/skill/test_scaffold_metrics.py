@@ -148,7 +148,8 @@ class FakeRun:
         self.settings, self.logged, self.finished = settings, [], False
         self.id = settings["id"] or "k3f9"
         started = len(list(settings["dir"].glob("wandb/*")))
-        (settings["dir"] / "wandb" / f"offline-run-2026_{started}-{self.id}").mkdir(parents=True)
+        kind = "offline-run" if settings["mode"] == "offline" else "run"
+        (settings["dir"] / "wandb" / f"{kind}-2026_{started}-{self.id}").mkdir(parents=True)
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self.logged.append((step, dict(values)))
@@ -174,6 +175,20 @@ def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypat
     assert [step for step, _ in again.wandb.logged] == [1, 2, 3, 4, 5]
     assert again.wandb.logged[0][1]["loss"] == 1 / 3 and "step" not in again.wandb.logged[0][1]
     assert again.wandb.finished
+
+
+def test_calls_of_wandb_online(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
+    """A resumed run has the id of the first, and sends its own steps only."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
+    module = load("metrics", "operation.wandb=online")
+    first = module.Metrics(tmp_path, 9)
+    train(first, range(1, 4))
+    again = module.Metrics(tmp_path, 9)
+    train(again, range(4, 6))
+    again.close()
+    assert [run.wandb.settings["mode"] for run in (first, again)] == ["online", "online"]
+    assert again.wandb.settings["id"] == first.wandb.id and again.wandb.settings["resume"] == "allow"
+    assert [step for step, _ in again.wandb.logged] == [4, 5] and again.wandb.finished
 
 
 class Terminal(io.StringIO):

@@ -136,4 +136,4 @@ def test_a_mixture_is_resumed_on_more_ranks_and_other_weights_are_refused(tmp_pa
     written = (out / "mixture.py").read_text()
     (out / "mixture.py").write_text(written.replace('"web": 0.5', '"web": 0.6'))
     shown = finish(start(out, 1, tmp_path / "parts", "--resume"), status=2)
-    assert "is from the mixture web 50.00% of 50" in shown and "the data are web 54.5" in shown
+    assert "is from the mixture web 50.00% of 25" in shown and "the data are web 54.5" in shown
