@@ -1,5 +1,6 @@
 """The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two ranks."""
 
+import importlib
 import io
 import json
 import math
@@ -343,6 +344,37 @@ def test_a_picture_of_the_newest_run_and_of_several(plot: ModuleType, tmp_path: 
     curves = plot.read_curves(Path("out/run-001"))
     assert curves["loss"] == ([1, 2, 3], [4.0, pytest.approx(math.nan, nan_ok=True), 0.3])
     assert curves["validation_loss"] == ([3], [0.4])
+
+
+SETS = (
+    "data={kind: text, files: ['{stdlib}/abc.py'], validation: {wiki: '{stdlib}/this.py', code: '{stdlib}/ast.py'}}",
+    "model.vocabulary=256",
+)
+
+
+def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
+    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "out/run-001"
+    run.mkdir(parents=True)
+    metrics = load("metrics", "operation.plot=true", *SETS).Metrics(run, 4)
+    train(metrics, range(1, 3))
+    metrics.validation(2, {"wiki": 2.0, "code": 800.0})
+    train(metrics, range(3, 5))
+    metrics.validation(4, {"wiki": 2.5, "code": math.nan})
+    first, second = (record for record in records(run) if "perplexity/wiki" in record)
+    assert first["validation_loss/wiki"] == 2.0 and first["perplexity/wiki"] == math.exp(2)
+    assert first["validation_loss/code"] == 800.0 and first["perplexity/code"] is None  # infinite
+    assert second["validation_loss/code"] is None
+    metrics.summary(4, run)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["wiki", "2.5000", "12.18", "2.0000", "2"] in rows
+    assert ["code", "800.0000", "inf", "800.0000", "2"] in rows
+    drawn = importlib.import_module("plot")
+    assert code_of(drawn) == 0 and (run / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    steps, losses = drawn.read_curves(run)["validation_loss/wiki"]
+    assert (steps, losses) == ([2, 4], [2.0, 2.5])
 
 
 @cases(
