@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import shlex
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from .execute import Executor, Made, Progress, added, backend_for
 from .judge import apply_policy, judge
 from .launch.client import Launcher
 from .launch.devices import too_few
+from .launch.preparation import prepare
 from .launch.trial import average_of_one_and_two
 from .launch.workspace import Workspace
 from .plan import Settings
@@ -78,6 +80,9 @@ def _verified(
     if tier == "static":
         return verdict_on(target.describe(), target.script, chosen)
     work.mkdir(parents=True, exist_ok=True)
+    if target.prepare:
+        progress("", [f"prepare: {shlex.join(target.prepare)}"])
+        prepare([python, *target.prepare], target.cwd, target.timeout, work / "prepare.log")
     ranks = most_on_a_machine(target.launcher, (target.nproc, *target.reshard_to, 1), os.environ)
     device = "cpu" if tier == "simulate" else target.device
     files = Workspace(work)

@@ -62,6 +62,7 @@ OPTIONS = (
     ("--resume-args", "ARGS", "arguments that make the script resume from that checkpoint"),
     ("--single-args", "ARGS", "arguments that make one process take the whole global batch at once"),
     ("--reshard-args", "ARGS", "further arguments of the runs on other world sizes"),
+    ("--prepare", "'SCRIPT ARGS'", "a script that is run once before all runs, and makes what they read"),
     (
         "--reference",
         "'SCRIPT ARGS'",

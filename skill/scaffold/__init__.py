@@ -41,6 +41,7 @@ def files(spec: Spec) -> dict[str, str]:
         "muon.py": spec["optimizer"]["kind"] == "muon",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
+        "starting.py": spec["train"]["init_from"] is not None,
         "record.py": operation["record"],
         "flops.py": operation["mfu"],
         "profiling.py": operation["profile"],

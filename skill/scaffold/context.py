@@ -70,6 +70,7 @@ def context(spec: Spec) -> dict[str, Any]:
         "skip": train["on_nonfinite"] == "skip",
         "every_step": train["log_interval"] == 1,
         "packages": packages,
+        "wandb_online": operation["wandb"] == "online",
         "wanted_packages": [
             *["transformers"] * (values["model"]["kind"] == "transformers"),
             *data["data_packages"],

@@ -18,7 +18,8 @@ TITLES = {  # kind: (words, title)
     "import": ("data of its own", "Your own samples"),
     "synthetic": ("made-up sequences", "Made-up sequences"),
 }
-PARAMETERS = {"out": "out: Path", "sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
+PARAMETERS = {"files": "files: Sequence[str]", "out": "out: Path"}
+PARAMETERS |= {"sequence_length": "sequence_length: int", "vocabulary": "vocabulary: int"}
 RAW = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
 PACKAGES = {
     "tokenizers": "tokenizer",
@@ -37,6 +38,7 @@ def data_files(data: Mapping[str, Any]) -> dict[str, bool]:
         "prepare.py": is_prepared(data),
         "chat.py": data["kind"] == "chat",
         "images.py": data["kind"] == "images",
+        "mixture.py": bool(data.get("mixture")),
     }
 
 
@@ -55,7 +57,9 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
     byte_text = kind == "text" and not tokenizer
     words, title = ("byte-level text", "Byte-level text") if byte_text else TITLES[kind]
     arguments = ", ".join(_argument(name, values["model"]["kind"]) for name in wanted if wanted[name])
-    read = {"out": kind == "tokens", "sequence_length": not packed, "vocabulary": vocabulary}
+    mixture, validation = data.get("mixture", []), _validation(data.get("validation"))
+    several = bool(mixture) or validation is not None
+    read = {"files": several, "out": kind == "tokens", "sequence_length": not packed, "vocabulary": vocabulary}
     parquet = kind == "parquet" or data.get("format") == "parquet"
     used = {"tokenizer": tokenizer and kind != "chat", "parquet": parquet, kind: True}
     return {
@@ -73,7 +77,12 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "prepared": prepared,
         "windows": packed and kind in ("text", "tokens", "jsonl", "parquet", "datasets"),
         "documents": not packed,
-        "stdlib": any(file.startswith("{stdlib}") for file in data.get("files", [])),
+        "mixture": {source["name"]: source["files"] for source in mixture},
+        "weights": {source["name"]: source["weight"] for source in mixture},
+        "validation": validation,
+        "several": several,
+        "sets": _sets(data),
+        "stdlib": any(file.startswith("{stdlib}") for file in _all_files(data)),
         "synthetic": kind == "synthetic",
         "images": kind == "images",
         "dry_sample": length is None and kind == "import",
@@ -81,7 +90,7 @@ def data_context(values: Mapping[str, Any]) -> dict[str, Any]:
         "load_parameters": [PARAMETERS[name] for name in wanted if wanted[name]],
         "corpus_parameters": [PARAMETERS[name] for name in read if read[name]],
         "corpus_arguments": ", ".join(name for name in read if read[name]),
-        "prepare_arguments": ", ".join(name.upper() for name in read if read[name]),
+        "prepare_arguments": ", ".join(name if name == "files" else name.upper() for name in read if read[name]),
         "corpus_type": "np.ndarray" if packed else "Corpus",
         "load_arguments": arguments,
         "load_fits": len(f"    train_data, held_out = rank_0_first(load_data, {arguments})") <= LINE,
@@ -102,6 +111,28 @@ def has_corpus(data: Mapping[str, Any]) -> bool:
 def is_prepared(data: Mapping[str, Any]) -> bool:
     """Whether a program of its own makes the tokens before training."""
     return data["kind"] in ("jsonl", "parquet", "datasets") or data.get("tokenizer") is not None
+
+
+def _validation(written: Any) -> dict[str, list[str]] | list[str] | None:
+    """The files for validation, each set as a list."""
+    if isinstance(written, dict):
+        return {name: [files] if isinstance(files, str) else files for name, files in written.items()}
+    return [written] if isinstance(written, str) else written
+
+
+def _sets(data: Mapping[str, Any]) -> list[str]:
+    """The names of the parts that are validated apart; [] for a single one without a name."""
+    validation = data.get("validation")
+    if isinstance(validation, dict):
+        return list(validation)
+    return [source["name"] for source in data.get("mixture", [])] if validation is None else []
+
+
+def _all_files(data: Mapping[str, Any]) -> list[str]:
+    validation = _validation(data.get("validation")) or []
+    lists = validation.values() if isinstance(validation, dict) else [validation]
+    mixture = [source["files"] for source in data.get("mixture", [])]
+    return [file for files in (data.get("files", []), *mixture, *lists) for file in files]
 
 
 def _argument(name: str, model: str) -> str:

@@ -13,7 +13,9 @@ from . import schema as spec_schema
 from .meshes import verified
 from .model import Spec
 
-PATHS = (("data", "files"), ("data", "folder"), ("data", "tokenizer"), ("model", "config"), ("model", "pretrained"))
+PATHS = {("data", key) for key in ("files", "folder", "tokenizer", "validation")}
+PATHS |= {("model", "config"), ("model", "pretrained"), ("train", "init_from")}
+IMAGE_WORKERS = 4  # processes that decode, on each rank
 
 
 def build(filled: dict[str, Any], base: Path) -> Spec:
@@ -31,6 +33,8 @@ def build(filled: dict[str, Any], base: Path) -> Spec:
     model, schedule, data = values["model"], values["schedule"], values["data"]
     if schedule.get("decay_steps") == "auto":
         schedule["decay_steps"] = wsd_decay_steps(values["train"]["steps"])
+    if data["workers"] == "auto":
+        data["workers"] = IMAGE_WORKERS if data["kind"] == "images" and values["launch"]["device"] == "cuda" else 0
     if data["kind"] == "chat" and data["packing"] is True:
         data["packing"] = "documents"
     if model.get("kv_heads") == "auto":
@@ -52,7 +56,9 @@ def _value(path: KeyPath, value: Any, base: Path) -> Any:
         return {key: _value((*path, key), item, base) for key, item in value.items()}
     if isinstance(value, list):
         return [_value((*path, number), item, base) for number, item in enumerate(value)]
-    if isinstance(value, str) and path[:2] in PATHS:
+    if isinstance(value, dict) and path == ("data", "validation"):
+        return {name: _value((*path, name), files, base) for name, files in value.items()}
+    if isinstance(value, str) and (path[:2] in PATHS or (path[:2] == ("data", "mixture") and "files" in path)):
         return data_files.absolute(value, base)
     is_number = "number" in schema.get("type", ()) and value is not None
     return float(value) if is_number else deepcopy(value)

@@ -243,9 +243,20 @@ def shard_is_python(values: Values, shard: Any, kind: str) -> Iterator[Fault]:
             yield fault("model.shard", f"must be a class name, found {name!r}, a Python keyword", number)
 
 
-@needs("data.files", "data.kind")
+def file_lists(values: Values) -> Iterator[tuple[str, tuple[str | int, ...], str | list[str]]]:
+    """Each key that holds a path or a list of paths, where below it they are, and the paths."""
+    yield "data.files", (), values["data.files"]
+    for number, source in enumerate(values["data.mixture"]):
+        yield "data.mixture", (number, "files"), source["files"]
+    validation = values["data.validation"]
+    sets = {(name,): files for name, files in validation.items()} if isinstance(validation, dict) else {(): validation}
+    for below, files in sets.items():
+        yield "data.validation", below, files or []
+
+
+@needs("data.files", "data.mixture", "data.validation", "data.kind")
 @opens_files
-def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[Fault]:
+def files_can_be_read(values: Values, _files: Any, _mixture: Any, _validation: Any, kind: str) -> Iterator[Fault]:
     check, cost = data_content.text_fault, data_content.MAX_READ
     if kind == "jsonl" and "data.field" in values:
         check = partial(data_content.json_lines_fault, field=values["data.field"])
@@ -255,8 +266,10 @@ def files_can_be_read(values: Values, files: list[str], kind: str) -> Iterator[F
         check = data_content.chat_fault
     elif kind == "tokens" and "data.dtype" in values:
         check, cost = partial(data_content.token_file_fault, dtype=values["data.dtype"]), 0
-    for number, message in data_files.faults(files, values.base, check, cost):
-        yield fault("data.files", message, number)
+    for key, below, files in file_lists(values):
+        several = [files] if isinstance(files, str) else files
+        for number, message in data_files.faults(several, values.base, check, cost):
+            yield fault(key, message, *below, *([number] if several is files else []))
 
 
 @needs("data.samples", "data.validation_fraction", "train.global_batch")

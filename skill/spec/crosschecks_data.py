@@ -1,12 +1,16 @@
-"""How chat records and documents that stay whole must fit together with the tokenizer, the model and the mesh."""
+"""How data (chat records, whole documents, mixtures) and first weights must fit together with the other keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ...verifier.config.reading import words
 from ...verifier.config.reading.validation import Fault
-from . import data_content
+from . import data_content, schema
 from .crosschecks import Values, fault, needs, opens_files, path_of
+
+DRAWS = 10_000  # of the generated mixture.py: the samples in which each source has its share
 
 
 @needs("data.tokenizer", "model.vocabulary", "data.kind")
@@ -41,3 +45,56 @@ def model_takes_positions(values: Values, packing: bool | str, kind: str, model:
 def too_long_is_for_documents(values: Values, packing: bool | str, too_long: str, kind: str) -> Iterator[Fault]:
     if packing is True and kind != "chat" and not values.is_default("data.too_long"):
         yield fault("data.too_long", "does nothing with data.packing: true, where documents are cut into samples")
+
+
+@needs("data.files", "data.mixture")
+def files_or_a_mixture(values: Values, files: list[str], mixture: list[dict[str, Any]]) -> Iterator[Fault]:
+    if files and mixture:
+        yield fault("data.mixture", "must be left out beside data.files: write one of the two", on_key=True)
+    elif not files and not mixture:
+        message = f"missing key 'files' in data{words.wanted('files', schema.at(('data', 'files')))}"
+        yield Fault(("data", "files"), message, ("data",), on_key=True)
+
+
+@needs("data.mixture")
+def sources_can_be_drawn(values: Values, mixture: list[dict[str, Any]]) -> Iterator[Fault]:
+    names, total = [source["name"] for source in mixture], sum(source["weight"] for source in mixture)
+    for number, source in enumerate(mixture):
+        if source["name"] in names[:number]:
+            yield fault(
+                "data.mixture", f"must be another one: two sources are called {source['name']!r}", number, "name"
+            )
+        if source["weight"] * DRAWS < total:
+            message = f"must be at least 1/{DRAWS} of the sum of all weights, {total:g}, found {source['weight']}"
+            yield fault("data.mixture", message, number, "weight")
+
+
+@needs("data.validation", "data.validation_fraction")
+def validation_has_one_source(values: Values, validation: Any, fraction: float) -> Iterator[Fault]:
+    if validation is not None and not values.is_default("data.validation_fraction"):
+        yield fault("data.validation_fraction", "does nothing with data.validation: all of data.files is trained on")
+
+
+@needs("train.init_from", "model.kind")
+@opens_files
+def weights_can_be_loaded(values: Values, name: str | None, kind: str) -> Iterator[Fault]:
+    if name is None:
+        return
+    folder = path_of(values, name)
+    of_run, of_transformers = (folder / ".metadata").is_file(), any(folder.glob("*.safetensors"))
+    if of_transformers and not of_run and kind != "transformers":
+        message = f"holds weights of transformers, which only model.kind: transformers can load: {name!r}"
+        yield fault("train.init_from", message)
+    elif not of_run and not of_transformers:
+        newest = sorted([*folder.glob("checkpoints/step_*"), *folder.glob("run-*/checkpoints/step_*")])
+        hint = f"; did you mean {str(newest[-1])!r}?" if newest else ""
+        yield fault("train.init_from", f"is no checkpoint (a folder with .metadata): {name!r}{hint}")
+
+
+@needs("train.init_from", "model.pretrained")
+def weights_have_one_origin(values: Values, name: str | None, pretrained: str | None) -> Iterator[Fault]:
+    if name is not None and pretrained is not None:
+        message = (
+            "cannot be beside model.pretrained, which has the first weights; give its folder as model.config instead"
+        )
+        yield fault("train.init_from", message)

@@ -13,7 +13,20 @@ import yaml
 
 from verified_fsdp2.skill import scaffold, spec
 
-MODULES = ("data", "corpus", "prepare", "chat", "model", "images", "distributed", "settings", "loss", "muon")
+MODULES = (
+    "data",
+    "corpus",
+    "mixture",
+    "prepare",
+    "chat",
+    "model",
+    "images",
+    "distributed",
+    "settings",
+    "loss",
+    "muon",
+    "starting",
+)
 DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}
 IMPORTED = {"kind": "import", "import": "models:build", "shard": ["Block"], "vocabulary": 2}
 

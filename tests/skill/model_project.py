@@ -25,6 +25,7 @@ OWN = (
     "corpus",
     "data",
     "loss",
+    "starting",
     "muon",
     "settings",
     "record",

@@ -50,7 +50,7 @@ def write_inputs(tmp_path: Path) -> None:
     files |= {"chat/tokenizer_config.json": '{"chat_template": "x"}'}
     files["tokenizer.json"] = '{"model": {"type": "WordLevel", "vocab": {"some": 0}}}'
     files["splits/dataset_dict.json"] = '{"splits": ["train"]}'
-    folders = ("images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
+    folders = ("checkpoint/.metadata", "images/cat/a", "images/dog/a", "dataset/state.json", "splits/train/state.json")
     build_file_tree(tmp_path, files | dict.fromkeys(folders, "content"))
     config = '{"model_type": "gpt2", "vocab_size": 256}'
     build_file_tree(tmp_path / "weights", {"config.json": config, "model.safetensors": b"\2" + bytes(7) + b"{}"})
@@ -144,7 +144,7 @@ def test_size_of_an_example(path: Path) -> None:
 
 
 def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
-    assert max(map(lines_that_train, rendered)) < 1700  # whatever is on together
+    assert max(map(lines_that_train, rendered)) < 1800  # whatever is on together
     for path, text in different:
         if not path.endswith(".py") or path.startswith("tests/"):
             continue

@@ -153,8 +153,9 @@ def test_a_missing_package_is_named(project: Project) -> None:
 
 def test_records_in_parquet(project: Project) -> None:
     """Several row groups; the fields that a message lacks are absent for the template."""
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+    from pyarrow import parquet
+
     rows = [said("a", "b"), said("c", "d", "e", "f"), said("g", "h")]
     rows[1]["messages"][0]["name"] = "Ann"
     parquet.write_table(pa.Table.from_pylist(rows), project.folder / "chats.parquet", row_group_size=2)

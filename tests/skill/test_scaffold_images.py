@@ -32,7 +32,7 @@ def image_data(project: Project) -> ModuleType:
         red[:, 10:30, 0] = 255  # what the crop keeps
         image(project, f"cat/{number}.png", red)
         image(project, f"dog/{number}.png", np.full((40, 20), 51, np.uint8))
-    keys = {"kind": "images", "folder": "images", "image_size": 8, "validation_fraction": 0.25}
+    keys = {"kind": "images", "folder": "images", "image_size": 8, "workers": 0, "validation_fraction": 0.25}
     return project.load(keys, IMPORTED)
 
 

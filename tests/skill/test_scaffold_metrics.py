@@ -1,5 +1,6 @@
 """The generated metrics.py, flops.py, profiling.py and plot.py: imported, and once launched on two ranks."""
 
+import importlib
 import io
 import json
 import math
@@ -148,7 +149,8 @@ class FakeRun:
         self.settings, self.logged, self.finished = settings, [], False
         self.id = settings["id"] or "k3f9"
         started = len(list(settings["dir"].glob("wandb/*")))
-        (settings["dir"] / "wandb" / f"offline-run-2026_{started}-{self.id}").mkdir(parents=True)
+        kind = "offline-run" if settings["mode"] == "offline" else "run"
+        (settings["dir"] / "wandb" / f"{kind}-2026_{started}-{self.id}").mkdir(parents=True)
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self.logged.append((step, dict(values)))
@@ -174,6 +176,20 @@ def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypat
     assert [step for step, _ in again.wandb.logged] == [1, 2, 3, 4, 5]
     assert again.wandb.logged[0][1]["loss"] == 1 / 3 and "step" not in again.wandb.logged[0][1]
     assert again.wandb.finished
+
+
+def test_calls_of_wandb_online(load: Generate, tmp_path: Path, monkeypatch: Patch) -> None:
+    """A resumed run has the id of the first, and sends its own steps only."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
+    module = load("metrics", "operation.wandb=online")
+    first = module.Metrics(tmp_path, 9)
+    train(first, range(1, 4))
+    again = module.Metrics(tmp_path, 9)
+    train(again, range(4, 6))
+    again.close()
+    assert [run.wandb.settings["mode"] for run in (first, again)] == ["online", "online"]
+    assert again.wandb.settings["id"] == first.wandb.id and again.wandb.settings["resume"] == "allow"
+    assert [step for step, _ in again.wandb.logged] == [4, 5] and again.wandb.finished
 
 
 class Terminal(io.StringIO):
@@ -328,6 +344,37 @@ def test_a_picture_of_the_newest_run_and_of_several(plot: ModuleType, tmp_path: 
     curves = plot.read_curves(Path("out/run-001"))
     assert curves["loss"] == ([1, 2, 3], [4.0, pytest.approx(math.nan, nan_ok=True), 0.3])
     assert curves["validation_loss"] == ([3], [0.4])
+
+
+SETS = (
+    "data={kind: text, files: ['{stdlib}/abc.py'], validation: {wiki: '{stdlib}/this.py', code: '{stdlib}/ast.py'}}",
+    "model.vocabulary=256",
+)
+
+
+def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
+    load: Generate, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "out/run-001"
+    run.mkdir(parents=True)
+    metrics = load("metrics", "operation.plot=true", *SETS).Metrics(run, 4)
+    train(metrics, range(1, 3))
+    metrics.validation(2, {"wiki": 2.0, "code": 800.0})
+    train(metrics, range(3, 5))
+    metrics.validation(4, {"wiki": 2.5, "code": math.nan})
+    first, second = (record for record in records(run) if "perplexity/wiki" in record)
+    assert first["validation_loss/wiki"] == 2.0 and first["perplexity/wiki"] == math.exp(2)
+    assert first["validation_loss/code"] == 800.0 and first["perplexity/code"] is None  # infinite
+    assert second["validation_loss/code"] is None
+    metrics.summary(4, run)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["wiki", "2.5000", "12.18", "2.0000", "2"] in rows
+    assert ["code", "800.0000", "inf", "800.0000", "2"] in rows
+    drawn = importlib.import_module("plot")
+    assert code_of(drawn) == 0 and (run / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    steps, losses = drawn.read_curves(run)["validation_loss/wiki"]
+    assert (steps, losses) == ([2, 4], [2.0, 2.5])
 
 
 @cases(

@@ -2,5 +2,5 @@
 
 FLAGS = (
     *("module", "root", "nproc", "steps", "reshard_to", "save_args", "resume_args", "single_args", "reshard_args"),
-    *("reference", "thorough", "quick", "budget", "timeout", "device", "launcher", "oversubscribe", "watch"),
+    *("prepare", "reference", "thorough", "quick", "budget", "timeout", "device", "launcher", "oversubscribe", "watch"),
 )

@@ -47,6 +47,7 @@ class Target:
     resume_args: tuple[str, ...] = ()
     single_args: tuple[str, ...] = ()
     reshard_args: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()  # absolute path of the script that is run once before all runs, and its arguments
     reference: tuple[str, ...] = ()  # absolute path of the script that this one was converted from, and its arguments
     watch: tuple[Watched, ...] = ()
     sizes_chosen: bool = False  # reshard_to was given, not derived
@@ -142,8 +143,9 @@ def _one(
     target = _build(script.resolve(), values, cwd.resolve())
     for words in (target.save_args, target.resume_args, target.single_args, target.reshard_args):
         applied((*target.args, *words), target.cwd, "", Path())  # what is wrong with them is known before anything runs
-    reference, command = _reference(target, cwd), _command(path, flags, config, entry.name)
-    return replace(target, name=entry.name, policy=entry.policy, reference=reference, command=command)
+    command = _command(path, flags, config, entry.name)
+    target = replace(target, reference=_reference(target, cwd), prepare=_prepare(target, cwd))
+    return replace(target, name=entry.name, policy=entry.policy, command=command)
 
 
 def _only(folder: Path, unknown_rule: CheckName) -> Entry:
@@ -165,6 +167,15 @@ def _reference(target: Target, base: Path) -> tuple[str, ...]:
     if script.resolve() == target.script:
         raise UserError(f"reference: {script} is the script that is verified: name the one that it was converted from")
     return (str(script.resolve()), *target.reference[1:])
+
+
+def _prepare(target: Target, base: Path) -> tuple[str, ...]:
+    if not target.prepare:
+        return ()
+    script = base / target.prepare[0]
+    if not script.is_file():
+        raise UserError(f"prepare: {script}: no such file (first the script, then its arguments)")
+    return (str(script.resolve()), *target.prepare[1:])
 
 
 def _command(path: Path | None, flags: Mapping[str, Any], config: Path | None, name: str) -> tuple[str, ...]:
@@ -262,5 +273,5 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
     "device": _device,
     "launcher": _launcher,
     **dict.fromkeys(("oversubscribe", "thorough", "quick"), _truth),
-    **dict.fromkeys(("args", *WORDS), _words),
+    **dict.fromkeys(("args", "prepare", *WORDS), _words),
 }
