@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.report import baseline, renderers
     from ...verifier.rules.lint import lint
 
-    gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
+    gc.set_threshold(1_000_000)  # a short life: collecting costs more than it frees
     if options.migrate:
         return _migrate(options)
     known = renderers(lint=True, verbose=options.verbose)
