@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +52,34 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read the sources, write the reports, return 0, 1 or 4."""
-    import gc
-
     from ...verifier.report import baseline, renderers
     from ...verifier.rules.lint import lint
 
-    gc.set_threshold(50_000)  # a short life: collecting costs more than it frees
     if options.migrate:
         return _migrate(options)
     known = renderers(lint=True, verbose=options.verbose)
     reports = wanted_reports(options.report, options.json, known)
     command = shlex.join(["fsdp2", "lint", *map(str, options.paths)])
-    verdict = lint(options.paths, options.only, options.skip, command, not options.allow_no_training)
+    with _few_collections():
+        verdict = lint(options.paths, options.only, options.skip, command, not options.allow_no_training)
     if options.baseline is not None:
         old = baseline.load(options.baseline)
         baseline.must_be_of(options.baseline, old, verdict.target)
         verdict = baseline.held_against(verdict, options.baseline, old)
     write_verdict(reports, verdict, known)
     return verdict.exit_code
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """A short life: searching for garbage takes longer than the work itself, and at most about 1 GB is kept without it."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(10_000_000)
+    try:
+        yield
+    finally:
+        gc.freeze()  # nor is it searched for at the end of the process
+        gc.set_threshold(*threshold)
 
 
 def _migrate(options: argparse.Namespace) -> int:
@@ -77,6 +90,7 @@ def _migrate(options: argparse.Namespace) -> int:
     if options.only or options.skip or options.baseline:
         raise UserError("--migrate judges no rules: leave out --only, --skip and --baseline")
     reports = wanted_reports(options.report, options.json, report.RENDERERS)
-    found = migrate(options.paths)
+    with _few_collections():
+        found = migrate(options.paths)
     write_reports(reports, found, report.RENDERERS)
     return FAIL if found.items else PASS

@@ -28,8 +28,8 @@ def _discover() -> dict[str, Rule]:
 
 def _rule_in(module: ModuleType) -> type[Rule]:
     """The one rule that a module defines."""
-    types = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Rule)]
-    (rule,) = (value for value in types if value.__module__ == module.__name__)
+    own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    (rule,) = (one for one in own if isinstance(one, type) and issubclass(one, Rule))
     return rule
 
 

@@ -11,7 +11,7 @@ from .known import COLLECTIONS, COMPUTES, GROWS, LAUNCHERS, PLAIN, SAME_MODULE, 
 from .missed import Noting
 from .names import Frame
 from .project import ClassInfo
-from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, derived, either
+from .values import GLOBAL, RANK_NAMES, SUB, Value, choices, const, either, spread
 
 INLINED = 14  # calls of project functions within one another
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -100,8 +100,7 @@ class Calls(Noting):
     def _made(self, event: Event, name: str) -> Value:
         event.result = Value("made", name, list(event.given()), node=event.node, event=event)
         if event.op.startswith(COMPUTES) or not event.op:
-            inputs = derived(name, event.result.parts)
-            event.result.rank, event.result.local = inputs.rank, inputs.local
+            event.result.rank, event.result.local = spread(event.result.parts)
         return event.result
 
     def _external(self, event: Event) -> Value:

@@ -53,7 +53,7 @@ def outside(project: Project, dotted: str) -> tuple[str, str] | None:
         return None if hasattr(builtins, rest.partition(".")[0]) else (NOT_FOUND, f"no definition of {rest} was found")
     if is_known(top):
         return None
-    parts = dotted.split(".")
+    parts = dotted.split(".") if project.unread else []
     for prefix in (".".join(parts[:number]) for number in range(len(parts), 0, -1)):
         if prefix in project.unread:
             return NOT_FOUND, f"module {prefix} {project.unread[prefix]}"

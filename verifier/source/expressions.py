@@ -40,10 +40,11 @@ class Expressions(Names):
         if self.budget < 0 or self.depth > DEPTH:
             self.flow.partial = True
             return Value("unknown")
-        method = getattr(self, _METHODS[type(node)], None)
+        if type(node) is ast.Name:  # half of all expressions
+            return self.lookup(node.id)
         self.depth += 1
         try:
-            return method(node) if method is not None else self._parts(node)
+            return getattr(self, _METHODS[type(node)], self._parts)(node)
         finally:
             self.depth -= 1
 
@@ -53,9 +54,6 @@ class Expressions(Names):
 
     def _constant(self, node: ast.Constant) -> Value:
         return const(node.value)
-
-    def _name(self, node: ast.Name) -> Value:
-        return self.lookup(node.id)
 
     def _attribute(self, node: ast.Attribute) -> Value:
         return self.attribute(self.evaluate(node.value), node.attr, node)

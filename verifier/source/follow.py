@@ -311,4 +311,4 @@ class Follower(Imports):
 
 def _raises(last: ast.stmt) -> bool:
     """Whether a branch ends in an error, which ends the run: what follows is not conditional on it."""
-    return isinstance(last, ast.Raise) and "SystemExit" not in ast.dump(last)
+    return isinstance(last, ast.Raise) and not any(getattr(n, "id", "") == "SystemExit" for n in ast.walk(last))

@@ -19,6 +19,9 @@ class Noting(Expressions):
 
     def note(self, callee: Value, node: ast.AST) -> None:
         """Note whether a call of this value is understood."""
+        if callee.kind in ("def", "class"):
+            self.flow.followed.add(node)
+            return
         found = [self._why(one) for one in choices(callee)]
         reason = found[0] if found and None not in found else None
         if reason is None:

@@ -80,9 +80,11 @@ class Names:
         """What a name stands for here."""
         frame: Frame | None = self.frame
         while frame is not None:
-            if name in frame.names and name not in frame.globals:
-                frame.names[name] = self.imported(frame.names[name])
-                return frame.names[name]
+            found = frame.names.get(name)
+            if found is not None and name not in frame.globals:
+                if found.kind == "pending":
+                    found = frame.names[name] = self.imported(found)
+                return found
             frame = frame.parent
         return self._global(self.frame.module, name)
 
@@ -123,7 +125,7 @@ class Names:
         for info in self.ancestry(base.cls):
             method = info.methods.get(attr)
             if method is not None:
-                marks = {ast.unparse(d).rpartition(".")[2] for d in method.decorator_list}
+                marks = info.marks(attr)
                 bound = "classmethod" in marks if base.kind == "class" else "staticmethod" not in marks
                 value = info.method(attr, base if bound else None)
                 if marks & {"property", "cached_property"} and base.kind == "object":
@@ -137,12 +139,16 @@ class Names:
 
     def ancestry(self, info: ClassInfo) -> list[ClassInfo]:
         """A project class and its project bases."""
+        if info.line:
+            return info.line
         found: list[ClassInfo] = []
         queue = [info]
         while queue and len(found) < 20:
             found.append(queue.pop(0))
             bases = (self._in_module(found[-1].home, base) for base in found[-1].bases)
             queue += [value.cls for value in bases if value.kind == "class" and value.cls not in found]
+        if all(one.home.state == "done" for one in found):  # else a base may still get its name
+            info.line = found
         return found
 
     def external_bases(self, info: ClassInfo) -> list[str]:
@@ -151,8 +157,13 @@ class Names:
 
     def strange_bases(self, info: ClassInfo) -> list[Value]:
         """The bases that are not of the project."""
-        values = [self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases]
-        return [value for value in values if value.kind == "name"]
+        if info.strange is None:
+            values = [self._in_module(one.home, base) for one in self.ancestry(info) for base in one.bases]
+            found = [value for value in values if value.kind == "name"]
+            if not info.line:
+                return found
+            info.strange = found
+        return info.strange
 
     def _in_module(self, module: Module, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):

@@ -60,6 +60,15 @@ class ClassInfo:
         self.methods = {item.name: item for item in functions}
         annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
         self.fields = {item.target.id: item.value for item in annotated if isinstance(item.target, ast.Name)}
+        self.line: list[ClassInfo] = []  # the class and its project bases, once all of them are known
+        self.strange: list[Value] | None = None  # the other bases
+        self._marks: dict[str, set[str]] = {}
+
+    def marks(self, name: str) -> set[str]:
+        """The last parts of the names of a method's decorators."""
+        if name not in self._marks:
+            self._marks[name] = {ast.unparse(d).rpartition(".")[2] for d in self.methods[name].decorator_list}
+        return self._marks[name]
 
     def method(self, name: str, bound: Any) -> Value:
         """One of its methods, bound to an object or class, or to None."""
@@ -122,6 +131,7 @@ class Project:
         self.shared = Shared() if shared is None else shared
         self.modules: list[Module] = []
         self.unread: dict[str, str] = {}  # by dotted name: why a file that is there was not read
+        self._found: dict[tuple[str, Path | None, int], Module | None] = {}  # what `find` gave, as long as `bases` stay
         self.script = self.module_at(script)
 
     def module_at(self, path: Path) -> Module | None:
@@ -140,10 +150,18 @@ class Project:
             self.modules.append(module)
             if "sys.path" in module.source or "addsitedir" in module.source:
                 self.bases += [folder for folder in roots.added(module.tree, path) if folder not in self.bases]
+                self._found.clear()
         return module
 
     def find(self, dotted: str, importer: Path, level: int = 0) -> Module | None:
         """The project's module of that name, as the importer would find it."""
+        key = (dotted, importer if level else None, level)
+        if key not in self._found:
+            found = self._find(dotted, importer, level)  # it may add to `bases`
+            self._found[key] = found
+        return self._found[key]
+
+    def _find(self, dotted: str, importer: Path, level: int) -> Module | None:
         for base in self._bases(dotted, importer, level):
             path = self.shared.file_of(base, dotted)
             if path is not None:

@@ -4,13 +4,16 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
+from .project import Module
+
 _ITERATES = frozenset({"parameters", "named_parameters"})
 
 
 @lru_cache(maxsize=4096)
-def put_back(tree: ast.Module) -> tuple[tuple[ast.FunctionDef, ast.Assign], ...]:
+def put_back(module: Module) -> tuple[tuple[ast.FunctionDef, ast.Assign], ...]:
     """(function, the line that remembers) of each such function of a file. Many scripts of a project share their files."""
-    return tuple(_found(tree))
+    named = "copy_" in module.source and "parameters" in module.source
+    return tuple(_found(module.tree)) if named else ()
 
 
 def _found(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, ast.Assign]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 GLOBAL, SUB = 2, 1  # how a value depends on the rank: on its number in the world, or in a part of the mesh
@@ -17,7 +16,6 @@ RANK_NAMES = frozenset(
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
 
 
-@dataclass(eq=False, repr=False, slots=True)
 class Value:
     """`kind` says what it is:
 
@@ -26,22 +24,32 @@ class Value:
     (a parameter that no call passes), unknown.
     """
 
-    kind: str
-    name: str = ""
-    parts: list[Value] = field(default_factory=list)
-    owner: Value | None = None
-    const: Any = None
-    node: ast.AST | None = None
-    home: Any = None
-    event: Any = None  # the Event that made it
-    cls: Any = None  # the ClassInfo of an object or class
-    rank: int = 0
-    local: bool = False  # other ranks hold another value: a loss, a batch
-    synced: bool = False  # a collective has made it the same on every rank
-    attrs: dict[str, Value] = field(default_factory=dict)
+    __slots__ = (
+        *("attrs", "cls", "const", "event", "home", "kind", "local"),
+        *("name", "node", "owner", "parts", "rank", "synced"),
+    )
 
-    def __post_init__(self) -> None:
-        self.parts = list(self.parts)  # several values may be made from one list
+    def __init__(
+        self,
+        kind: str,
+        name: str = "",
+        parts: Iterable[Value] = (),
+        *,
+        owner: Value | None = None,
+        const: Any = None,
+        node: ast.AST | None = None,
+        home: Any = None,
+        event: Any = None,  # the Event that made it
+        cls: Any = None,  # the ClassInfo of an object or class
+        rank: int = 0,
+        local: bool = False,  # other ranks hold another value: a loss, a batch
+        synced: bool = False,  # a collective has made it the same on every rank
+        attrs: dict[str, Value] | None = None,
+    ) -> None:
+        self.kind, self.name, self.owner, self.const, self.node, self.home = kind, name, owner, const, node, home
+        self.event, self.cls, self.rank, self.local, self.synced = event, cls, rank, local, synced
+        self.parts = list(parts)  # several values may be made from one list
+        self.attrs: dict[str, Value] = {} if attrs is None else attrs
 
 
 def const(value: Any) -> Value:
@@ -51,6 +59,9 @@ def const(value: Any) -> Value:
 
 def either(values: Iterable[Value]) -> Value:
     """One of the values; the same value if they are one."""
+    values = list(values)
+    if len(values) == 1 and values[0].kind != "either":
+        return values[0]
     found: dict[tuple[str, Any], Value] = {}
     for part in (part for value in values for part in choices(value)):
         found.setdefault((part.kind, part.const if part.kind == "const" else id(part)), part)
@@ -63,9 +74,19 @@ def either(values: Iterable[Value]) -> Value:
 
 def derived(name: str, parts: Iterable[Value], node: ast.AST | None = None) -> Value:
     """Something computed from other values; it depends on the rank if one of them does."""
-    given = list(parts)
-    rank = min((part.rank for part in given if part.rank), default=0)
-    return Value("derived", name, given, node=node, rank=rank, local=any(part.local for part in given))
+    value = Value("derived", name, parts, node=node)
+    value.rank, value.local = spread(value.parts)
+    return value
+
+
+def spread(parts: Iterable[Value]) -> tuple[int, bool]:
+    """`rank` and `local` of what is computed from other values."""
+    rank, local = 0, False
+    for part in parts:
+        if part.rank and not 0 < rank <= part.rank:
+            rank = part.rank
+        local = local or part.local
+    return rank, local
 
 
 def choices(value: Value) -> list[Value]:

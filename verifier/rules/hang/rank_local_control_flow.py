@@ -34,8 +34,10 @@ class RankLocalControlFlow(HangRule):
                 test = guard.test
                 asks = any(part.name.rpartition(".")[2] in _ASKS for part in reach(test))
                 synced = any(part.synced for part in reach(test))
+                if not test.local or not asks or synced:
+                    continue
                 inside = any(guard.node in ast.walk(loop) for loop in leave.loops[-1:])
-                if asks and test.local and not synced and inside and _from_forward(flow, test) and _skips(flow, leave):
+                if inside and _from_forward(flow, test) and _skips(flow, leave):
                     yield f"a rank whose own value meets {said(guard)} skips a step that the others wait in", leave
                     break
 
