@@ -157,10 +157,13 @@ def _without_effect(findings: list[Finding]) -> list[Finding]:
 
 
 def _with_consequences(findings: list[Finding]) -> list[Finding]:
+    """The findings; those that another one explains, and differences where one names a cause, are its consequences."""
     failed = [f for f in findings if f.status == "fail" and not f.warns]
     effects = [f for f in failed if not RULES[f.rule].names_a_cause]
     causes = len(effects) < len(failed)
-    return [replace(f, consequence=True) if causes and f in effects else f for f in findings]
+    explained = {name for f in failed for name in RULES[f.rule].explains}
+    follows = [f for f in failed if f.rule in explained or (causes and f in effects)]
+    return [replace(f, consequence=True) if f in follows else f for f in findings]
 
 
 def apply_policy(verdict: Verdict, policy: Policy, left_out: Collection[str]) -> Verdict:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..trace import Run, difference
+from ..trace.events import Place, Traffic
 from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
 from .factors import readings, words
-from .wording import count
+from .wording import count, some
 
 EXACT = 1e-3  # relative: how near to a number a factor must be to be called that number
 
@@ -92,7 +93,9 @@ _OTHERS = {  # by the compared oracle and the result of the other one
 }
 
 
-def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None = None) -> str:
+def meaning(
+    parting: Parting, run: Run, label: str, other: str | None, oracle: Run | None, allowed: Mapping[str, float]
+) -> str:
     """What the pattern means. `other`: whether the second oracle "agrees" or "differs"; None if that is not known."""
     if parting.stage == "gradient" and parting.factor is not None:
         text = f"these gradients are {parting.factor:.4g} x those of {label}"
@@ -101,7 +104,51 @@ def meaning(parting: Parting, run: Run, label: str, other: str | None, oracle: R
     else:
         factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
         text = _MEANINGS[parting.stage].format(factor=factor)
+    if (
+        label != "DDP"
+        and other == "agrees"
+        and oracle is not None
+        and (known := _on_ranks(parting, run, oracle, allowed))
+    ):
+        return f"{text}; {known}"
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
+
+
+def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> str:
+    """What it means that one process differs and DDP does not, as far as the records show it."""
+    if parting.stage == "clip":
+        times = parting.factor**-2 if parting.factor else 0.0
+        if round(times) > 1 and math.isclose(times, round(times), rel_tol=EXACT):
+            counted = f"the squared norm counts each gradient {round(times)} times"
+            return f"{parting.factor:.4g} is 1/sqrt({round(times)}): {counted}, as a sum over ranks that hold the same one does"
+        return "DDP agrees: what it computes depends on the number of ranks, not on their shards"
+    if parting.stage != "gradient":
+        return ""
+    if loss_apart(run, oracle, 1) <= allowed["loss"]:
+        lines = {_short(e.at_line) for r in run.places(Traffic) if r.step == 1 for e in r.lines if e.at_line}
+        places = some(sorted(lines), 2) if lines else "the forward"
+        exchange = f"what ranks exchange in {places} must pass gradients back to the ranks that it comes from"
+        return f"the loss is that of one process and its gradient is not: {exchange}"
+    return _weighed(run, oracle)
+
+
+def _short(place: Place) -> str:
+    return f"{place.file.rpartition('/')[2]}:{place.line}"
+
+
+def _weighed(run: Run, oracle: Run) -> str:
+    """Whether one process has another mean of the same losses of the ranks: each divides by a count of its own."""
+    micros, whole = run.micros(1), oracle.objective(1)
+    ranks = [[m.loss for m in micros[rank]] for rank in run.data_ranks if rank < len(micros)]
+    known = [sum(loss for loss in own if loss is not None) for own in ranks if own and None not in own]
+    if whole is None or len(known) < max(2, len(ranks)) or not min(known) < whole < max(known):
+        return ""
+    texts = " and ".join(f"{loss:.4g}" for loss in known[:4])
+    as_if = f"one process has {whole:.4g}, between the {texts} of the ranks but not their mean"
+    if len(known) == 2:
+        share = (whole - known[1]) / (known[0] - known[1])
+        as_if = f"{as_if} (as if weighed {share:.0%} to {1 - share:.0%})"
+    return f"{as_if}: so it is where each rank divides its sum by a count of its own and not by that of all ranks"
 
 
 def where(parting: Parting) -> str:

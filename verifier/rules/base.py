@@ -45,7 +45,7 @@ class Rule(ABC):
 
     name: ClassVar[str]  # from the name of its module
     family: ClassVar[str]  # from the folder
-    explains: ClassVar[tuple[str, ...]] = ()  # rules of its family whose failure may follow from this one's
+    explains: ClassVar[tuple[str, ...]] = ()  # rules whose failure may follow from this one's
     needs: ClassVar[frozenset[str]] = frozenset({"train"})  # the roles whose runs it reads
     reads: ClassVar[frozenset[str]] = frozenset()  # roles that it reads too, if other rules need them
     wants: ClassVar[Literal["nothing", "run", "models", "steps"]] = "steps"  # what the train run must have recorded

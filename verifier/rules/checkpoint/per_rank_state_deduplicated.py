@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 from ...analysis.saves import saves_of
@@ -8,6 +9,7 @@ from ._resumed import ResumeRule, load_line, saved_at
 
 _RANDOM = tuple(f"{module}.get_rng_state" for module in ("torch", "torch.random", "torch.cuda"))
 _RANDOM += ("random.getstate", "numpy.random.get_state")
+_GENERATORS = (5056, 16)  # bytes of the state of a generator of the CPU, and of CUDA
 
 
 class PerRankStateDeduplicated(ResumeRule):
@@ -31,9 +33,9 @@ class PerRankStateDeduplicated(ResumeRule):
     one_rank = "it has the only random state"
 
     def judge(self, evidence: Evidence) -> Finding:
-        if (found := _one_random_state(evidence.trained)) is not None:
-            key, line = found
-            return self.failed(f"`{key}` is each rank's own random state under one key: DCP stores one of them", line)
+        if (found := _one_of_several(evidence.trained)) is not None:
+            key, what, line = found
+            return self.failed(f"`{key}` is {what} under one key: DCP stores one of them", line)
         return super().judge(evidence)
 
     def compare(self, evidence: Evidence, saved: list[Step], resumed: list[Step]) -> Finding:
@@ -66,15 +68,20 @@ class PerRankStateDeduplicated(ResumeRule):
                     yield f"{key[1:-1]!r} is each rank's own random state: DCP stores one of them", item.event
 
 
-def _one_random_state(run: Run) -> tuple[str, Place | None] | None:
-    """(key, line) of a save by all ranks together that holds another generator state on each of them under one key."""
+def _one_of_several(run: Run) -> tuple[str, str, Place | None] | None:
+    """(key, what it is, line) of a save by all ranks together that holds another tensor on each of them under one key."""
     ranks = [[save for save in saves_of(trace) if save.together] for trace in run.traces]
     for saves in zip(*ranks, strict=False):
+        states = [save.record.random for save in saves]
         for key, entry in saves[0].entries.items():
             mine = [own.sketch if (own := save.entries.get(key)) is not None else None for save in saves]
-            states = [save.record.random for save in saves]
-            if entry.dtype == "uint8" and None not in mine and mine == states and any(m != mine[0] for m in mine):
-                return key, saves[0].line
+            if entry.kind != "tensor" or None in mine or all(m == mine[0] for m in mine):
+                continue
+            if mine == states or (entry.dtype == "uint8" and math.prod(entry.shape) in _GENERATORS):
+                return key, "each rank's own random state", saves[0].line
+            if "float" in (entry.dtype or "") and math.prod(entry.shape) > 1:
+                reduce = "(one for all ranks, such as a statistic, is made of what is summed over them)"
+                return key, f"another tensor on each rank {reduce}", saves[0].line
     return None
 
 

@@ -1,8 +1,12 @@
+import re
+
 from ...analysis.state import KEPT, apart, decisive, evolving, results_of_calls, states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
 SAME = 1e-5  # relative
+_BUFFER = re.compile(r"model\d*\.")  # of a model that is trained
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 UNREDUCED = ", a parameter outside every fully_shard module, whose gradient nothing reduces"
 
 
@@ -26,7 +30,7 @@ class StateSameOnRanks(Rule):
     settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
     """
 
-    explains = ("state-restored",)  # a checkpoint holds the value of one rank
+    explains = ("scheduler-or-progress-not-restored", "state-restored")  # a checkpoint holds the value of one rank
 
     def applies(self, evidence: Evidence) -> str:
         return "one rank has the only copy" if evidence.trained.world_size == 1 else ""
@@ -46,7 +50,9 @@ class StateSameOnRanks(Rule):
         kept = {path for path, one in held.items() if _is_state(one)}
         kept -= {p for p in kept if held[p].holder == "module" and p.rpartition(".")[2] in results}
         paths = kept | (deciding & floats)
-        for path in sorted(changing.intersection(paths)):
+        buffers = {path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS}
+        buffers = buffers if len(run.data_ranks) == run.world_size else set()  # those of a part of a layer may differ
+        for path in sorted(changing.intersection(paths) | (buffers & kept)):
             there = [one for rank in ranks if (one := rank[last].get(path))]
             steps = (step for step in sorted(ranks[0]) if all(path in rank.get(step, {}) for rank in ranks))
             began = next(([rank[step][path] for rank in ranks] for step in steps), there)

@@ -71,7 +71,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     parting = part(run, oracle, allowed)
     apart = f"{where(parting)}; {name} off by {over[name]:.2g} relative (allowed {allowed[name]:.1g})"
     same_script = None if label == "the original" else oracle
-    text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script)}"
+    text = f"{apart}; {meaning(parting, run, label, _second(evidence, run, label, limit), same_script, allowed)}"
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     fix = {"fix": _ON_SHARDS} if parting.stage in ("clip", "optimizer") and same_script else {}
     return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
