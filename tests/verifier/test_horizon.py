@@ -114,6 +114,8 @@ def test_another_model_that_is_trained_first() -> None:
     student = [reached(0, 2, stack=[place], sharded=True), *(reached(k) for k in range(1, 4))]
     assert trains_before_sharding(run([*teacher, *student])) and not trains_before_sharding(run(student))
     assert steps_of(run([*teacher, *student])) == 3
+    for apart in (True, False):  # another model that is trained after `fully_shard`, and before the sharded one
+        assert trains_before_sharding(run([*student, {**reached(3), "ended": True, "apart": apart}])) is apart
 
 
 @cases(

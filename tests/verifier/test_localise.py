@@ -19,7 +19,7 @@ ALLOWED = dict.fromkeys(MEASURES, FLOOR)
 
 def said(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -> str:
     parting = part(mine, oracle, ALLOWED)
-    return f"{where(parting)}; {meaning(parting, mine, label, other)}"
+    return f"{where(parting)}; {meaning(parting, mine, label, other, None, ALLOWED)}"
 
 
 @cases(
@@ -68,6 +68,21 @@ def test_every_stage_and_the_other_oracle_have_a_message_of_their_own() -> None:
     mine, oracle = trained(2, 1.1), trained(1)
     assert len({said(mine, oracle, "one process", other) for other in ("agrees", "differs", None)}) == 3
     assert len({said(mine, trained(2), "DDP", other) for other in ("differs", None)}) == 2
+
+
+def test_what_only_the_division_over_ranks_changes() -> None:
+    def known(mine: Run, oracle: Run) -> str:
+        return meaning(part(mine, oracle, ALLOWED), mine, "one process", "agrees", oracle, ALLOWED)
+
+    assert "1/sqrt(2): the squared norm counts each gradient 2 times" in known(trained(2, at_step=0.5**0.5), trained(1))
+    assert "depends on the number of ranks" in known(trained(2, at_step=0.9), trained(1))
+    other = {"embed.weight": 2.0, "head.weight": 3.0}  # no one factor
+    assert "must pass gradients back" in known(trained(2, other), trained(1))
+    by_loss = (trained(2, other, losses=(loss, 2.0, 1.0)).traces for loss in (3.0, 5.0))
+    ranks = replace(trained(2, other), traces=tuple(traces[rank] for rank, traces in enumerate(by_loss)))
+    text = known(ranks, trained(1, losses=(3.5, 2.0, 1.0)))
+    assert "3.5, between the 3 and 5 of the ranks" in text and "75% to 25%" in text
+    assert "count of its own" not in known(ranks, trained(1, losses=(6.0, 2.0, 1.0)))
 
 
 def test_what_a_finding_names() -> None:

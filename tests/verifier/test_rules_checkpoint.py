@@ -138,6 +138,8 @@ test_lenient_loads = judged_as(
             ("pass", "head.w", "old_head.w"),
             ("pass", "lora.a"),
             ("fail", "w", "module.w"),
+            ("fail", "qkv.base.weight", "qkv.weight"),  # with one part more
+            ("pass", "qkv.base.weight", "fc.weight"),
             ("fail", "model.w", "_orig_mod.w"),
             ("fail", "a b", "c d"),
         )
@@ -206,10 +208,20 @@ def generators(*states: tuple[str, list[float]]) -> Run:
     return train(*[[saving(entry, random=state)] for entry, state in entries])
 
 
+def under_one_key(dtype: str, numel: int) -> Run:
+    given = [{"mean": {**tensor(sketch=one), "dtype": dtype, "shape": [numel]}} for one in (A, B)]
+    return train(*[[saving(entry, random=[0.0] * 5)] for entry in given])
+
+
 test_random_states_without_a_resume = judged_as(
     row("per-rank-state-deduplicated", "fail", generators(("rng", A), ("rng", B))),  # one key, each rank's own state
     row("per-rank-state-deduplicated", "inconclusive", generators(("rng", A), ("rng", A))),
     row("per-rank-state-deduplicated", "inconclusive", generators(("rng.0", A), ("rng.1", B))),
+    row(
+        "per-rank-state-deduplicated", "fail", under_one_key("uint8", 5056), names=("random state",)
+    ),  # a generator of its own
+    row("per-rank-state-deduplicated", "fail", under_one_key("float32", 4), names=("another tensor on each rank",)),
+    row("per-rank-state-deduplicated", "inconclusive", under_one_key("float32", 1)),  # a number for the log
 )
 
 

@@ -89,7 +89,7 @@ class SameModelThroughout(Rule):
 
 
 def _apart(before: list[float], now: list[float]) -> bool:
-    return difference(before, now) > _ROUNDING * before[0] ** 0.5
+    return bool(difference(before, now) > _ROUNDING * before[0] ** 0.5)
 
 
 def _beside(name: str, names: set[str]) -> list[str]:

@@ -38,8 +38,6 @@ class LoopVariableReadLate(SourceRule):
     the same result?"); flake8-bugbear B023.
     """
 
-    named_by = ("lambda", "def ")
-
     def detect(self, flow: Flow) -> Hits:
         for module in flow.project.modules:
             found = {(f.lineno, name): f for loop in ast.walk(module.tree) for f, name in _read_late(loop)}

@@ -42,7 +42,7 @@ class AverageInLowPrecision(Rule):
                 path, seen = max(stuck.items(), key=lambda item: max(share for share, _ in item[1]))
                 share, line = max(seen, key=lambda one: one[0])
                 text = f"{count(len(stuck), 'tensor')} of 16 bits ({some(sorted(stuck))}) cannot follow the float32 weights"
-                lost = f"a change of `{path}` left {share:.0%} of the elements that it should have moved as they were"
+                lost = f"a change of `{path}` left {share:.0%} of the elements that it should move as they were (allowed: {_MOST_LOST:.0%})"
                 return self.failed(f"{text}: {lost}", line, measured=share, limit=_MOST_LOST)
         return self.passed(f"{count(len(followed), 'tensor')} of 16 bits followed float32 weights and moved with them")
 

@@ -1,0 +1,142 @@
+"""Averages of weights, weights that are lent and put back, frozen weights, constant buffers: on recorded traces and on tensors."""
+
+from typing import Any
+
+import torch
+from test_laws import of, state, steps, tensor
+from torch import nn
+
+from records import LINE, Recorder, cases, judge, judged_as, micro, model, parameter, row, run, step, stepped
+from verified_fsdp2.verifier.evidence import Evidence, Sources
+from verified_fsdp2.verifier.finding import Finding
+from verified_fsdp2.verifier.judge import _with_consequences
+from verified_fsdp2.verifier.probe.compat.groups import Slot
+from verified_fsdp2.verifier.probe.events.put_back import Swaps
+from verified_fsdp2.verifier.trace.events import PutBack
+
+
+def coarse(*lost: float | None) -> list[dict[str, Any]]:
+    """An average of 16 bits, whose changes left these shares of its elements as they were."""
+    changes = [state(k, main__mean=tensor(float(k), lost=share)) for k, share in enumerate(lost, 1)]
+    return [one for k, change in enumerate(changes, 1) for one in (change, micro(k), step(k), stepped(k))]
+
+
+LOW = "average-in-low-precision"
+test_averages_of_16_bits = judged_as(
+    row(LOW, "fail", of(coarse(None, 0.9, 0.8)), at=LINE, names=("main.mean", "90%")),
+    row(LOW, "pass", of(coarse(None, 0.0, 0.1))),  # a cast of the weights
+    row(LOW, "pass", of(coarse(None, 0.9))),  # a single change says little
+    row(LOW, "not_applicable", of(coarse(None, None))),
+)
+
+
+def sketch(size: float) -> list[float]:
+    return [size * size, size, 0.0, 0.0, 0.0]
+
+
+def followed(buffer_of_the_average: float, held: tuple[str, ...] = ("w",), text: str = "") -> Evidence:
+    """A root and one whose weights follow; the buffer of the first one moves."""
+    buffer = {"name": "mean", "shape": [4], "unset": 0}
+    roots = [
+        model(parameter("w"), buffers=[buffer]),
+        model(parameter("model1.w"), root="model1.", buffers=[{**buffer, "name": "model1.mean"}]),
+    ]
+    records = list(roots)
+    for k in range(1, 4):
+        mine = tensor(1.0 + (k - 1) * buffer_of_the_average, "module")
+        records += [state(k, model__mean=tensor(float(k), "module"), model1__mean=mine), micro(k)]
+        records += [step(k, weights={"w": sketch(k), "model1.w": sketch(2.0 * k)}, held=list(held)), stepped(k)]
+    made = run(records, records)
+    return Evidence(train=made, full_precision=made, sources=Sources({"train.py": text}, ("train.py",)))
+
+
+AVERAGE = "average-without-buffers"
+test_buffers_of_an_average = judged_as(
+    row(AVERAGE, "fail", followed(0.0), names=("model1.mean",)),
+    row(AVERAGE, "pass", followed(1.0)),
+    row(AVERAGE, "pass", followed(0.0, text="update_bn(loader, average)")),
+    row(AVERAGE, "not_applicable", followed(0.0, held=("w", "model1.w"))),  # a second model that is trained
+)
+
+
+def frozen(*bases: float, lora: float = 0.0) -> list[dict[str, Any]]:
+    """Before each step the frozen weight has these values; `lora`: what the script adds to the trained one at the same time."""
+    records: list[dict[str, Any]] = []
+    for k, base in enumerate(bases, 1):
+        last, beside = bases[max(k - 2, 0)], 1.0 * k
+        begins = {"l.base.weight": sketch(base), "l.up": sketch(beside + (lora if base != last else 0.0))}
+        records += [micro(k), step(k, weights=begins, held=["l.up"])]
+        records += [stepped(k, weights={"l.base.weight": sketch(base), "l.up": sketch(beside + 1.0)})]
+    return records
+
+
+SAME = "same-model-throughout"
+test_frozen_weights = judged_as(
+    row(SAME, "fail", of(frozen(1.0, 1.0, 2.0, 2.0)), names=("before step 3", "l.base.weight")),
+    row(SAME, "pass", of(frozen(1.0, 1.0, 1.0, 1.0))),
+    row(SAME, "pass", of(frozen(1.0, 1.0, 2.0, 2.0, lora=5.0))),  # adapters begin anew
+    row(SAME, "pass", of(frozen(1.0, 2.0, 3.0, 4.0))),  # it follows something in each step
+)
+
+test_constant_buffers = judged_as(
+    *(
+        row("state-same-on-ranks", status, *([state(1, **{name: tensor(x, "module")}), *steps()] for x in (1.0, other)))
+        for status, name, other in (
+            ("fail", "model__scaler", 2.0),
+            ("pass", "model__scaler", 1.0),
+            ("pass", "main__env__table", 2.0),  # of no model
+        )
+    )
+)
+
+
+def test_what_is_put_back_from_its_own_memory() -> None:
+    records = [*steps(), {"kind": "put_back", "step": 2, "name": "w", "over": LINE}]
+    found = judge("snapshot-is-a-copy", of(records, records))
+    assert found.status == "fail" and "their own memory" in found.evidence and found.location == LINE
+
+
+class Session(Recorder):
+    in_step = False
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def all_slots(self) -> list[Slot]:
+        return [Slot(name, param) for name, param in self.module.named_parameters()]
+
+    def step_number(self) -> int:
+        return 3
+
+
+@cases(
+    "copied, tried, stepped, found",
+    (False, True, False, 2),
+    (True, True, False, 0),
+    (False, False, False, 0),  # nothing ran with the other weights
+    (False, True, True, 0),
+)
+def test_the_probe_sees_weights_that_are_lent(copied: bool, tried: bool, stepped: bool, found: int) -> None:
+    module = nn.Linear(3, 2)
+    session = Session(module)
+    swaps = Swaps(session)  # type: ignore[arg-type]
+    swaps.forget()
+    kept = [p.detach().clone() if copied else p.detach() for p in module.parameters()]
+    with torch.no_grad():
+        for param in module.parameters():
+            swaps.copy(param, torch.ones_like(param))
+            param.copy_(torch.ones_like(param))
+        if tried:
+            swaps.called()
+        if stepped:
+            swaps.forget()
+        for param, value in zip(module.parameters(), kept, strict=True):
+            swaps.copy(param, value)
+    assert [type(event) for event in session.events] == [PutBack] * found
+
+
+def test_what_another_rule_explains_is_its_consequence() -> None:
+    names = ("scheduler-or-progress-not-restored", "load-without-set", "state-same-on-ranks")
+    found = _with_consequences([Finding(name, "fail", "x") for name in names])
+    assert [finding.consequence for finding in found] == [True, False, False]
