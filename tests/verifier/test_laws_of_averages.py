@@ -140,3 +140,8 @@ def test_what_another_rule_explains_is_its_consequence() -> None:
     names = ("scheduler-or-progress-not-restored", "load-without-set", "state-same-on-ranks")
     found = _with_consequences([Finding(name, "fail", "x") for name in names])
     assert [finding.consequence for finding in found] == [True, False, False]
+
+
+def test_training_without_gradients_says_so() -> None:
+    found = judge("matrix-optimizer-on-local-shard", [model()], [model()])
+    assert found.status == "inconclusive" and "no backward ran" in found.evidence

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..evidence import LOADS, Evidence, Sources
 from ..trace import Run
-from ..trace.events import Checkpoint, SetState, Shard, Step, Wrap
+from ..trace.events import Checkpoint, Micro, SetState, Shard, Step, Wrap
 
 UNSHARDED = "no call of fully_shard was seen"
 _NAMES = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.arg: "arg", ast.alias: "name"}
@@ -18,6 +18,15 @@ def unnamed(sources: Sources, *words: str) -> str:
     if not sources.project or not words or any(_names(sources, file, words) for file in sources.project):
         return ""
     return f"the sources do not use {' or '.join(words)}"
+
+
+def without_steps(run: Run) -> str:
+    """Why a run has no optimizer step; "" if it has one."""
+    if run.steps() > 0:
+        return ""
+    if run.completed and run.traces and not run.all(Micro):
+        return "no backward ran: training without gradients (zeroth order, evolution strategies) is not judged"
+    return "the train run recorded no optimizer step"
 
 
 def unsharded(run: Run) -> str:

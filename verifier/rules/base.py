@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from ..analysis.checkpoints import no_checkpoint, only_exports, unseen_save
-from ..analysis.presence import never_sharded, trainings, unnamed, went_through
+from ..analysis.presence import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
 from ..evidence import Evidence
@@ -75,7 +75,7 @@ class Rule(ABC):
             return evidence.missing.get("train", "the script was not run")
         if self.wants == "models" and not run.models:
             return "the train run recorded no forward of a model"
-        return "the train run recorded no optimizer step" if self.wants == "steps" and run.steps() == 0 else ""
+        return without_steps(run) if self.wants == "steps" else ""
 
     def applies(self, evidence: Evidence) -> str:
         """Why the script has nothing that this rule is about; "" if it has, or if that is not known."""

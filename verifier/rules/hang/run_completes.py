@@ -1,3 +1,4 @@
+from ...analysis.presence import without_steps
 from ...analysis.root_cause import root_cause
 from ..base import Evidence, Finding, Rule, count
 
@@ -33,7 +34,7 @@ class RunCompletes(Rule):
                 return self.unknown(f"{early}: {cause.text}")
             return self.failed(cause.text, cause.location, fix=cause.fix)
         if run.steps() == 0:
-            return self.unknown("the script ended without a step of a torch optimizer: there is no training to judge")
+            return self.unknown(f"the script ended: {without_steps(run)}")
         survey = evidence.survey
         if survey is not None and not (survey.completed or survey.timed_out or survey.probe_failed):
             cause = root_cause(survey)
