@@ -158,7 +158,8 @@ class Expressions(Names):
             base.parts.append(item)
         else:
             for name, known in base.attrs.items():
-                base.attrs[name] = either([known, item])  # it may be the one that is replaced
+                if _may_be(key, name[1:-1]):
+                    base.attrs[name] = either([known, item])  # it may be the one that is replaced
             base.parts.append(derived("entry", [key, item]))
             base.name = "open"
 
@@ -169,21 +170,23 @@ class Expressions(Names):
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         outer = self.frame
         self.frame = Frame(outer.module, outer.function, outer)
-        saved, loops = self.guards, self.loops
+        saved, loops, chosen = self.guards, self.loops, 0
         self.loops = (*loops, node)
         for clause in node.generators:
             source = self.evaluate(clause.iter)
             self.emit(ITERATE, node, args=[source])
             self.bind(clause.target, self.element(source))
             for test in clause.ifs:
-                self.guards = (*self.guards, Guard(test, self.evaluate(test), True))
+                held = self.evaluate(test)
+                chosen = max(chosen, held.rank)
+                self.guards = (*self.guards, Guard(test, held, True))
         if isinstance(node, ast.DictComp):
             entry = derived("entry", [self.evaluate(node.key), self.evaluate(node.value)])
             value = Value("dict", "open", [entry], node=node)
         else:
             value = Value("list", "many", [self.evaluate(node.elt)], node=node)
         self.frame, self.guards, self.loops = outer, saved, loops
-        value.local = value.parts[0].local
+        value.local, value.rank = value.parts[0].local, max(value.rank, chosen)
         return value
 
     _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
@@ -208,6 +211,12 @@ class Expressions(Names):
         value = self.evaluate(node.value)
         self.bind(node.target, value)
         return value
+
+
+def _may_be(key: Value, name: str) -> bool:
+    """Whether a key that is made while the script runs may be this one: not `f"rng_{rank}"` and "step"."""
+    text = key.node.values[0] if isinstance(key.node, ast.JoinedStr) and key.node.values else None
+    return not isinstance(text, ast.Constant) or name.startswith(str(text.value))
 
 
 def _asks_for_presence(kind: type, limit: Value) -> bool:

@@ -1,5 +1,6 @@
 import math
 import re
+from collections.abc import Iterator
 
 from ...analysis.saves import Save
 from ...source.looks import GETTERS, shared, text
@@ -53,7 +54,9 @@ class LocalShardExport(SaveRule):
             everywhere = flow.whole and path is not None and not any(p.rank or p.kind == "free" for p in reach(path))
             if not event.on_some_ranks and (not everywhere or any(g.test.rank for g in event.guards)):
                 continue
-            made = next((made for part in reach(event.args[0]) if (made := _shards(flow, part)) is not None), None)
+            made = next(
+                (made for part in _written_out(event.args[0]) if (made := _shards(flow, part)) is not None), None
+            )
             if made is not None:
                 who = "one rank writes only its own" if event.on_some_ranks else "every rank writes its own to one file"
                 yield f"{text(event.node)}: {text(made.node)} holds shards, and {who}", event
@@ -89,6 +92,19 @@ def _shard_of(run: Run, rank: int, key: str, entry: SavedEntry) -> tuple[str, in
     if any(other.shape == list(entry.shape) for other in others):
         return None
     return (name, mine.local_numel, mine.numel) if same else None
+
+
+def _written_out(value: Value) -> Iterator[Value]:
+    """What goes into a file: a value and its parts, not what a state dict is made of, or what is counted."""
+    queue, seen = [value], {id(value)}
+    while queue:
+        current = queue.pop()
+        yield current
+        whole = current.kind == "made" and current.name in (*GETTERS, "builtins.len")
+        owner = [current.owner] if current.owner is not None and current.kind in ("attr", "item") else []
+        inside = [part for part in (*current.parts, *owner) if not whole and id(part) not in seen]
+        queue += inside
+        seen |= {id(part) for part in inside}
 
 
 def _shards(flow: Flow, part: Value) -> Event | None:
