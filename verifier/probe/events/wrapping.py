@@ -125,7 +125,6 @@ class Wrapping:
             ranks, here = call.result.device_mesh.mesh.flatten().tolist(), self.session.here()
             self.session.write(FromLocal(shape=shape, local=own, ranks=ranks, at_line=here))
 
-
     def mesh_made(self, call: Call) -> None:
         """A device mesh was made, by the script or as a part of another one."""
         mesh = call.args[0]
