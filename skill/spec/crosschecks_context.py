@@ -10,6 +10,7 @@ from .crosschecks import Values, fault, needs
 
 ALONE: dict[str, Any] = {  # the one value that each of these keys may have
     "parallel.tp": 1,
+    "parallel.dp_replicate": 1,
     "model.window": None,
     "model.experts": None,
     "memory.chunked_loss": False,
@@ -42,6 +43,14 @@ def context_parallelism_has_optimizers(values: Values, cp: int, kind: str) -> It
         yield fault("optimizer.kind", f"must be another one with parallel.cp {cp}, found {kind!r}")
 
 
+@needs("parallel.cp", "memory.activation_checkpointing")
+def context_parallelism_recomputes_blocks(values: Values, cp: int, kind: str) -> Iterator[Fault]:
+    """Measured on 2.13.0: under the dispatch mode of op-selective checkpointing `causal_lower_right` raises."""
+    if cp > 1 and kind == "op-selective":
+        message = f"must be none, full or every-nth with parallel.cp {cp}, found {kind!r}"
+        yield fault("memory.activation_checkpointing", message)
+
+
 @needs("parallel.cp", "data.packing", "data.kind")
 def context_parallelism_has_no_documents(values: Values, cp: int, packing: Any, kind: str) -> Iterator[Fault]:
     if cp > 1 and (packing == "documents" or (kind == "chat" and packing is True)):
@@ -60,9 +69,9 @@ def _alone(key: str, only: Any) -> None:
     @needs("parallel.cp", key)
     def context_parallelism_alone(values: Values, cp: int, found: Any) -> Iterator[Fault]:
         if cp > 1 and found != only:
-            must = WORDS.get(only, only) if only != 1 else 1
-            seen = "" if isinstance(found, dict) else f", found {str(found).lower() if found is True else found!r}"
-            yield fault(key, f"must be {must} with parallel.cp {cp}{seen}")
+            shown = "true" if found is True else repr(found)
+            seen = "" if isinstance(found, dict) else f", found {shown}"
+            yield fault(key, f"must be {WORDS.get(only, only)} with parallel.cp {cp}{seen}")
 
 
 for _key, _only in ALONE.items():
