@@ -36,6 +36,7 @@ def files(spec: Spec) -> dict[str, str]:
         "model.py": True,
         "experts.py": bool(spec["model"].get("experts")),
         "lora.py": spec["finetune"]["kind"] == "lora",
+        "context_parallel.py": spec["parallel"]["cp"] > 1,
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
         "muon.py": spec["optimizer"]["kind"] == "muon",

@@ -33,6 +33,7 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
     "ministral": "Ministral",
     "glm4_moe": "Glm4Moe",
 }
+INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}  # whose ranks read the same samples
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
@@ -120,17 +121,18 @@ def _own_settings(group: Mapping[str, Any]) -> dict[str, float]:
 def _fits(spec: Spec, world: int) -> bool:
     """Whether the mesh of the verification can be built on this many ranks."""
     mesh, shard = spec.verification_mesh, spec["parallel"]["dp_shard"]
-    return world == 1 or (world % (mesh.dp_replicate * mesh.tp) == 0 if shard == "auto" else world == mesh.ranks)
+    return world == 1 or (world % (mesh.dp_replicate * mesh.alike) == 0 if shard == "auto" else world == mesh.ranks)
 
 
 def _mesh(spec: Spec) -> dict[str, Any]:
     """The mesh of training, and that of the verification where it is smaller."""
     sizes = ("dp_replicate", spec["parallel"]["dp_replicate"] > 1), ("dp_shard", spec["parallel"]["dp_shard"] != "auto")
-    fixed = [key for key, there in (*sizes, ("tp", spec["parallel"]["tp"] > 1)) if there]
-    whole = [spec["parallel"][key] for key in ("dp_replicate", "dp_shard", "tp")]
+    inner = [(key, spec["parallel"][key] > 1) for key in ("tp", "cp")]
+    fixed = [key for key, there in (*sizes, *inner) if there]
+    whole = [spec["parallel"][key] for key in ("dp_replicate", "dp_shard", *(key for key, there in inner if there))]
     return {
         "scaled": spec.scaled,
-        "production_words": " x ".join(map(str, whole[: 2 + (whole[2] > 1)])),
+        "production_words": " x ".join(map(str, whole)),
         "mesh_fields": fixed,
         "mesh_flags": spec.verification_flags,
         "mesh_words": str(spec.verification_mesh),
@@ -171,6 +173,7 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
 
 def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision: Mapping[str, Any]) -> dict[str, Any]:
     """Which steps `parallelize` takes."""
+    inner = next((key for key in INNER if parallel[key] > 1), "")
     to_ranks = not isinstance(parallel["reshard_after_forward"], bool)
     ahead = {f"prefetch_{way}": number > 0 for way, number in parallel["prefetch"].items()}
     kind = memory["activation_checkpointing"]
@@ -179,6 +182,9 @@ def _parallel(parallel: Mapping[str, Any], memory: Mapping[str, Any], precision:
         "hsdp": parallel["dp_replicate"] > 1,
         "fixed_shard": parallel["dp_shard"] != "auto",
         "tp": parallel["tp"] > 1,
+        "cp": parallel["cp"] > 1,
+        "inner": inner,
+        "inner_words": INNER.get(inner, ""),
         "reshard_to_ranks": to_ranks,
         "offload": parallel["cpu_offload"],
         "bf16": precision["param_dtype"] == "bfloat16",

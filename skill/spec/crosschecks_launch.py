@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...verifier.config.reading.problems import dotted
 from ...verifier.config.reading.validation import Fault
 from .crosschecks import Values, fault, needs
+from .crosschecks_parallel import INNER, alike
 
 NEEDED = {
     "kubernetes_image": "container image that holds the project",
@@ -57,24 +58,25 @@ def _missing(values: Values) -> Iterator[Fault]:
 
 def _ranks(values: Values) -> Iterator[Fault]:
     """The mesh and the global batch on the ranks of all nodes."""
-    inputs = ("launch.nodes", "launch.devices_per_node", *(f"parallel.{k}" for k in ("dp_shard", "dp_replicate", "tp")))
-    if any(key not in values for key in inputs):
+    inputs = ("launch.nodes", "launch.devices_per_node", "parallel.dp_shard", "parallel.dp_replicate")
+    if any(key not in values for key in (*inputs, *INNER)):
         return
-    nodes, devices, shard, replicate, tp = (values[key] for key in inputs)
+    nodes, devices, shard, replicate = (values[key] for key in inputs)
+    dim, size = alike(values)
     ranks = nodes * devices
     product = f"{values.named('launch.nodes')} x {values.named('launch.devices_per_node')} = {ranks} ranks"
     key = next((key for key in ("launch.nodes", "launch.devices_per_node") if values.written(key)), "launch.engines")
     at = tuple(key.split("."))
-    fixed = f"parallel.dp_replicate {replicate}" + (f" x tp {tp}" if tp > 1 else "")
-    if shard != "auto" and shard * replicate * tp != ranks:
-        mesh = f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} = {shard * replicate * tp}"
+    fixed = f"parallel.dp_replicate {replicate}" + (f" x {dim} {size}" if size > 1 else "")
+    if shard != "auto" and shard * replicate * size != ranks:
+        mesh = f"parallel.dp_shard {shard} x {fixed.removeprefix('parallel.')} = {shard * replicate * size}"
         yield Fault(at, f"{product} do not make the mesh: {mesh}", at)
-    elif shard == "auto" and ranks % (replicate * tp):
+    elif shard == "auto" and ranks % (replicate * size):
         yield Fault(at, f"{product} do not divide into {fixed}", at)
     if "train.global_batch" not in values or "train.micro_batch" not in values:
         return
     batch, micro = values["train.global_batch"], values["train.micro_batch"]
-    readers = max(ranks // tp, 1)  # the ranks of a tp group read the same samples
+    readers = max(ranks // size, 1)  # the ranks of a tp or cp group read the same samples
     if batch % (micro * readers):
         share = f"{values.named('train.micro_batch')} x {readers} = {micro * readers}"
         message = f"{product}: train.global_batch {batch} is no multiple of {share}"

@@ -13,6 +13,7 @@ from .model import data_ranks
 from .torch_versions import ASYNCHRONOUS, chosen
 
 FP8_MULTIPLE = 16
+INNER = ("parallel.tp", "parallel.cp")
 TP_SIZES = ("heads", "kv_heads", "ffn", "vocabulary", "sequence_length")
 
 
@@ -30,41 +31,47 @@ def ranks_named(values: Values, mesh: Mesh) -> str:
     return f"verify.nproc {mesh.ranks}{derived}"
 
 
-@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc")
-def mesh_is_world(values: Values, shard: Any, replicate: int, tp: int, nproc: Any) -> Iterator[Fault]:
+def alike(values: Values) -> tuple[str, int]:
+    """The dimension whose ranks read the same samples, and its size: tp and cp are not combined."""
+    return next(((dim, size) for dim in ("cp", "tp") if (size := values[f"parallel.{dim}"]) > 1), ("tp", 1))
+
+
+@needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc")
+def mesh_is_world(values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any) -> Iterator[Fault]:
     if verification_mesh(values) is not None:
         return
-    ranks = 2 if nproc == "auto" else nproc
+    ranks, (dim, size) = 2 if nproc == "auto" else nproc, alike(values)
     if shard == "auto":
         if ranks % replicate:
             yield fault("parallel.dp_replicate", f"must divide {values.named('verify.nproc')}, found {replicate}")
-        elif ranks % (replicate * tp):
+        elif ranks % (replicate * size):
             of = f" / dp_replicate {replicate}" if replicate > 1 else ""
-            yield fault("parallel.tp", f"must divide {values.named('verify.nproc')}{of}, found {tp}")
+            yield fault(f"parallel.{dim}", f"must divide {values.named('verify.nproc')}{of}, found {size}")
         return
-    by_tp = f" x tp {tp}" if tp > 1 else ""
-    message = f"{shard} x dp_replicate {replicate}{by_tp} is {shard * replicate * tp} ranks"
+    by_inner = f" x {dim} {size}" if size > 1 else ""
+    message = f"{shard} x dp_replicate {replicate}{by_inner} is {shard * replicate * size} ranks"
     if nproc == "auto":
         yield fault("parallel.dp_shard", f"{message}; a verification needs 2 or more: write auto")
-    elif nproc > shard * replicate * tp:
+    elif nproc > shard * replicate * size:
         yield fault("parallel.dp_shard", f"{message}; {values.named('verify.nproc')} must not be more")
     else:
         fewer = "no smaller mesh of this shape has that many; leave verify.nproc out"
         yield fault("parallel.dp_shard", f"{message}, {values.named('verify.nproc')}: {fewer}")
 
 
-@needs("parallel.dp_shard", "parallel.dp_replicate", "parallel.tp", "verify.nproc", "verify.reshard_to")
+@needs("parallel.dp_shard", "parallel.dp_replicate", *INNER, "verify.nproc", "verify.reshard_to")
 def mesh_fits_other_worlds(
-    values: Values, shard: Any, replicate: int, tp: int, nproc: Any, worlds: list[int]
+    values: Values, shard: Any, replicate: int, _tp: int, _cp: int, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
     """A single rank always fits: there the mesh is left out. A dp_shard that is a number fits its own world only."""
     if shard != "auto":
         return
+    dim, size = alike(values)
     if (mesh := verification_mesh(values)) is not None:
-        replicate, tp = mesh.dp_replicate, mesh.tp
-    unit = replicate * tp
-    key, of = ("parallel.dp_replicate", replicate) if replicate > 1 else ("parallel.tp", tp)
-    shown = f"{key} {of}" + (f" x tp {tp}" if replicate > 1 and tp > 1 else "")
+        replicate, size = mesh.dp_replicate, mesh.alike
+    unit = replicate * size
+    key, of = ("parallel.dp_replicate", replicate) if replicate > 1 else (f"parallel.{dim}", size)
+    shown = f"{key} {of}" + (f" x {dim} {size}" if replicate > 1 and size > 1 else "")
     for number, world in enumerate(worlds):
         if world == 1 or world % unit == 0:
             continue
@@ -76,30 +83,30 @@ def mesh_fits_other_worlds(
             return
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.tp", "verify.nproc")
-def batch_divides(values: Values, batch: int, micro: int, tp: int, nproc: Any) -> Iterator[Fault]:
+@needs("train.global_batch", "train.micro_batch", *INNER, "verify.nproc")
+def batch_divides(values: Values, batch: int, micro: int, _tp: int, _cp: int, nproc: Any) -> Iterator[Fault]:
     if (mesh := verification_mesh(values)) is None:
         return
-    readers, named = data_ranks(mesh.ranks, mesh.tp), ranks_named(values, mesh)
+    readers, named, (dim, _) = data_ranks(mesh.ranks, mesh.alike), ranks_named(values, mesh), alike(values)
     if batch % (micro * readers):
-        by = named if tp == 1 else f"({named} / parallel.tp {mesh.tp})"
+        by = named if mesh.alike == 1 else f"({named} / parallel.{dim} {mesh.alike})"
         of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         yield fault("train.global_batch", f"must be a multiple of {of}, found {batch}")
 
 
-@needs("train.global_batch", "train.micro_batch", "parallel.dp_shard", "verify.nproc", "verify.reshard_to")
+@needs("train.global_batch", "train.micro_batch", "parallel.dp_shard", *INNER, "verify.nproc", "verify.reshard_to")
 def batch_divides_in_other_worlds(
-    values: Values, batch: int, micro: int, shard: Any, nproc: Any, worlds: list[int]
+    values: Values, batch: int, micro: int, shard: Any, _tp: int, _cp: int, nproc: Any, worlds: list[int]
 ) -> Iterator[Fault]:
     mesh = verification_mesh(values)
-    if mesh is None or batch % (micro * data_ranks(mesh.ranks, mesh.tp)):
+    if mesh is None or batch % (micro * data_ranks(mesh.ranks, mesh.alike)):
         return
-    tp = mesh.tp
+    (dim, _), size = alike(values), mesh.alike
     for number, world in enumerate(worlds):
-        readers = data_ranks(world, tp)
+        readers = data_ranks(world, size)
         if batch % (micro * readers) == 0:
             continue
-        by = f"{world} ranks" if tp == 1 else f"({world} ranks / parallel.tp {tp})"
+        by = f"{world} ranks" if size == 1 else f"({world} ranks / parallel.{dim} {size})"
         of = f"{values.named('train.micro_batch')} x {by} = {micro * readers}"
         if values.written("verify.reshard_to"):
             message = f"needs train.global_batch to be a multiple of {of}, found {batch}"

@@ -41,7 +41,7 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
     trains_all = "finetune" in values and values["finetune"]["kind"] == "full"
     if memory is None or mesh is None or parallel["cpu_offload"] or not trains_all:
         return
-    count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.tp
+    count, ranks = decoder_parameters(_sizes(values["model"])), mesh.dp_shard * mesh.alike
     needed = count * BYTES[optimizer] / ranks / GIB
     if needed > memory:
         state = f"{count:,} parameters x {BYTES[optimizer]} bytes (weight, gradient, {optimizer})"
@@ -81,6 +81,9 @@ def small_model_is_whole(values: Values, small: Any, *shape: Any) -> Iterator[Fa
     elif not grouped and kv_heads != heads:
         yield fault("verify.model", f"must be heads {heads}, as in the model, found {kv_heads}", "kv_heads")
     mesh = verification_mesh(values)
+    if mesh is not None and mesh.cp > 1 and (length := sizes["sequence_length"]) % (2 * mesh.cp):
+        message = f"must be a multiple of 2 x cp {mesh.cp} of the mesh {mesh}, found {length}"
+        yield fault("verify.model", message, "sequence_length")
     for key in TP_SIZES if mesh is not None else ():
         if mesh is not None and sizes[key] % mesh.tp:
             yield fault(

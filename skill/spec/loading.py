@@ -9,6 +9,7 @@ from ...verifier.config.reading import files
 from ...verifier.config.reading.problems import NotValid
 from ..output import log
 from . import crosschecks, presets, renamed, schema
+from . import crosschecks_context as crosschecks_context  # it registers its checks
 from . import crosschecks_data as crosschecks_data  # it registers its checks
 from . import crosschecks_decoder as crosschecks_decoder  # it registers its checks
 from . import crosschecks_launch as crosschecks_launch  # it registers its checks

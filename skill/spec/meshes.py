@@ -19,24 +19,31 @@ class Mesh(NamedTuple):
 
     dp_replicate: int
     dp_shard: int
-    tp: int
+    tp: int = 1
+    cp: int = 1
+
+    @property
+    def alike(self) -> int:
+        """Ranks that read the same samples."""
+        return self.tp * self.cp
 
     @property
     def ranks(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.tp
+        return self.dp_replicate * self.dp_shard * self.alike
 
     def __str__(self) -> str:
-        """`2 x 8`: the dimensions, tp only if there is any."""
-        return " x ".join(map(str, self[: 2 + (self.tp > 1)]))
+        """`2 x 8`: the dimensions, tp and cp only if there is any."""
+        return " x ".join(map(str, (*self[:2], *(size for size in self[2:] if size > 1))))
 
 
 def production(parallel: Mapping[str, Any], launch: Mapping[str, Any]) -> Mesh | None:
     """The mesh of training; None if `dp_shard` is `auto` and no launch section says on how many ranks it runs."""
-    replicate, shard, tp = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"]
+    replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
     if shard == "auto":
         ranks = launch["nodes"] * launch["devices_per_node"] if launch["engines"] else 0
-        return Mesh(replicate, ranks // (replicate * tp), tp) if ranks and ranks % (replicate * tp) == 0 else None
-    return Mesh(replicate, shard, tp)
+        shard, rest = divmod(ranks, replicate * tp * cp)
+        return Mesh(replicate, shard, tp, cp) if ranks and rest == 0 else None
+    return Mesh(replicate, shard, tp, cp)
 
 
 def verified(parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int | str) -> Mesh | None:
@@ -44,33 +51,34 @@ def verified(parallel: Mapping[str, Any], launch: Mapping[str, Any], nproc: int 
     full, least = production(parallel, launch), _smallest(parallel, production(parallel, launch))
     if nproc == "auto":
         return least
-    replicate, shard, tp = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"]
+    replicate, shard, tp, cp = (parallel[key] for key in Mesh._fields)
     ranks = int(nproc)
     if full is not None and ranks == full.ranks:
         return full
     if least is not None and ranks == least.ranks:
         return least
-    if shard == "auto" and ranks % (replicate * tp) == 0:
-        return Mesh(replicate, ranks // (replicate * tp), tp)
+    if shard == "auto" and ranks % (replicate * tp * cp) == 0:
+        return Mesh(replicate, ranks // (replicate * tp * cp), tp, cp)
     return next(_smaller(full, ranks), None) if full is not None and ranks < full.ranks else None
 
 
 def _smallest(parallel: Mapping[str, Any], full: Mesh | None) -> Mesh | None:
-    replicate, tp = (smallest_factor(parallel[key]) for key in ("dp_replicate", "tp"))
+    replicate, tp, cp = (smallest_factor(parallel[key]) for key in ("dp_replicate", "tp", "cp"))
     if parallel["dp_shard"] == "auto":
-        sharded = replicate * tp == 1 or (full is not None and full.dp_shard > 1)
-        return Mesh(replicate, RANKS if sharded else 1, tp)
-    mesh = Mesh(replicate, smallest_factor(parallel["dp_shard"]), tp)
+        sharded = replicate * tp * cp == 1 or (full is not None and full.dp_shard > 1)
+        return Mesh(replicate, RANKS if sharded else 1, tp, cp)
+    mesh = Mesh(replicate, smallest_factor(parallel["dp_shard"]), tp, cp)
     return mesh if mesh.ranks >= RANKS else None
 
 
 def _smaller(full: Mesh, ranks: int) -> Iterator[Mesh]:
     """Those on so many ranks, the nearest to the whole one first: dp_shard takes what the others leave."""
     replicates = (full.dp_replicate, min(2, full.dp_replicate), smallest_factor(full.dp_replicate))
-    for tp, replicate in product((full.tp, smallest_factor(full.tp)), replicates):
-        shard, rest = divmod(ranks, replicate * tp)
+    splits = product(*((size, smallest_factor(size)) for size in (full.tp, full.cp)))
+    for (tp, cp), replicate in product(splits, replicates):
+        shard, rest = divmod(ranks, replicate * tp * cp)
         if rest == 0 and min(full.dp_shard, 2) <= shard <= full.dp_shard:
-            yield Mesh(replicate, shard, tp)
+            yield Mesh(replicate, shard, tp, cp)
 
 
 def smallest_factor(number: int) -> int:

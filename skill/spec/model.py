@@ -88,7 +88,7 @@ class Spec:
 
     def gradient_accumulation_steps(self, world_size: int | None = None) -> int:
         """Micro-batches of one rank in one optimizer step (by default at verify.nproc)."""
-        readers = data_ranks(world_size or self["verify"]["nproc"], self.verification_mesh.tp)
+        readers = data_ranks(world_size or self["verify"]["nproc"], self.verification_mesh.alike)
         steps: int = self["train"]["global_batch"] // (self["train"]["micro_batch"] * readers)
         return steps
 
@@ -97,9 +97,9 @@ class Spec:
         return to_yaml(self.values)
 
 
-def data_ranks(world_size: int, tp: int) -> int:
-    """How many ranks read samples of their own: those of one tensor-parallel group read the same."""
-    return world_size // min(tp, world_size)
+def data_ranks(world_size: int, alike: int) -> int:
+    """How many ranks read samples of their own: those of one tensor- or context-parallel group read the same."""
+    return world_size // min(alike, world_size)
 
 
 def decoder_parameters(model: Mapping[str, Any]) -> int:

@@ -24,8 +24,8 @@ NOWHERE = {
 }
 
 
-def of(replicate: int, shard: int | str, tp: int = 1) -> dict[str, Any]:
-    return {"dp_replicate": replicate, "dp_shard": shard, "tp": tp}
+def of(replicate: int, shard: int | str, tp: int = 1, cp: int = 1) -> dict[str, Any]:
+    return {"dp_replicate": replicate, "dp_shard": shard, "tp": tp, "cp": cp}
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,15 @@ def of(replicate: int, shard: int | str, tp: int = 1) -> dict[str, Any]:
         (of(4, "auto", 8), 0, "auto", (2, 1, 2)),
         (of(4, "auto", 2), 0, 4, (2, 1, 2)),
         (of(1, "auto", 8), 2, 4, (1, 2, 2)),
+        (of(1, "auto", cp=4), 0, "auto", (1, 1, 1, 2)),
+        (of(1, "auto", cp=8), 2, 4, (1, 2, 1, 2)),
+        (of(2, 8, cp=8), 0, "auto", (2, 2, 1, 2)),
+        (of(1, "auto", cp=4), 0, 8, (1, 2, 1, 4)),
     ],
 )
 def test_the_shape_stays(parallel: dict[str, Any], nodes: int, nproc: int | str, expected: tuple[int, ...]) -> None:
     launch = {"engines": ["slurm"] if nodes else [], "nodes": nodes, "devices_per_node": 8}
-    assert verified(parallel, launch, nproc) == expected
+    assert verified(parallel, launch, nproc) == (expected and (*expected, 1)[:4])
 
 
 def test_flags_exist_only_where_the_mesh_is_larger(tmp_path: Path) -> None:

@@ -122,16 +122,18 @@ def test_what_is_on_is_there_and_nothing_else(tmp_path: Path, row: dict[str, Any
     text, present = scaffold.render(load(tmp_path, row["settings"]))[row["file"]], row["words"]
     words = "data_part loss_parallel tp_size ColwiseParallel PrepareModuleOutput split_matrices RESHARD_TO SAVED_OPS "
     words += "PREFETCH_FORWARD PREFETCH_BACKWARD prefetch( use_reentrant .compile() CPUOffloadPolicy torchao find_spec GC_INTERVAL"
-    others = {'"tp"', "gc.", 'device="cpu"', "float8", *words.split()}
+    words += " own_part sequence_part cp_size split_sequences cp_mesh"
+    others = {'"tp"', '"cp"', "gc.", 'device="cpu"', "float8", *words.split()}
     assert [word for word in present if word not in text] == []
     assert sorted(word for word in others if word in text and not any(word in known for known in present)) == []
 
 
 def test_a_step_of_parallelize_comes_after_the_other(tmp_path: Path) -> None:
-    """Float8 or tensor parallelism, activation checkpointing, compile, FSDP: what the spec asks for, in this order."""
+    """Float8, tensor or context parallelism, activation checkpointing, compile, FSDP: what the spec asks for, in this order."""
     behind = ["checkpoint_activations(", "block.compile()", "fully_shard(", "prefetch("]
     for first, settings in (
         ("split_matrices(", [*VARIANTS["split"], *VARIANTS["full"], *VARIANTS["ahead"]]),
+        ("split_sequences(", ["parallel.cp=2", *VARIANTS["full"], *VARIANTS["ahead"]]),
         ("compute_in_float8(", [*VARIANTS["float8"], *VARIANTS["compiled"], *VARIANTS["ahead"]]),
     ):
         code = scaffold.render(load(tmp_path, settings))["model.py"].partition("def parallelize(")[2]
@@ -151,3 +153,25 @@ def test_a_checkpoint_of_split_matrices_goes_on_unsplit(tmp_path: Path) -> None:
     found = run(tmp_path / "split", 2, tmp_path / "out", 2)
     assert_close(found, wanted[:2])
     assert_close(run(tmp_path / "whole", 2, tmp_path / "out", 4, "--resume"), wanted, 1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.launch
+def test_ranks_that_share_sequences_make_one_trajectory(tmp_path: Path) -> None:
+    """Two ranks with cp 2, two of FSDP alone from their checkpoint, a mesh of 2 x 2, and one rank: the same losses."""
+    settings = ["verify.nproc=4", "model.kv_heads=2", *VARIANTS["full"]]
+    for name, more in (("split", ["parallel.cp=2"]), ("whole", [])):
+        scaffold.write(scaffold.render(load(tmp_path, [*settings, *more])), tmp_path / name)
+    wanted = run(tmp_path / "whole", 1, tmp_path / "straight", 4)
+    assert_close(run(tmp_path / "split", 2, tmp_path / "out", 2), wanted[:2])
+    assert_close(run(tmp_path / "whole", 2, tmp_path / "out", 4, "--resume"), wanted, 1e-5)
+    assert_close(run(tmp_path / "split", 4, tmp_path / "grid", 4), wanted)
+    assert_close(run(tmp_path / "split", 1, tmp_path / "alone", 4), wanted)
+
+
+def test_project_without_context_parallelism_has_no_trace_of_it(tmp_path: Path) -> None:
+    texts = scaffold.render(load(tmp_path))
+    assert "context_parallel.py" not in texts
+    assert "context_parallel.py" in scaffold.render(load(tmp_path, ["parallel.cp=2"]))
+    traces = [path for path, text in texts.items() if path.endswith(".py") and re.search(r"\bcp\b|context_par", text)]
+    assert traces == []

@@ -89,6 +89,43 @@ def test_a_row_of_a_tensor_parallel_group_counts_once() -> None:
     assert seen.objective(1) == 1.0
 
 
+def context(*rows: tuple[int, ...], losses: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0), dim: str = "cp") -> list[Records]:
+    """Four ranks of a mesh of 2 x 2, over all of which the weights are sharded."""
+    made = {"kind": "named_mesh", "mesh": {"shape": [2, 2], "names": ["dp_shard", dim], "ranks": GRID}}
+    one = [made, wrap(GRID, ("dp_shard_cp",)), model(parameter("w", mesh=[4], ranks=GRID))]
+    return [[*one, micro(loss=loss, rows=own), step(), stepped()] for own, loss in zip(rows, losses, strict=True)]
+
+
+PAIRS = context((1, 5), (1, 5), (2, 3), (2, 3))
+WHOLE = run([model(), micro(rows=(1, 2, 3, 5)), step(), stepped()], role="single")
+
+
+def test_a_sample_of_a_context_parallel_group_counts_once() -> None:
+    seen = run(*PAIRS)
+    assert (seen.data_ranks, seen.sequence_groups, seen.sample_ranks) == (GRID, [[0, 1], [2, 3]], [0, 2])
+    assert seen.global_batch(1) == {1: 1, 5: 1, 2: 1, 3: 1}
+    assert seen.objective(1) == 2.5
+    no_target = run(*context((1, 5), (1, 5), (2, 3), (2, 3), losses=(1.0, 0.0, 3.0, 4.0)))
+    assert no_target.global_batch(1) == seen.global_batch(1)
+
+
+def test_ranks_are_of_one_context_by_the_name_of_the_dim_and_their_samples() -> None:
+    for other in (context((1,), (1,), (2,), (2,), dim="dp_inner"), context((1,), (2,), (3,), (4,))):
+        assert (run(*other).sequence_groups, run(*other).sample_ranks) == ([], GRID)
+
+
+@cases(
+    "rule, ranks, status",
+    (MESH, PAIRS, "pass"),
+    (MESH, context((1,), (2,), (3,), (5,)), "fail"),  # whole samples, as one process takes them
+    (MESH, context((11,), (12,), (13,), (14,)), "not_applicable"),  # parts that the script has cut
+    ("same-data-on-every-rank", PAIRS, "pass"),
+    ("same-data-on-every-rank", context((1,), (1,), (1,), (1,), losses=(1.0, 2.0, 1.0, 2.0)), "fail"),
+)
+def test_one_context_parallel_group_one_batch(rule: str, ranks: list[Records], status: str) -> None:
+    assert judge(rule, *ranks, single=WHOLE).status == status
+
+
 def test_parallel_meshes_hold_copies() -> None:
     """A parameter beside tensor parallelism is sharded over dp; the two dp meshes hold the same."""
     ranks = []

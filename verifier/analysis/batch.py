@@ -17,7 +17,7 @@ def whole_batch(train: Run, single: Run, options: Iterable[Option], args: Sequen
     An option counts if its name has "batch" and its value is what every forward of every rank, and of the one process, was given.
     """
     sizes = {len(micro.rows) for run in (train, single) for rank in run.micros(1) for micro in rank}
-    ranks = len(train.data_ranks)
+    ranks = len(train.sample_ranks)
     if len(sizes) != 1 or ranks < 2 or single.global_batch(1).total() * ranks != train.global_batch(1).total():
         return ()
     size = sizes.pop()

@@ -15,6 +15,7 @@ from .sketches import Sketch, add, of_number
 
 E = TypeVar("E", bound=Event)
 S = TypeVar("S", Step, Stepped)
+CONTEXT = {"cp", "context", "context_parallel"}  # names of a dim of a mesh over which sequences are split
 STILL = 0.1  # of its time limit: a run that recorded something in the last part of it was not stuck
 
 
@@ -185,10 +186,35 @@ class Run:
     def data_ranks(self) -> list[int]:
         """The ranks with different samples: those of rank 0's mesh in `fully_shard`, all if none was given.
 
-        Other ranks (tensor parallelism) get the samples of one of these.
+        Other ranks (tensor parallelism) get the samples of one of these. So do those of a context-parallel group, see `sequence_groups`.
         """
         meshes = [wrap.mesh for wrap in self.places(events.Wrap) if wrap.mesh is not None]
         return sorted(max((mesh.ranks for mesh in meshes), key=len, default=range(self.world_size)))
+
+    @cached_property
+    def context_groups(self) -> list[list[int]]:
+        """The data ranks along the dim of a mesh that its name says splits sequences."""
+        meshes = [r.mesh for r in self.places(events.NamedMesh) if not CONTEXT.isdisjoint(r.mesh.names)]
+        if not meshes:
+            return []
+        mesh = max(meshes, key=lambda mesh: len(mesh.ranks))
+        dim = next(number for number, name in enumerate(mesh.names) if name in CONTEXT)
+        stride, size = math.prod(mesh.shape[dim + 1 :]), mesh.shape[dim]
+        firsts = [at for at in range(len(mesh.ranks)) if at // stride % size == 0]
+        groups = [[mesh.ranks[at + stride * number] for number in range(size)] for at in firsts]
+        return [group for group in groups if size > 1 and set(group) <= set(self.data_ranks)]
+
+    @cached_property
+    def sequence_groups(self) -> list[list[int]]:
+        """The context-parallel groups whose ranks are given the same samples, of which each computes a part."""
+        given = [[micro.rows for micro in micros] for micros in self.micros(1)]
+        return [g for g in self.context_groups if max(g) < len(given) and all(given[r] == given[g[0]] for r in g)]
+
+    @cached_property
+    def sample_ranks(self) -> list[int]:
+        """The data ranks, of each group that shares its samples the first."""
+        others = {rank for group in self.sequence_groups for rank in group[1:]}
+        return [rank for rank in self.data_ranks if rank not in others]
 
     @cached_property
     def models(self) -> list[events.Model]:
@@ -305,13 +331,19 @@ class Run:
 
     def rows(self, step: int) -> list[Counter[int]]:
         """For each rank the hashes of the samples that its models saw in a step, without those of a loss of exactly zero (fillers)."""
-        used = [[micro for micro in micros if micro.loss != 0.0] or micros for micros in self.micros(step)]
+        all_micros = self.micros(step)
+        counted = [[micro.loss != 0.0 for micro in micros] for micros in all_micros]
+        for group in self.sequence_groups:  # a part of a sequence may have no target
+            together = [any(parts) for parts in zip(*(counted[rank] for rank in group), strict=False)]
+            counted = [together if rank in group else own for rank, own in enumerate(counted)]
+        pairs = zip(all_micros, counted, strict=True)
+        used = [[micro for micro, own in zip(micros, flags, strict=False) if own] or micros for micros, flags in pairs]
         return [Counter(row for micro in micros for row in micro.rows) for micros in used]
 
     def global_batch(self, step: int) -> Counter[int]:
         """The hashes of all samples of a step. What every rank is given counts once where their losses differ: a whole graph."""
         rows = self.rows(step)
-        used = [rows[rank] for rank in self.data_ranks if rank < len(rows)]
+        used = [rows[rank] for rank in self.sample_ranks if rank < len(rows)]
         losses = {tuple(micro.loss for micro in micros) for micros in self.micros(step)}
         whole = len(losses) > 1 and all(one == used[0] for one in used)
         return used[0] if whole else sum(used, Counter())

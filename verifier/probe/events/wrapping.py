@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ...trace.events import FromLocal, Late, Place, ShardedInput, Shards, Tie, Ties, Wrap
+from ...trace.events import FromLocal, Late, NamedMesh, Place, ShardedInput, Shards, Tie, Ties, Wrap
 from ...trace.origin import within_torch
 from ..compat.groups import managed, slots
 from ..compat.tensors import data_mesh, layout, local, mesh_of, own_parameters
@@ -18,6 +18,7 @@ from ..measures import shard_digest
 from ..session import Session
 
 _MARK = "_seen_by_fully_shard"
+_MESHES = 32  # named meshes that are recorded
 _JOINED = 256  # calls of `DTensor.from_local` that are recorded
 
 _Owner = tuple[weakref.ref[nn.Module], str, Place | None]  # module, name of its parameter, line of `fully_shard`
@@ -124,9 +125,17 @@ class Wrapping:
             ranks, here = call.result.device_mesh.mesh.flatten().tolist(), self.session.here()
             self.session.write(FromLocal(shape=shape, local=own, ranks=ranks, at_line=here))
 
+    def mesh_made(self, call: Call) -> None:
+        """A device mesh was made, by the script or as a part of another one."""
+        mesh = call.args[0]
+        made = mesh_of(mesh) if mesh.ndim > 1 and mesh.mesh_dim_names else None
+        if made is not None and self.session.first("named_mesh", _MESHES):
+            self.session.write(NamedMesh(mesh=made))
+
 
 def install(session: Session) -> None:
     watch = Wrapping(session)
+    session.around("torch.distributed.device_mesh:DeviceMesh.__init__", after=watch.mesh_made)
     session.subscribe("shard", watch.wrapped)
     session.subscribe("adopt", watch.adopted)
     session.subscribe("call", watch.called)

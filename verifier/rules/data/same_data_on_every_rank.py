@@ -32,7 +32,7 @@ class SameDataOnEveryRank(Rule):
     def applies(self, evidence: Evidence) -> str:
         if evidence.trained.world_size == 1:
             return "not applicable with one rank"
-        alone = len(evidence.trained.data_ranks) == 1
+        alone = len(evidence.trained.sample_ranks) == 1
         return "one data-parallel rank: all ranks hold parts of one model and share its samples" if alone else ""
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -41,14 +41,14 @@ class SameDataOnEveryRank(Rule):
         seen = {row for step in range(1, run.steps() + 1) for own in run.rows(step) for row in own}
         if not seen:
             return self.unknown("the model was given no tensor with distinguishable rows")
-        pairs = list(combinations(run.data_ranks, 2))
+        pairs = list(combinations(run.sample_ranks, 2))
         right = _batches_of_one_process(evidence)
         steps = [(step, own) for step, own in enumerate(rows, 1) if step not in right]
         same = {(a, b): [step for step, own in steps if own[a] and own[a] == own[b]] for a, b in pairs}
         often, (a, b) = max((len(steps), pair) for pair, steps in same.items())
         if not often:
             shared = sum((rows[0][a] & rows[0][b]).total() for a, b in pairs)
-            samples = f"{rows[0][run.data_ranks[0]].total()} samples on each rank in step 1"
+            samples = f"{rows[0][run.sample_ranks[0]].total()} samples on each rank in step 1"
             return self.passed(f"{samples}, {shared} of them shared with another rank")
         first = same[a, b][0]
         batch = rows[first - 1][a]

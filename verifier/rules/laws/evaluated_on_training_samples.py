@@ -20,14 +20,14 @@ class EvaluatedOnTrainingSamples(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        if len(evidence.trained.data_ranks) < 2:
+        if len(evidence.trained.sample_ranks) < 2:
             return "not applicable with one data-parallel rank"
         seen = any(trace.first(Evaluated) for trace in evidence.trained.traces)
         return "" if seen else "nothing was evaluated within the steps that were run"
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        traces = [trace for trace in run.traces if trace.rank in run.data_ranks]
+        traces = [trace for trace in run.traces if trace.rank in run.sample_ranks]
         trained = [{row for micro in trace.of(Micro) for row in micro.rows} for trace in traces]
         everyone = set().union(*trained)
         known, samples = set[int](), set[int]()

@@ -35,7 +35,7 @@ class SamplesOncePerEpoch(Rule):
 
     def applies(self, evidence: Evidence) -> str:
         run = evidence.trained
-        if len(run.data_ranks) < 2:
+        if len(run.sample_ranks) < 2:
             return "not applicable with one data-parallel rank"
         if not any(run.global_batch(step) for step in range(1, run.steps() + 1)):
             return "the model was given no tensor whose rows could be distinguished"
@@ -67,7 +67,7 @@ class SamplesOncePerEpoch(Rule):
 
     def _orders(self, sources: Sources, run: Run) -> Finding | None:
         """Ranks draw different orders, of which each takes its part."""
-        traces = [trace for trace in run.traces if trace.rank in run.data_ranks]
+        traces = [trace for trace in run.traces if trace.rank in run.sample_ranks]
         for place, samples, used in _own_orders(traces):
             batches = [run.global_batch(step).total() for step in range(1, run.steps() + 1)]
             for ranks in used:
@@ -85,7 +85,7 @@ class SamplesOncePerEpoch(Rule):
 
     def _later(self, run: Run) -> Finding | None:
         """A rank trains on the batches of another some steps later, while samples are left that no rank has seen."""
-        ranks, rows = run.data_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
+        ranks, rows = run.sample_ranks, [run.rows(step) for step in range(1, run.steps() + 1)]
         seen: dict[frozenset[tuple[int, int]], dict[int, int]] = {}  # batch -> {rank: its last step with it}
         known: set[int] = set()
         again: Counter[tuple[int, int, int]] = Counter()

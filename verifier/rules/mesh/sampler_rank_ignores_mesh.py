@@ -1,13 +1,16 @@
+from collections import Counter
+
 from ...source.looks import SAMPLER, is_const, made_by, text
 from ...trace.events import Micro, ShardedInput, Wrap
 from ..base import Event, Evidence, Finding, Flow, Hits, Rule, Run, count
 
 
 class SamplerRankIgnoresMesh(Rule):
-    """The ranks of one tensor-parallel group train on the same samples.
+    """The ranks of one tensor-parallel or context-parallel group train on the same samples.
 
     Why: with tensor parallelism the ranks of a group hold parts of one model and need the same batch. A sampler that uses
     the global rank gives each rank its own: partial activations of different samples are summed, and nothing is raised.
+    With context parallelism each rank attends to keys and values of the other ranks' samples.
     Wrong:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         tokens = dataset[rank::ranks]  # a different slice on every rank of a tp group
@@ -18,13 +21,18 @@ class SamplerRankIgnoresMesh(Rule):
     Source: huggingface/accelerate#3092; measured on (dp, tp) = (2, 2).
     """
 
+    reads = frozenset({"single"})
+
     def applies(self, evidence: Evidence) -> str:
         none = "no parameter is sharded over a tensor-parallel dim in addition to the mesh of fully_shard"
-        return "" if _tensor_parallel_groups(evidence.trained) else none
+        if evidence.trained.context_groups:
+            none += "; context-parallel ranks are given parts of samples"
+        return "" if _tensor_parallel_groups(evidence.trained) or _given_whole(evidence) else none
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        groups = _tensor_parallel_groups(run)
+        split, whole = _tensor_parallel_groups(run), _given_whole(evidence)
+        groups = split or whole
         if run.all(ShardedInput):
             return self.unknown("the inputs of the model are DTensors, whose samples cannot be compared")
         for step in range(1, run.steps() + 1):
@@ -33,12 +41,14 @@ class SamplerRankIgnoresMesh(Rule):
                 other = next((rank for rank in group[1:] if rows[rank] != rows[group[0]]), None)
                 if other is not None:
                     shared = (rows[other] & rows[group[0]]).total()
-                    what = f"ranks {group[0]} and {other} hold parts of the same layers, but get different samples"
+                    parts = "hold parts of the same layers" if split else "compute parts of the same sequences"
+                    what = f"ranks {group[0]} and {other} {parts}, but get different samples"
                     same = f"{shared} of {rows[group[0]].total()} are the same"
                     return self.failed(f"{what} at step {step} ({same})", run.line_of(Micro))
         if not any(rows.total() for rows in run.rows(1)):
             return self.unknown("the model got no tensor whose rows can be compared")
-        return self.passed(f"the same samples on the ranks of each of {count(len(groups), 'tensor-parallel group')}")
+        kind = "tensor-parallel group" if split else "context-parallel group"
+        return self.passed(f"the same samples on the ranks of each of {count(len(groups), kind)}")
 
     def detect(self, flow: Flow) -> Hits:
         meshes = [m for m in flow.ops("dist.init_device_mesh") if _splits_model(m)]
@@ -71,6 +81,21 @@ def _tensor_parallel_groups(run: Run) -> list[list[int]]:
     for rank, ranks in meshes.items():
         places.setdefault(ranks.index(rank), []).append(rank)
     return [group for group in places.values() if len(group) > 1]
+
+
+def _given_whole(evidence: Evidence) -> list[list[int]]:
+    """The context-parallel groups whose ranks are given whole samples, not parts that the script has cut."""
+    run, single = evidence.trained, evidence.single
+    if not run.context_groups or single is None or not single.steps() or not run.steps():
+        return run.sequence_groups
+    known = single.global_batch(1)
+    return [group for group in run.context_groups if all(rows <= known for rows in _of(run, group))]
+
+
+def _of(run: Run, group: list[int]) -> list[Counter[int]]:
+    """The samples of the ranks of a group in the first step."""
+    rows = run.rows(1)
+    return [rows[rank] for rank in group if rank < len(rows)]
 
 
 _OTHER = ("tp", "cp", "sp", "tensor", "context", "tensor_parallel", "context_parallel", "sequence_parallel")

@@ -13,6 +13,12 @@ class Mesh(Part):
     ranks: list[int]
 
 
+class NamedMesh(Event):
+    """A device mesh of several dims was made, with names for them (events/wrapping.py)."""
+
+    mesh: Mesh
+
+
 class Reduce(Located):
     """A group is about to reduce, and these parameters have no gradient (events/groups.py)."""
 
