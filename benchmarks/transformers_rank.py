@@ -41,7 +41,7 @@ def main() -> None:
     base = [built.fingerprint()] if hasattr(built, "fingerprint") else []
     state = TrainState(model, optimizer, build_scheduler(optimizer, Settings()), samples, *base)
     if len(sys.argv) > 4:
-        load_checkpoint(Path(sys.argv[4]), state, 0)
+        load_checkpoint(Path(sys.argv[4]), state)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "checkpoints").mkdir(exist_ok=True)
     Checkpointer(OUT, 1, -1).save(state)

@@ -68,7 +68,6 @@ RECIPES = {
             ("checkpoint", "Checkpointer"),
             ("runs", "open_run"),
             ("checkpoint", "load_checkpoint"),
-            ("checkpoint", "seed_rank"),
         ),
         ("resume-is-exact", "reshard-keeps-trajectory", "incomplete-checkpoint-chosen", "damaged-checkpoint-loaded"),
     ),

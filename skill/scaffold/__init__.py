@@ -40,6 +40,7 @@ def files(spec: Spec) -> dict[str, str]:
         "loss.py": spec["memory"]["chunked_loss"],
         "optim.py": True,
         "muon.py": spec["optimizer"]["kind"] == "muon",
+        "schedule_free.py": spec["optimizer"]["kind"] == "schedule_free",
         **data_files(spec["data"]),
         **dict.fromkeys(("checkpoint.py", "runs.py", "metrics.py", "settings.py"), True),
         "starting.py": spec["train"]["init_from"] is not None,

@@ -62,6 +62,8 @@ def context(spec: Spec) -> dict[str, Any]:
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
         "muon": optimizer["kind"] == "muon",
+        "schedule_free": optimizer["kind"] == "schedule_free",
+        "betas": optimizer["kind"] != "sgd",
         "decay": decay,
         "grouped": decay and optimizer["decay_only_matrices"],
         "groups": {group["match"]: _own_settings(group) for group in optimizer.get("groups", [])},

@@ -288,6 +288,14 @@ def decay_fits(values: Values, decay: Any, warmup: int, steps: int) -> Iterator[
         yield fault("schedule.decay_steps", message)
 
 
+@needs("optimizer.kind", "optimizer.betas", "schedule.kind")
+def free_of_a_schedule(values: Values, kind: str, betas: list[float], schedule: str) -> Iterator[Fault]:
+    if kind == "schedule_free" and schedule != "constant":
+        yield fault("schedule.kind", f"must be 'constant' for optimizer.kind schedule_free, found {schedule!r}")
+    if kind == "schedule_free" and betas[0] == 0:
+        yield fault("optimizer.betas", "must begin above 0 for optimizer.kind schedule_free, which averages, found 0")
+
+
 @needs("precision.param_dtype", "precision.reduce_dtype")
 def reduction_is_not_coarser(values: Values, parameters: str, reduction: str) -> Iterator[Fault]:
     if (parameters, reduction) == ("float32", "bfloat16"):

@@ -16,6 +16,7 @@ BYTES = {
     "adamw": 16,
     "sgd": 12,
     "muon": 12,
+    "schedule_free": 16,
 }  # of a parameter: float32 weight, gradient, and Adam's two moments or one momentum
 GIB = 1 << 30
 DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them

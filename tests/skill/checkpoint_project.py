@@ -64,7 +64,7 @@ def update(state: Any) -> None:
 
 def held(state: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, copied."""
-    found: dict[str, Any] = {"random": torch.get_rng_state().tolist(), "step": state.step, "samples": state.samples}
+    found: dict[str, Any] = {"step": state.step, "samples": state.samples}
     for name, value in state.model.state_dict().items():
         found[name] = getattr(value, "full_tensor", lambda value=value: value)().tolist()
     for number, slot in enumerate(state.optimizer.state.values()):

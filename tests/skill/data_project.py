@@ -25,6 +25,7 @@ MODULES = (
     "settings",
     "loss",
     "muon",
+    "schedule_free",
     "starting",
 )
 DECODER = {"kind": "decoder", "layers": 1, "width": 32, "heads": 2, "vocabulary": 256, "sequence_length": 8}

@@ -27,6 +27,7 @@ OWN = (
     "loss",
     "starting",
     "muon",
+    "schedule_free",
     "settings",
     "record",
     "metrics",

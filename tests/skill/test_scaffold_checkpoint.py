@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
 def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path, mode: str) -> None:
-    """A forward pass changes buffers and random numbers before the copy is done, an update all else after it."""
+    """A forward pass changes buffers before the copy is done, an update all else after it."""
     module = modules.load(mode)
     folder = tmp_path / "run" / "checkpoints"
     state, checkpoints = started(module, tmp_path / "run", 2)
@@ -40,7 +40,7 @@ def test_what_is_saved_is_the_state_at_the_call(modules: Modules, tmp_path: Path
     assert held(state) != wanted
     assert names(folder) == ["step_00000001"]
     other = train_state(module, seed=1)
-    module.load_checkpoint(folder / "step_00000001", other, seed=0)
+    module.load_checkpoint(folder / "step_00000001", other)
     assert held(other) == wanted
 
 
@@ -60,7 +60,7 @@ def test_the_copy_of_an_earlier_save_is_not_overwritten_before_it_is_written(
     checkpoints.close()
     for number, values in enumerate(wanted, start=1):
         other = train_state(module, seed=1)
-        module.load_checkpoint(tmp_path / "run" / "checkpoints" / f"step_{number:08d}", other, seed=0)
+        module.load_checkpoint(tmp_path / "run" / "checkpoints" / f"step_{number:08d}", other)
         assert held(other) == values
 
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(modules: Modules, 
     state = train_state(module)
     state.model.more = nn.Linear(2, 2)
     with pytest.raises(module.SetupError, match=r"more\.weight") as error:
-        module.load_checkpoint(tmp_path / "run/checkpoints/step_00000001", state, seed=0)
+        module.load_checkpoint(tmp_path / "run/checkpoints/step_00000001", state)
     assert "\n" not in str(error.value)
 
 
@@ -168,7 +168,7 @@ def test_export_holds_the_weights_of_the_model(
     assert export(checkpoint, out) == 0
     found = load_file(out)
     state = train_state(module)
-    module.load_checkpoint(checkpoint, state, seed=0)
+    module.load_checkpoint(checkpoint, state)
     wanted = {k: getattr(v, "full_tensor", lambda v=v: v)() for k, v in state.model.state_dict().items()}
     tied = wanted.pop("head.weight")
     assert found.keys() == wanted.keys()

@@ -72,7 +72,7 @@ def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path
     train(module.Metrics(tmp_path, 9), range(1, 3))
     again = module.Metrics(tmp_path, 9)
     train(again, range(3, 4))
-    again.validation(3, 2 / 7)
+    again.write(3, {"validation_loss": 2 / 7})
     found = records(tmp_path)
     assert [record["step"] for record in found] == [1, 2, 3, 3]
     assert [record.get("loss") for record in found] == [1 / 3, 1 / 6, 1 / 9, None]
@@ -132,7 +132,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(load: Generate, tmp_path:
     train(module.Metrics(tmp_path, 0, 8), range(1, 7))  # is killed, so not closed
     resumed = module.Metrics(tmp_path, 4, 8)
     train(resumed, range(5, 9))
-    resumed.validation(8, 0.25)
+    resumed.write(8, {"validation_loss": 0.25})
     resumed.close()
     board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
@@ -204,7 +204,7 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(load: Generate, tmp_path: Path,
     monkeypatch.setattr(sys, "stderr", errors)
     metrics = module.Metrics(tmp_path, 2, 5)
     train(metrics, range(3, 5))
-    metrics.validation(4, 0.25)
+    metrics.write(4, {"validation_loss": 0.25})
     metrics.bar.refresh()
     metrics.close()
     assert "4/5" in errors.getvalue()

@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
     (folder / "step_00000003.damaged").mkdir()
     flip(folder / "step_00000003" / "__0_0.distcp")
     assert runs.newest_intact(tmp_path / "run") == folder / "step_00000002"
-    aside = "(__0_0.distcp), it is step_00000003.damaged-again now; the one before it is taken\n"
+    aside = "(__0_0.distcp), it is step_00000003.damaged-again now\n"
     warning = capsys.readouterr().out.splitlines(True)[3]  # after a line for each save
     assert warning == f"warning: {folder / 'step_00000003'} is damaged {aside}"
     assert names(folder) == ["step_00000001", "step_00000002", "step_00000003.damaged", "step_00000003.damaged-again"]

@@ -108,11 +108,11 @@ def test_adapters_are_all_that_is_saved_and_exported(
         checkpoint = exported(modules, state, tmp_path, monkeypatch)
         fresh = built(modules, seed=1)
         state = train_state(modules, fresh, 0, base)
-        modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
+        modules["checkpoint"].load_checkpoint(checkpoint, state)
         assert all(torch.equal(value, values(model)[name]) for name, value in values(fresh).items())
         state.base = "another"
         with pytest.raises(modules["distributed"].SetupError, match="other frozen weights"):
-            modules["checkpoint"].load_checkpoint(checkpoint, state, 0)
+            modules["checkpoint"].load_checkpoint(checkpoint, state)
     stored = load_file(tmp_path / "exported" / "adapter_model.safetensors")
     assert {name.removeprefix("base_model.model."): value.tolist() for name, value in stored.items()} == {
         name: value.tolist() for name, value in adapters.items()
