@@ -43,9 +43,7 @@ def backward(folder: Path, *settings: str) -> tuple[Counter[str], list[torch.Ten
     ("op-selective", PRODUCTS // 2, 0),
     ("full", PRODUCTS - 1, 1),  # nothing needs the result of the last product
 )
-def test_backward_computes_every_second_product_again(
-    tmp_path: Path, kind: str, products: int, attention: int
-) -> None:
+def test_backward_computes_every_second_product_again(tmp_path: Path, kind: str, products: int, attention: int) -> None:
     blocks = DECODER["layers"]
     plain, wanted = backward(tmp_path / "plain", "precision.param_dtype=float32")
     setting = f"memory.activation_checkpointing={kind}"
