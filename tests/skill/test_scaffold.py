@@ -73,7 +73,7 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         count = 24 if len(options) > 20 else 12
         mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
-    yield from ((DECODER, settings) for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"])
+    yield from ((DECODER, settings) for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"] + GIVEN["schedule_free"])
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
