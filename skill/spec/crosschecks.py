@@ -291,7 +291,10 @@ def decay_fits(values: Values, decay: Any, warmup: int, steps: int) -> Iterator[
 @needs("optimizer.kind", "optimizer.betas", "schedule.kind")
 def free_of_a_schedule(values: Values, kind: str, betas: list[float], schedule: str) -> Iterator[Fault]:
     if kind == "schedule_free" and schedule != "constant":
-        yield fault("schedule.kind", f"must be 'constant' for optimizer.kind schedule_free, found {schedule!r}")
+        if values.written("schedule.kind"):
+            yield fault("schedule.kind", f"must be 'constant' for optimizer.kind schedule_free, found {schedule!r}")
+        else:
+            yield fault("optimizer.kind", f"schedule_free needs schedule.kind constant, found the default {schedule!r}")
     if kind == "schedule_free" and betas[0] == 0:
         yield fault("optimizer.betas", "must begin above 0 for optimizer.kind schedule_free, which averages, found 0")
 

@@ -73,7 +73,10 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         count = 24 if len(options) > 20 else 12
         mixed = [list(itertools.chain(*(chance.choice(choices) for choices in options))) for _ in range(count)]
         yield from ((base, settings) for settings in singles + mixed)
-    yield from ((DECODER, settings) for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"])
+    yield from (
+        (DECODER, settings)
+        for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"] + GIVEN["schedule_free"]
+    )
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
         (specs["transformers"], settings) for settings in GIVEN["documents"] if "model.vocabulary=300" not in settings
@@ -140,11 +143,11 @@ def lines_that_train(files: dict[str, str]) -> int:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_size_of_an_example(path: Path) -> None:
-    assert lines_that_train(scaffold.render(spec.load(path))) <= 1350  # quickstart: 1,200
+    assert lines_that_train(scaffold.render(spec.load(path))) <= (1075 if path.stem == "quickstart" else 1250)
 
 
 def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
-    assert max(map(lines_that_train, rendered)) < 1800  # whatever is on together
+    assert max(map(lines_that_train, rendered)) < 1650  # whatever is on together
     for path, text in different:
         if not path.endswith(".py") or path.startswith("tests/"):
             continue
