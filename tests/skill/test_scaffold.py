@@ -75,7 +75,8 @@ def combinations() -> Iterator[tuple[dict[str, object], list[str]]]:
         yield from ((base, settings) for settings in singles + mixed)
     yield from (
         (DECODER, settings)
-        for settings in GIVEN["documents"] + GIVEN["experts"] + GIVEN["windows"] + GIVEN["schedule_free"]
+        for kind in ("documents", "experts", "windows", "schedule_free", "context_parallel")
+        for settings in GIVEN[kind]
     )
     yield from ((DECODER, [*settings, "model.kv_heads=2"]) for settings in GIVEN["documents"])
     yield from (
