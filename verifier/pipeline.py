@@ -212,7 +212,8 @@ def report_early(settings: Settings, evidence: Evidence, progress: Progress) -> 
     for finding in judge(with_texts(evidence), early):
         if finding.status in ("fail", "error") and not finding.consequence:
             where = f" at {place(finding.location)}" if finding.location else ""
-            progress(f"{finding.status.upper()} {finding.rule}{where}: {finding.evidence}", ())
+            word = "WARNING" if finding.warns else finding.status.upper()
+            progress(f"{word} {finding.rule}{where}: {finding.evidence}", ())
 
 
 def _part(target: Target, work: Path, chosen: Collection[str], ended: Sequence[Run], reason: str) -> Verdict:
