@@ -127,6 +127,7 @@ def setting(path: Path, block: str) -> dict[str, object]:
         "model": model,
         "optimizer": optimizer,
         "average": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},  # of the weights
+        "teacher": shard(Decoder().requires_grad_(False)),  # of the same parameters
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer) if optimizer else None,
         "mesh": init_device_mesh("cpu", (1, ranks), mesh_dim_names=("dp_replicate", "dp_shard")),
         "device": torch.device("cpu"),

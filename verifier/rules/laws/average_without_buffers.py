@@ -15,12 +15,12 @@ class AverageWithoutBuffers(Rule):
     Why: an average that is updated by `parameters()` alone keeps the buffers of its first day: statistics of batch
     normalisation, scales of the data. Its weights are right, and what it computes is not.
     Wrong:
-        for mean, param in zip(average.parameters(), model.parameters()):
+        for mean, param in zip(teacher.parameters(), model.parameters()):
             mean.lerp_(param.detach(), 0.1)
     Right:
-        for mean, param in zip(average.parameters(), model.parameters()):
+        for mean, param in zip(teacher.parameters(), model.parameters()):
             mean.lerp_(param.detach(), 0.1)
-        for mean, buffer in zip(average.buffers(), model.buffers()):
+        for mean, buffer in zip(teacher.buffers(), model.buffers()):
             mean.copy_(buffer)
     Fix: Copy the buffers when the average is updated (`AveragedModel(model, use_buffers=True)`), or compute them anew from
     data before it is evaluated (`torch.optim.swa_utils.update_bn`).
