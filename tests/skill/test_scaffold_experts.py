@@ -23,7 +23,7 @@ def layer(module: Any, top_k: int = 2, width: int = 8, dtype: torch.dtype = torc
     random = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
         parameter.data = torch.randn(parameter.shape, generator=random).to(dtype) * 0.3
-    made.bias.copy_(torch.tensor([0.0, 0.3, 0.0, -9.0, 0.0]))  # nobody gets the fourth
+    made.bias.copy_(torch.tensor([0.0, 0.3, 0.0, -9.0, 0.0]))  # no token gets the fourth
     return made
 
 

@@ -1,4 +1,4 @@
-"""Averages of weights, weights that are lent and put back, frozen weights, constant buffers: on recorded traces and on tensors."""
+"""Averages of weights, weights that are replaced and restored, frozen weights, constant buffers: on recorded traces and on tensors."""
 
 from typing import Any
 
@@ -117,7 +117,7 @@ class Session(Recorder):
     (False, False, False, 0),  # nothing ran with the other weights
     (False, True, True, 0),
 )
-def test_the_probe_sees_weights_that_are_lent(copied: bool, tried: bool, stepped: bool, found: int) -> None:
+def test_the_probe_sees_weights_that_are_replaced(copied: bool, tried: bool, stepped: bool, found: int) -> None:
     module = nn.Linear(3, 2)
     session = Session(module)
     swaps = Swaps(session)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""An averaged model with the buffers of the trained one; for a preview its weights are lent to the trained model and taken back."""
+"""An averaged model with the buffers of the trained one; a preview gives its weights to the trained model and restores them."""
 
 from contextlib import contextmanager
 

@@ -21,9 +21,6 @@ STORE = "(store)"  # `on.method = args[0]`
 ITERATE = "(iterate)"
 
 
-_NOTHING = Value("unknown")  # the result of what returns nothing
-
-
 class Guard(NamedTuple):
     """`test` held (`branch` True) or did not hold."""
 
@@ -52,7 +49,7 @@ class Event:
     withs: tuple[Value, ...] = ()
     caught: bool = False
     discarded: bool = False
-    result: Value = _NOTHING
+    result: Value = field(default_factory=lambda: Value("unknown"))
 
     def arg(self, position: int, name: str) -> Value | None:
         """An argument by position or name; None if it is not given."""

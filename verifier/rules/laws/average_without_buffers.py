@@ -12,7 +12,7 @@ _RECALIBRATES = frozenset({"update_bn", "reset_running_stats"})
 class AverageWithoutBuffers(Rule):
     """A model whose parameters follow those of a trained one has its buffers, too.
 
-    Why: an average that is updated by `parameters()` alone keeps the buffers of its first day: statistics of batch
+    Why: an average that is updated by `parameters()` alone keeps its initial buffers: statistics of batch
     normalisation, scales of the data. Its weights are right, and what it computes is not.
     Wrong:
         for mean, param in zip(teacher.parameters(), model.parameters()):
@@ -51,7 +51,7 @@ class AverageWithoutBuffers(Rule):
                     kept.append(mine)
         if kept and not _recalibrated(evidence.sources):
             line = next((r.at_line for r in run.places(Step)), None)
-            what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} first values"
+            what = f"{some(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} initial values"
             return self.failed(
                 f"{what}, while the parameters of that model follow those of the trained one, whose buffers move", line
             )

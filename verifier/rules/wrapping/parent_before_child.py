@@ -44,9 +44,9 @@ class ParentBeforeChild(RaisedRule):
     def detect(self, flow: Flow) -> Hits:
         for event, module in flow.shards:
             for holder in list(holders(module))[1:]:
-                parent = flow.first_shard.get(id(holder))
-                made = module.event  # what is made after the parent was sharded was no part of it
-                before = made is None or made.index < parent.index if parent is not None else False
-                if parent is not None and parent is not event and before and covers(parent, event):
+                parent, made = flow.first_shard.get(id(holder)), module.event
+                if parent is None or (made is not None and made.index > parent.index):
+                    continue  # what is made after the parent was sharded was no part of it
+                if parent is not event and covers(parent, event):
                     yield f"{text(event.node)} is called after its parent was sharded in line {parent.line}", event
                     break
