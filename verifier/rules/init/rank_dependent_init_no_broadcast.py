@@ -9,9 +9,8 @@ from ...trace import Run, Sketch, difference
 from ...trace.events import Checkpoint, Shard
 from ..base import Finding, Hits, Rule, count, some
 
-ROUNDING = (
-    2.0**-7
-)  # of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ by
+# Of the norm of a tensor: more than bfloat16 takes from it, less than other random numbers differ by.
+ROUNDING = 2.0**-7
 _LOADS = ("dsd.set_model_state_dict", "dsd.set_state_dict", "dcp.load")
 _SETS_ALL = ("dist.broadcast", "tensor.distribute_tensor", "dist.broadcast_object_list", "dist._broadcast_coalesced")
 _WRITES = ("load_state_dict", "apply", "parameters", "named_parameters", "modules", "named_modules", "state_dict")
