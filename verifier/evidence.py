@@ -12,7 +12,7 @@ from .config.policy import Widening
 from .config.watch import Watched
 from .finding import Hit, Suppression
 from .trace import Run
-from .trace.events import Checkpoint, Place
+from .trace.events import Checkpoint, LoaderStarted, Place
 
 
 @dataclass(frozen=True)
@@ -128,21 +128,29 @@ class Evidence:
     def saved_after(self, command: str = "") -> int | None:
         """The step of the checkpoint that the resume starts from: the one that its command names, else the last usable one.
 
-        Usable is what the train run saved before its last step, if there is any RESUMED_STEPS before it. In a script that saves
-        through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint. `command`: that of the resume, as
-        long as it has not been run.
+        Usable is what the train run saved before its last step, if there is any RESUMED_STEPS before it. Where a later save hides
+        the last one, so that the run is repeated up to it, it is the first of the second half, in an epoch: the resume sees more.
+        In a script that saves through torch.distributed.checkpoint, a `torch.save` is an export and no checkpoint. `command`: that
+        of the resume, as long as it has not been run.
         """
         if self.train is None:
             return None
-        usable = [(r.op, r.after_step) for r in _saves(self.train) if 0 < r.after_step < self.train.steps()]
-        whole = [step for op, step in usable if op != "torch.save"]
-        found = whole or [step for _, step in usable]
+        saves = [(r.op, r.after_step) for r in _saves(self.train) if r.after_step > 0]
+        every = [step for op, step in saves if op != "torch.save"] or [step for _, step in saves]
+        found = [step for step in every if step < self.train.steps()]
         if (loaded := self._loaded()) is not None:
             return loaded
         early = [step for step in found if step <= self.train.steps() - RESUMED_STEPS]
         early = [step for step in early if step >= all_kinds_by(self.train)] or early
         named = named_checkpoint(self.train, command or (self.resume.command if self.resume is not None else ""))
-        return named[1] if named is not None and named[1] in found else max(early or found, default=None)
+        if named is not None and named[1] in found:
+            return named[1]
+        last = max(early or found, default=None)
+        begins = {
+            r.step - 1 for r in self.train.places(LoaderStarted)
+        }  # an epoch: there a lost position in it does not show
+        half = [step for step in early if step >= self.train.steps() / 2]
+        return min(half, key=lambda step: (step in begins, step)) if half and last != max(every) else last
 
     def _loaded(self) -> int | None:
         """The step of the checkpoint that the resumed run has loaded, if one path says it."""

@@ -35,6 +35,7 @@ SURVEYED = "starting_point.survey"
 SURVEY_SECONDS = 30.0  # a script that takes longer is ended, and what it would have reached is not known
 GRACE, CRASH_GRACE = 8.0, 3.0  # seconds that the other ranks get after the first has failed
 UNEVEN = 3
+MOST_RESHARDED = 10  # steps that are compared after a resume on other ranks: rounding is the larger the more there are
 RESUMED = ("resume", "reshard", "crash", "damaged")
 QUICK = frozenset({"train", "full_precision", "reference", "resume"})
 NOT_QUICK = "--quick does not make this run"
@@ -199,7 +200,8 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
 
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
-        fields = {"steps": settings.steps - after, "files": "saved", "probe": {"full_precision": exact}}
+        steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
+        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact}}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()

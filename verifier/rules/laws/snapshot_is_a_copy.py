@@ -5,8 +5,8 @@ from ...analysis.snapshots import appended, snapshots
 from ...analysis.state import spelled, states
 from ...source.events import hit_at
 from ...source.put_back import put_back
-from ...trace.events import PutBack, State
-from ..base import Evidence, Finding, Flow, Hits, Rule, some
+from ...trace.events import PutBack, SharedMemory, State
+from ..base import Evidence, Finding, Flow, Hits, Rule, count, some
 
 
 class SnapshotIsACopy(Rule):
@@ -15,7 +15,8 @@ class SnapshotIsACopy(Rule):
     Why: `state_dict()`, `detach()` and `to_local()` give tensors in the memory of the parameters. The next optimizer step
     changes the "best weights", and what is exported in the end are the last ones. Nothing shows it: the logged number is
     that of the best step. Weights that are remembered so, overwritten for an evaluation (an average) and put back, keep the
-    average: training goes on from it.
+    average: training goes on from it. A target network that `load_state_dict(..., assign=True)` updates is in the memory of
+    the trained one, and never lags.
     Wrong:
         loss = evaluate(model)
         if loss < best_loss:
@@ -27,11 +28,11 @@ class SnapshotIsACopy(Rule):
     Fix: Clone each tensor (`tensor.detach().clone()`), or `copy.deepcopy` the state dict.
     Source: law L4: at each step the probe looks whether tensors that the loop holds share memory with a parameter; those
     that the sources assign under a comparison and read elsewhere, assign before a step and read after it, or append to a
-    window while training goes on, are snapshots.
+    window while training goes on, are snapshots. Frozen parameters of a model that is called are compared with trained ones.
     """
 
     def applies(self, evidence: Evidence) -> str:
-        if evidence.train is not None and evidence.train.all(PutBack):
+        if evidence.train is not None and (evidence.train.all(PutBack) or evidence.train.all(SharedMemory)):
             return ""
         nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
         return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing
@@ -46,6 +47,11 @@ class SnapshotIsACopy(Rule):
                 f"before step {first.step}: {names} got other values{over}, a model ran with them, and what is put back"
             )
             return self.failed(f"{what} is their own memory: the other values stay", first.at_line)
+        for shared in evidence.trained.places(SharedMemory)[:1]:
+            what = f"from step {shared.step} on {count(len(shared.names), 'frozen parameter')} ({some(shared.names)})"
+            follow = "in the memory of trained parameters of another model: each optimizer step changes them"
+            fix = "Copy the values (`copy_`, or `load_state_dict` without `assign=True`), so that both models have their own memory."
+            return self.failed(f"{what} {'is' if len(shared.names) == 1 else 'are'} {follow}", shared.at_line, fix=fix)
         kept: set[str] = set()
         for trace in evidence.trained.traces:
             before = next(

@@ -1,7 +1,7 @@
 from ...analysis.designs import begun_before_save
 from ...analysis.presence import begins_elsewhere
 from ...analysis.root_cause import root_cause
-from ...trace.events import Step, Stepped
+from ...trace.events import LoaderStarted, Step, Stepped
 from ..base import Evidence, Finding, Rule, Run, count, some
 from ..checkpoint._resumed import load_line, saved_at
 
@@ -50,6 +50,8 @@ class ResumeIsExact(Rule):
                 a, b = train.objective(after + k), resume.objective(k)
                 what = f"the loss of step {after + k} is {b!r} after the resume, {a!r} without"
                 what = what if a != b else f"the weights after step {after + k} differ from those without the resume"
+                if k > 1 and (others := _other_samples(train, resume, after, k)):
+                    what = f"{others}: {what}"
                 if frozen := _frozen(train.at_step(Step, after + 1), resume.at_step(Step, 1)):
                     what = f"{what}: in step {after + 1} {frozen}"
                 return self.failed(f"{what} (allowed: no difference){saved_at(evidence)}", load_line(evidence))
@@ -64,6 +66,17 @@ class ResumeIsExact(Rule):
         what = f"the save comes after {early} of the {whole} backward passes of step {after + 1}, and the weights after that step"
         fix = "Save at the end of a step, or save the gradients that are accumulated until then, too."
         return self.failed(f"{what} are others after the resume{saved_at(evidence)}", load_line(evidence), fix=fix)
+
+
+def _other_samples(train: Run, resume: Run, after: int, k: int) -> str:
+    """That only step k after the resume trains on other samples, in words; "" if it trains on the same ones."""
+    if train.global_batch(after + k) == resume.global_batch(k):
+        return ""
+    begins = any(
+        r.step == number for run, number in ((train, after + k), (resume, k)) for r in run.places(LoaderStarted)
+    )
+    there = ", in which an epoch begins," if begins else ""
+    return f"{count(k - 1, 'step')} after the resume agree, and step {after + k}{there} trains on other samples"
 
 
 def _frozen(theirs: list[Step], mine: list[Step]) -> str:

@@ -71,6 +71,13 @@ class ReplacedRead(Located):
     step: int
 
 
+class SharedMemory(Located):
+    """Frozen parameters of one model that are in the memory of trained ones of another (events/shared_memory.py); `names`: of some."""
+
+    step: int  # after which it was seen
+    names: list[str]
+
+
 class PutBack(Located):
     """A parameter got other values at `over`, a model ran with them, and it is copied onto itself (events/put_back.py)."""
 
