@@ -32,7 +32,7 @@ class SnapshotIsACopy(Rule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        if evidence.train is not None and (evidence.train.all(PutBack) or evidence.train.all(SharedMemory)):
+        if evidence.train is not None and any(map(evidence.train.all, (PutBack, SharedMemory))):
             return ""
         nothing = "the sources keep nothing under a comparison, or over a step, that they read afterwards"
         return "" if snapshots(evidence.sources) | appended(evidence.sources) else nothing

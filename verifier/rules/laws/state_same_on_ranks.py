@@ -1,6 +1,7 @@
 import re
 
-from ...analysis.state import KEPT, apart, decisive, evolving, results_of_calls, states
+from ...analysis.comparison import parted
+from ...analysis.state import KEPT, LEAST, Values, apart, decisive, evolving, results_of_calls, states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
@@ -27,8 +28,11 @@ class StateSameOnRanks(Rule):
     Fix: Reduce what the state is computed from over all ranks (`dist.all_reduce`, `nn.SyncBatchNorm`), or compute it on
     one rank and broadcast it. Register a parameter that stands alone in the sharded module, or reduce its gradient.
     Source: law L5: at the first forward of each step the probe records on every rank the buffers of modules, the
-    settings of optimizers, schedulers and scalers, and the numbers on which the loop decides.
+    settings of optimizers, schedulers and scalers, and the numbers on which the loop decides. A tensor of another object may
+    be of one rank (a replay buffer), but not where the samples are those of one process until it differs between ranks.
     """
+
+    reads = frozenset({"single"})
 
     explains = ("scheduler-or-progress-not-restored", "state-restored")  # a checkpoint holds the value of one rank
 
@@ -63,10 +67,25 @@ class StateSameOnRanks(Rule):
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")
                 found[path] += UNREDUCED if mine.holder == "parameter" else ""
+        found |= self._drawn_from(evidence, ranks)
         if found:
             what = f"at step {last} the {run.world_size} ranks hold different values of {some(found.values(), 3)}"
             return self.failed(what, run.places(State)[0].at_line)
         return self.passed(f"{len(paths)} values are equal on all {run.world_size} ranks up to step {last}")
+
+    def _drawn_from(self, evidence: Evidence, ranks: list[dict[int, Values]]) -> dict[str, str]:
+        """{path: in words} of tensors of objects that first differ between ranks when the samples first are not those of one process."""
+        single = evidence.single
+        step = parted(evidence.trained, single) if single is not None and single.completed else None
+        if step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
+            return {}
+        found = {}
+        for path, held in ranks[0][step].items():
+            before, now = ([one for rank in ranks if (one := rank[number].get(path))] for number in (step - 1, step))
+            tensor = held.holder == "object" and not held.sharded and held.sketch is not None and held.numel >= LEAST
+            if tensor and len(before) == len(now) == len(ranks) and _apart(before) <= SAME < _apart(now):
+                found[path] = f"`{path}`: from step {step} on the samples are others than those of one process"
+        return found
 
 
 def _is_state(held: Held) -> bool:
