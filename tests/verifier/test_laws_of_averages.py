@@ -90,6 +90,25 @@ test_constant_buffers = judged_as(
 )
 
 
+@cases(
+    "tables, alone_then, status",
+    ((1.0, 2.0), (5, 6), "fail"),
+    ((1.0, 2.0), (3, 4), "pass"),
+    ((1.0, 1.0), (5, 6), "pass"),
+)
+def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then: tuple[int, ...], status: str) -> None:
+    def trained(table: float, first: tuple[int, ...], then: tuple[int, ...]) -> list[Any]:
+        tables = [state(number, main__miner__table=tensor(x, "object")) for number, x in ((1, 0.0), (2, table))]
+        made = [
+            [micro(number, 1.0, rows=rows), step(number), stepped(number)] for number, rows in ((1, first), (2, then))
+        ]
+        return [*steps(0), tables[0], *made[0], tables[1], *made[1]]
+
+    ranks = [trained(table, (number,), (number + 2,)) for number, table in enumerate(tables, 1)]
+    found = judge("state-same-on-ranks", of(*ranks, single=run(trained(1.0, (1, 2), alone_then), role="single")))
+    assert found.status == status
+
+
 def test_what_is_put_back_from_its_own_memory() -> None:
     records = [*steps(), {"kind": "put_back", "step": 2, "name": "w", "over": LINE}]
     found = judge("snapshot-is-a-copy", of(records, records))
