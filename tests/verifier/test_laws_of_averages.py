@@ -109,6 +109,23 @@ def test_a_table_that_draws_the_samples(tables: tuple[float, float], alone_then:
     assert found.status == status
 
 
+@cases(
+    "mine, theirs, rows, status",
+    (1.0, 1.7, (5, 6), "fail"),
+    (1.0, 2.0, (5, 6), "inconclusive"),
+    (1.0, 1.7, (1, 2), "pass"),
+)
+def test_a_statistic_of_the_data(mine: float, theirs: float, rows: tuple[int, ...], status: str) -> None:
+    def trained(value: float, rows: tuple[int, ...]) -> list[Any]:
+        begins = state(1, main__scaler__std=tensor(value, "object"), model__mean=tensor(1.0, "module"))
+        later = [state(2, model__mean=tensor(2.0, "module")), micro(2, rows=(7,)), step(2), stepped(2)]
+        return [*steps(0), begins, micro(1, rows=rows), step(1), stepped(1), *later]
+
+    single = run([{"kind": "model", "starting_point": "loaded"}, *trained(theirs, rows)], role="single")
+    found = judge("state-same-in-one-process", of(trained(mine, (1,)), trained(mine, (2,)), single=single))
+    assert found.status == status
+
+
 def test_what_is_put_back_from_its_own_memory() -> None:
     records = [*steps(), {"kind": "put_back", "step": 2, "name": "w", "over": LINE}]
     found = judge("snapshot-is-a-copy", of(records, records))

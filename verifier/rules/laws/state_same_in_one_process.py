@@ -6,6 +6,8 @@ from ...trace.events import Held, State
 from ..base import Evidence, Finding, Run, count, some
 from ._one_process import OneProcessRule
 
+STATISTICS = 1e-3  # relative, more than another order of summation makes of a statistic of the data
+
 
 class StateSameInOneProcess(OneProcessRule):
     """What evolves beside the weights, such as an average of them, is what one process has.
@@ -26,8 +28,19 @@ class StateSameInOneProcess(OneProcessRule):
     """
 
     def applies(self, evidence: Evidence) -> str:
-        changing = _tensors(evidence, evidence.trained)
-        return "" if changing else "no tensor beside weights and optimizer state changes from step to step"
+        seen = _tensors(evidence, evidence.trained) or _statistics(evidence)
+        return "" if seen else "no tensor beside weights and optimizer state changes from step to step"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        found = super().judge(evidence)
+        statistics = _statistics(evidence) if found.status == "inconclusive" else {}
+        if not statistics:
+            return found
+        worst = max(statistics, key=lambda path: statistics[path])
+        apart = f"all ranks hold the same {some(sorted(statistics))}, and one process another one, {statistics[worst]:.2g} apart"
+        fix = "Compute statistics of the data from sums over all ranks (count, sum, sum of squares), not as means of the ranks' own."
+        what = f"before step 1 {apart} relative (allowed: {STATISTICS:.0e}); the samples that the model is given differ as well"
+        return self.failed(what, measured=statistics[worst], limit=STATISTICS, fix=fix)
 
     def compare(self, evidence: Evidence, run: Run, single: Run) -> Finding:
         paths = _tensors(evidence, run)
@@ -54,6 +67,30 @@ class StateSameInOneProcess(OneProcessRule):
         if not compared:
             return self.not_applicable("what changes beside weights is other data on each number of ranks")
         return self.passed(f"{tensors} beside weights and optimizer state agree with those of one process")
+
+
+def _statistics(evidence: Evidence) -> dict[str, float]:
+    """{path: relative difference} of constant tensors of objects, equal on all ranks, that one process has other values of.
+
+    Only where that process is given other samples from the first step on. A multiple by the number of ranks is meant.
+    """
+    run, single = evidence.trained, evidence.single
+    if single is None or not single.completed or parted(run, single) != 1 or run.world_size == 1:
+        return {}
+    ranks = [states(trace).get(1, {}) for trace in (*run.traces, *single.traces)]
+    found, changing = {}, evolving(run)
+    for path, held in ranks[0].items():
+        there = [one for values in ranks if (one := values.get(path)) is not None and one.numel == held.numel]
+        if held.holder != "object" or held.sketch is None or not held.dtype.startswith("float") or path in changing:
+            continue
+        if len(there) == len(ranks) and not held.sharded and all(apart(held, one) == 0.0 for one in there[:-1]):
+            value, other = apart(held, there[-1]), there[-1].sketch
+            ratio = math.sqrt(held.sketch[0] / other[0]) if other is not None and other[0] > 0.0 else 1.0
+            if value > STATISTICS and not any(
+                math.isclose(max(ratio, 1 / ratio), run.world_size**k, rel_tol=1e-5) for k in (0, 0.5, 1)
+            ):
+                found[path] = value
+    return found
 
 
 def _reordered(mine: Held, theirs: Held) -> bool:
