@@ -12,7 +12,7 @@ from .config.policy import Widening
 from .config.watch import Watched
 from .finding import Hit, Suppression
 from .trace import Run
-from .trace.events import Checkpoint, LoaderStarted, Place
+from .trace.events import Checkpoint, LoaderStarted, Place, Step
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,19 @@ class Evidence:
         }  # an epoch: there a lost position in it does not show
         half = [step for step in early if step >= self.train.steps() / 2]
         return min(half, key=lambda step: (step in begins, step)) if half and last != max(every) else last
+
+    def resumed_after(self) -> int | None:
+        """How many steps of the train run come before the first one of the resumed run: those before its checkpoint.
+
+        One more if the script updates its weights itself and the weights say so: an update before the first backward is not seen.
+        """
+        after = self.saved_after()
+        first = self.resume.at_step(Step, 1) if self.resume is not None else []
+        if after is None or self.train is None or not first or any(record.cls for record in first):
+            return after
+        begins = [[record.weights for record in self.train.at_step(Step, after + k)] for k in (1, 2)]
+        weights = [record.weights for record in first]
+        return after + 1 if weights == begins[1] != begins[0] else after
 
     def _loaded(self) -> int | None:
         """The step of the checkpoint that the resumed run has loaded, if one path says it."""

@@ -133,6 +133,23 @@ def test_the_save_that_is_resumed(saves: list[tuple[str, int]], resumed: int | N
     assert Evidence(train=None).saved_after() is None
 
 
+@cases("last, epochs, resumed", (12, (), 6), (12, (7,), 9), (9, (), 9))  # 12: a later save hides that after 9
+def test_a_resume_that_is_repeated_begins_in_the_middle(last: int, epochs: tuple[int, ...], resumed: int) -> None:
+    rows = [record for number in range(1, 13) for record in (step(number), stepped(number))]
+    rows += [{"kind": "checkpoint", "op": "save", "after_step": after} for after in range(3, last + 1, 3)]
+    rows += [{"kind": "loader_started", "samples": 8, "step": number} for number in epochs]
+    assert Evidence(train=run(rows)).saved_after() == resumed
+
+
+@cases("cls, begins, after", ("", 3.0, 3), ("", 2.0, 2), ("", 7.0, 2), ("torch.optim.sgd.SGD", 3.0, 2))
+def test_an_update_before_the_first_backward_of_a_resume(cls: str, begins: float, after: int) -> None:
+    """Before step k of the train run the weight has the value k - 1; it saves after step 2."""
+    rows = [one for k in range(1, 6) for one in (step(k, cls=cls, weights={"w": [k - 1.0] * 5}), stepped(k))]
+    rows += [{"kind": "checkpoint", "op": "save", "after_step": 2}]
+    resume = run([step(1, cls=cls, weights={"w": [begins] * 5}), stepped(1)], role="resume")
+    assert Evidence(train=run(rows), resume=resume).resumed_after() == after
+
+
 TEACHER = """
 teacher = torch.nn.Linear(4, 4)
 first = torch.optim.SGD(teacher.parameters(), lr=0.1)

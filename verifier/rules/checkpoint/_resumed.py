@@ -31,7 +31,7 @@ def first_steps(evidence: Evidence) -> tuple[list[Step], list[Step]] | str:
     resumed = evidence.resume.at_step(Step, 1)
     if not evidence.resume.completed and not resumed:
         return "the resumed run stopped before its first optimizer step (see run-completes)"
-    after = evidence.saved_after()
+    after = evidence.resumed_after()
     if after is None:
         return "the train run saved nothing before its last step, so a resume has no step to be compared with"
     if reason := begins_elsewhere(evidence.trained, evidence.resume, after):

@@ -74,7 +74,7 @@ def _pairs(one: Watched, evidence: Evidence) -> Iterator[Pair]:
             for rank, other in enumerate(others, 1):
                 theirs = {path: held for path, held in _of(one, other.get(step, {})).items() if not held.sharded}
                 yield f"on rank 0 and rank {rank}", step, mine, theirs, 0.0
-    after = evidence.saved_after()
+    after = evidence.resumed_after()
     if "resume" in one.across and evidence.resume is not None and after is not None:
         yield from _along(one, evidence.resume, train, after, "after the resume and without it", FLOOR)
     base = evidence.resume_full_precision

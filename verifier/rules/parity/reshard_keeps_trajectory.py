@@ -31,7 +31,7 @@ class ReshardKeepsTrajectory(Rule):
     needs = frozenset({"train", "reference", "perturbed", "single", "resume_full_precision", "reshard"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        base, after = evidence.resume_full_precision, evidence.saved_after()
+        base, after = evidence.resume_full_precision, evidence.resumed_after()
         if not evidence.reshards or base is None:
             return self.unknown(evidence.missing.get("reshard", "no other world size was run"))
         if after is None:

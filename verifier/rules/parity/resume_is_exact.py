@@ -26,7 +26,7 @@ class ResumeIsExact(Rule):
     needs = frozenset({"train", "resume"})
 
     def judge(self, evidence: Evidence) -> Finding:
-        train, resume, after = evidence.trained, evidence.resume, evidence.saved_after()
+        train, resume, after = evidence.trained, evidence.resume, evidence.resumed_after()
         if resume is None:
             return self.unknown(evidence.missing.get("resume", "the script was not resumed"))
         if not resume.completed:
