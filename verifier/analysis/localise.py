@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..trace import Run, difference
-from ..trace.events import Place, Traffic
+from ..trace.events import Place, Step, Traffic
 from .comparison import Gradients, changes, first_gradients, gradients_apart, loss_apart, norm_apart, update_apart
 from .factors import readings, words
 from .wording import count, some
@@ -101,6 +101,12 @@ def meaning(
         text = f"these gradients are {parting.factor:.4g} x those of {label}"
         if known := words(readings(parting.factor, run, oracle)):
             return f"{text}: {known}"
+    elif (
+        oracle is not None
+        and parting.stage in ("optimizer", "later")
+        and (known := _learning_rates(parting, run, oracle, label))
+    ):
+        return known
     else:
         factor = f" (by {parting.factor:.4g} x)" if parting.factor is not None else ""
         text = _MEANINGS[parting.stage].format(factor=factor)
@@ -112,6 +118,17 @@ def meaning(
     ):
         return f"{text}; {known}"
     return text + _OTHERS.get(f"{'DDP' if label == 'DDP' else 'single'} {other}", "")
+
+
+def _learning_rates(parting: Parting, run: Run, oracle: Run, label: str) -> str:
+    """At which step, up to the one that differs, the learning rates first differ; "" if they agree."""
+    for step in range(1, parting.step + 1):
+        for mine, theirs in zip(run.at_step(Step, step)[:1], oracle.at_step(Step, step)[:1], strict=False):
+            pairs = [(a, b) for a, b in zip(mine.lr, theirs.lr, strict=False) if not math.isclose(a, b, rel_tol=EXACT)]
+            if pairs and len(mine.lr) == len(theirs.lr):
+                rates = f"the learning rate of step {step} is {pairs[0][0]:.4g}, and {pairs[0][1]:.4g} in {label}"
+                return f"{rates}: what the schedule is made of (a length, a number of steps) depends on the number of ranks"
+    return ""
 
 
 def _on_ranks(parting: Parting, run: Run, oracle: Run, allowed: Mapping[str, float]) -> str:

@@ -38,9 +38,16 @@ class OptimTemplateEmpty(ResumeRule):
             return self.passed(f"state of {count(len(had), 'parameter')} bitwise as saved")
         which, how = f"{len(empty)} of {len(had)} parameters ({some(empty)})", "is missing after the resume"
         if not empty:
-            before, after = saved[0].state.get(wrong[0], {}), resumed[0].state.get(wrong[0], {})
+            pairs = [
+                (rank, s.state.get(wrong[0], {}), resumed[rank].state.get(wrong[0], {})) for rank, s in enumerate(saved)
+            ]
+            rank, before, after = next((rank, before, after) for rank, before, after in pairs if before != after)
             keys = some(k for k, value in before.items() if after.get(k) != value)
             which, how = f"{len(set(wrong))} of {len(had)} parameters ({wrong[0]}: {keys})", "is not what was saved"
+            if rank > 0 and all(record.state == saved[0].state for record in resumed):
+                fix = "Let each rank save and load its own part, or gather the whole state before rank 0 saves it."
+                others = f"all ranks hold what rank 0 has saved, and rank {rank} had other values in its shard"
+                return self.failed(f"the optimizer state of {which}: {others}", load_line(evidence), fix=fix)
         return self.failed(f"the optimizer state of {which} {how}", load_line(evidence))
 
     def detect(self, flow: Flow) -> Hits:
