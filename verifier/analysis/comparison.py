@@ -20,6 +20,7 @@ from .scaling import reduced_by_the_script
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
+CLEARLY = 8.0  # times what is allowed, where single parameters are judged
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
 MEASURES = ("loss", "gradient norm", "first gradient", "gradient at the step", "update")
@@ -168,6 +169,35 @@ def update_apart(run: Run, oracle: Run, step: int) -> tuple[float, float]:
     apart = sum(difference(mine.get(name, [0.0] * len(b)), b) ** 2 for name, b in theirs.items())
     own = sum(_length(change) ** 2 for change in mine.values())
     return _relative(own if size == 0.0 else apart, size), math.sqrt(size)
+
+
+def first_updates_apart(evidence: Evidence, rule: str) -> dict[str, tuple[float, float]]:
+    """{parameter: (relative difference of its first update, allowed)}, those that are most apart first.
+
+    Each parameter is judged by its own noise, since one that begins at zero may have a noise that hides all others in their sum. It
+    differs if it does from DDP and from one process, both of which have its gradient.
+    """
+    run, perturbed, base = evidence.full_precision, evidence.perturbed, nudged(evidence)
+    oracles = [one for one in (evidence.reference, evidence.single) if one is not None and one.completed]
+    if run is None or perturbed is None or base is None or len(oracles) < 2 or _unmeasured(evidence):
+        return {}
+    noise = _first_updates(perturbed, base)
+    apart = [_first_updates(run, one) for one in oracles]
+    same = [gradients_apart(run, one, at_step=True) for one in oracles]
+    found = {}
+    for name, moved in noise.items():
+        allowed = evidence.times(rule) * (MULTIPLE * moved + CANCELLED * FLOOR)
+        alike = all(each.get(name, math.inf) <= CANCELLED * FLOOR for each in same)
+        least = min(each.get(name, 0.0) for each in apart)
+        if alike and least > CLEARLY * allowed:
+            found[name] = (least, allowed)
+    return dict(sorted(found.items(), key=lambda one: -one[1][0] / one[1][1]))
+
+
+def _first_updates(run: Run, oracle: Run) -> dict[str, float]:
+    """{parameter: difference of its change in step 1, relative to that of the oracle}."""
+    mine, theirs = changes(run, 1), changes(oracle, 1)
+    return {n: difference(mine[n], b) / _length(b) for n, b in theirs.items() if n in mine and _length(b) > 0.0}
 
 
 def limits(evidence: Evidence, rule: str) -> Limits:

@@ -1,12 +1,12 @@
 import ast
 from collections.abc import Iterable
 
-from ...analysis.comparison import gradients_apart, incomparable, limits, undecided, update_apart
+from ...analysis.comparison import first_updates_apart, gradients_apart, incomparable, limits, undecided, update_apart
 from ...source.events import NEW, Flow, hit_at
 from ...source.lines import find_shard_use
 from ...source.looks import LOCAL, text
 from ...trace.events import Optimizer, ShardInStep
-from ..base import Evidence, Finding, Hits, Rule, Run
+from ..base import Evidence, Finding, Hits, Rule, Run, count
 
 
 class MatrixOptimizerOnLocalShard(Rule):
@@ -54,6 +54,11 @@ class MatrixOptimizerOnLocalShard(Rule):
             return self.unknown(f"{cls} uses local shards, and gets other gradients than in one process")
         update, _ = update_apart(run, single, 1)
         limit = allowed.allowed["update"]
+        if update <= limit and (hidden := first_updates_apart(evidence, self.name)):
+            first, (value, most) = next(iter(hidden.items()))
+            which = f"the first update of {first} by {cls}, which uses local shards, is {value:.0%} off those of DDP and of one process"
+            text = f"{which} (allowed: {most:.1g}), as in {count(len(hidden), 'parameter')}, from equal gradients"
+            return self.failed(text, line, measured=value, limit=most)
         if update <= limit:
             text = f"the first update of {cls}, which uses local shards, is that of one process"
             return self.passed(text, measured=update, limit=limit)

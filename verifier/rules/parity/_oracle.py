@@ -1,6 +1,6 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
-from ...analysis.comparison import Limits, compare, incomparable, limits, parted, undecided, unlike
+from ...analysis.comparison import Limits, compare, first_updates_apart, incomparable, limits, parted, undecided, unlike
 from ...analysis.localise import meaning, part, where
 from ...analysis.scaling import clip_was_reached
 from ...trace.events import Micro, Step, Stepped, Stress
@@ -56,6 +56,14 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         return rule.unknown(f"not reproducible: {moved}")
     measures, allowed = found.measures, limit.allowed
     over = {name: measures[name] for name in limit.over(measures)}
+    if limit.agree(measures) and label in _SECOND and (hidden := first_updates_apart(evidence, rule.name)):
+        first, (value, most) = next(iter(hidden.items()))
+        which = f"the first update of {len(hidden)} of {count(len(run.parameters), 'parameter')}, first {first}"
+        text = (
+            f"differs from {label} in {which}: off by {value:.2g} relative (allowed {most:.1g}), from equal gradients"
+        )
+        text += "; in the sum of all it is hidden by the noise of others"
+        return rule.failed(text, run.line_of(Step), measured=value, limit=most, fix=_ON_SHARDS)
     if limit.agree(measures):
         name = max(measures.keys() - over, key=lambda n: measures[n] / allowed[n])
         loss = "loss of another scale" if over else f"loss within {measures['loss']:.1e}"
