@@ -126,6 +126,21 @@ def test_a_statistic_of_the_data(mine: float, theirs: float, rows: tuple[int, ..
     assert found.status == status
 
 
+@cases("digests, rows, status", ((1, 1), 4, "fail"), ((1, 2), 4, "pass"), ((1, 1), 2, "pass"))
+def test_noise_that_all_ranks_draw_alike(digests: tuple[int, int], rows: int, status: str) -> None:
+    def drawn(digest: int, rows: int) -> list[Any]:
+        draws = [
+            {"kind": "drawn", "step": k, "function": "randn", "shape": [rows, 3], "digest": k * digest} for k in (2, 3)
+        ]
+        return [*steps(), *draws]
+
+    found = judge(
+        "same-noise-on-every-rank",
+        of(*(drawn(digest, 2) for digest in digests), single=run(drawn(7, rows), role="single")),
+    )
+    assert found.status == status
+
+
 def test_what_is_put_back_from_its_own_memory() -> None:
     records = [*steps(), {"kind": "put_back", "step": 2, "name": "w", "over": LINE}]
     found = judge("snapshot-is-a-copy", of(records, records))

@@ -124,6 +124,15 @@ class RandomStream(Located):
     evaluating: bool = False  # whether gradients were off where it was set
 
 
+class Drawn(Located):
+    """A line of the script has drawn a random tensor outside every forward (events/draws.py); `digest`: a hash of its elements."""
+
+    step: int
+    function: str
+    shape: list[int]
+    digest: int
+
+
 class Inexact(Event):
     """ "dropout", "noise" or "autocast" is active, which a full-precision run takes away (events/precision.py, events/randomness.py)."""
 

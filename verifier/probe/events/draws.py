@@ -1,0 +1,39 @@
+"""Random tensors that the script's own lines draw in training, outside the forward of a model: noise, times, positions."""
+
+import functools
+
+import torch
+
+from ...trace.events import Drawn
+from ..compat.tensors import local
+from ..dispatcher import Call
+from ..frames import caller
+from ..session import Session
+from ..sketch import row_hashes
+from .randomness import FUNCTIONS
+
+_OF_A_LINE = 6  # draws that are recorded of one line
+_ELEMENTS = 1 << 20
+
+
+def install(session: Session) -> None:
+    """Subscribe to what draws, in the runs whose numbers are compared."""
+    if session.request["mode"] == "simulate":
+        return
+
+    def drawn(call: Call, name: str) -> None:
+        made = call.result
+        inside = session.depth > 0 or session.in_backward or session.in_step
+        if inside or not session.roots or not isinstance(made, torch.Tensor) or not 1 < made.numel() <= _ELEMENTS:
+            return
+        if made.device.type == "meta" or caller().f_code.co_filename.endswith("torch/nn/init.py"):
+            return
+        if (line := session.here()) is None or not session.first((line.file, line.line, name), most=_OF_A_LINE):
+            return
+        digest = row_hashes([local(made).detach().reshape(1, -1)])
+        if digest:
+            step = session.step_number()
+            session.write(Drawn(step=step, function=name, shape=list(made.shape), digest=digest[0], at_line=line))
+
+    for target, name in FUNCTIONS.items():
+        session.around(target, after=functools.partial(drawn, name=name))
