@@ -150,7 +150,9 @@ class Evidence:
             r.step - 1 for r in self.train.places(LoaderStarted)
         }  # an epoch: there a lost position in it does not show
         half = [step for step in early if step >= self.train.steps() / 2]
-        return min(half, key=lambda step: (step in begins, step)) if half and last != max(every) else last
+        # cycles (of an average, an accumulation, an evaluation) end at steps of many divisors, where their state does not show
+        cycles = {step: sum(step % other == 0 for other in range(2, step)) for step in half}
+        return min(half, key=lambda step: (step in begins, cycles[step], step)) if half and last != max(every) else last
 
     def resumed_after(self) -> int | None:
         """How many steps of the train run come before the first one of the resumed run: those before its checkpoint.

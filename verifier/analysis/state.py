@@ -117,9 +117,11 @@ def begun_anew(sources: Sources) -> set[str]:
 
 
 def results_of_calls(sources: Sources) -> set[str]:
-    """The attributes that methods of a class set before they read them: results of the last call, which are no state."""
+    """The attributes that methods of a class set before they read them, or that each forward sets anew: results of the last call."""
     found: set[str] = set()
     kept: set[str] = set()
+    anew: set[str] = set()
+    summed: set[str] = set()
     for cls in (n for file in sources.project for n in ast.walk(sources.tree(file)) if isinstance(n, ast.ClassDef)):
         for method in (n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
             nodes = list(ast.walk(method))
@@ -130,13 +132,19 @@ def results_of_calls(sources: Sources) -> set[str]:
                 for one in n.targets
                 for t in ast.walk(one)
             }
-            kept |= {last_name(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
+            summed |= {last_name(n.target) for n in nodes if isinstance(n, ast.AugAssign)}
             own = [n for n in nodes if isinstance(n, ast.Attribute) and last_name(n.value) == "self"]
             order = sorted((ends.get(id(n), n.lineno) or 0, isinstance(n.ctx, ast.Store), n.attr) for n in own)
             for attr in {attr for _, _, attr in order}:
                 first = next(stored for _, stored, name in order if name == attr)
                 (found if first else kept).add(attr)
-    return found - kept
+                anew |= {attr} if first and method.name in ("forward", "__call__") else set()
+    return ((found - kept) | anew) - summed
+
+
+def attribute(path: str) -> str:
+    """The attribute of a path that holds its value: `model.book._last[0]` -> `_last`."""
+    return path.partition("[")[0].rpartition(".")[2]
 
 
 def restorable(path: str, held: Held, decisive: set[str]) -> bool:

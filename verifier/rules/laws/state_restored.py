@@ -8,6 +8,7 @@ from ...analysis.state import (
     LEAST,
     apart,
     assigned_anew,
+    attribute,
     begun_anew,
     decisive,
     evolving,
@@ -86,7 +87,7 @@ def differing(evidence: Evidence, train: Run, resume: Run, step: int) -> tuple[l
     for path in sorted(paths & theirs.keys() & mine.keys()):
         now, then = mine[path], theirs[path]
         known = same_samples or then.holder in KEPT or then.sketch is None
-        known = known and not (then.holder == "module" and path.rpartition(".")[2] in results)
+        known = known and not (then.holder == "module" and attribute(path) in results)
         if tuple(path.rsplit(".", 1)) in anew or not restorable(path, then, deciding) or not known:
             continue
         compared += 1

@@ -1,7 +1,7 @@
 import re
 
 from ...analysis.comparison import parted
-from ...analysis.state import KEPT, LEAST, Values, apart, decisive, evolving, results_of_calls, states
+from ...analysis.state import KEPT, LEAST, Values, apart, attribute, decisive, evolving, results_of_calls, states
 from ...trace.events import Held, State
 from ..base import Evidence, Finding, Rule, some
 
@@ -52,7 +52,7 @@ class StateSameOnRanks(Rule):
         floats = {path for path, one in held.items() if one.value is not None and one.dtype.startswith("float")}
         results = results_of_calls(evidence.sources)
         kept = {path for path, one in held.items() if _is_state(one)}
-        kept -= {p for p in kept if held[p].holder == "module" and p.rpartition(".")[2] in results}
+        kept -= {p for p in kept if held[p].holder == "module" and attribute(p) in results}
         paths = kept | (deciding & floats)
         buffers = {path for path, one in held.items() if _BUFFER.match(path) and one.dtype in _FLOATS}
         buffers = buffers if len(run.data_ranks) == run.world_size else set()  # those of a part of a layer may differ
