@@ -1,0 +1,33 @@
+import os
+import re
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
+
+
+class Checkpointer:
+    def __init__(self, model, optimizer, ema):
+        self.model, self.optimizer, self.ema = model, optimizer, ema
+
+    def save(self, root, step):
+        state = {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+            "ema": self.ema.shadow,
+            "step": step,
+        }
+        dcp.save(state, checkpoint_id=os.path.join(root, f"step-{step}"))
+
+    def load(self, root):
+        steps = [int(m.group(1)) for d in os.listdir(root) if (m := re.fullmatch(r"step-(\d+)", d))]
+        state = {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+            "ema": self.ema.shadow,
+            "step": 0,
+        }
+        dcp.load(state, checkpoint_id=os.path.join(root, f"step-{max(steps)}"))
+        set_model_state_dict(self.model, state["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        return state["step"]
