@@ -16,6 +16,7 @@ from .substitutes import (
     randomness,
     simulation,
 )
+from .substitutes.cuda_on_cpu import streams
 
 _SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install}
 
@@ -23,7 +24,7 @@ _SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simul
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
     if session.request["mode"] == "rehearse":
-        Recorder.now = Recorder(session.frames)
+        Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:
             subscribe(session)

@@ -35,8 +35,16 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
     result = _executed(func, args, kwargs, given, there)
     if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is not None and there is not None:
-        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[-1].dtype)
+        causal = _causal(func)
+        masked = causal is not None and (args[causal] if causal < len(args) else kwargs.get("is_causal", False))
+        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked))
     return result
+
+
+@functools.cache
+def _causal(func: Any) -> int | None:
+    """The position of the argument that says whether attention is causal."""
+    return next((at for at, argument in enumerate(func._schema.arguments) if argument.name == "is_causal"), None)
 
 
 def _executed(
