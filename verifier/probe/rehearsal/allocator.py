@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 ROUND, SMALL, MEDIUM, SEGMENT, LARGE_SEGMENT = 512, 1 << 20, 10 << 20, 2 << 20, 20 << 20
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Block:
     """A part of a segment, with its neighbours."""
 
