@@ -58,6 +58,13 @@ def _counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     return _balanced(tensor.numel(), max(minlength, 1), torch.int64 if weights is None else weights.dtype)
 
 
+def _added(tensor: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """Integers that are counted by `scatter_add`, as the tokens of each expert are."""
+    if tensor.dim() != 1 or tensor.is_floating_point():
+        return NotImplemented
+    return _balanced(index.numel(), tensor.numel(), tensor.dtype)
+
+
 def _histogram(tensor: Tensor, bins: int = 100, *bounds: Any) -> Tensor:
     return _balanced(tensor.numel(), bins, tensor.dtype)
 
@@ -89,6 +96,7 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "masked_select": _selected,
     "bincount": _counted,
     "histc": _histogram,
+    "scatter_add": _added,
     "_unique2": _unique,
     "unique_consecutive": _unique,
     "repeat_interleave": _repeated,
