@@ -18,7 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 def install(session: Session) -> None:
     """Choose as CUDA does."""
     # Tensor's own constructor refuses what a dispatch mode has made.
-    CausalBias.__new__ = lambda cls, *args, **kwargs: Tensor._make_subclass(cls, torch.empty(0))  # type: ignore[method-assign,assignment]
+    CausalBias.__new__ = lambda cls, *args, **kwargs: Tensor._make_subclass(cls, torch.empty(0))  # type: ignore[method-assign]
     functional = "torch.nn.functional"
     session.around(f"{functional}:scaled_dot_product_attention", replace=_attended)
     session.around(f"{functional}:dropout", replace=_dropped)
