@@ -1,7 +1,8 @@
 """Installs the probe in this process: topics subscribe, substitutes replace functions, then each function is patched once."""
 
 from .dispatcher import name_of
-from .events import topics
+from .events import REHEARSING, topics
+from .rehearsal.recorder import Recorder
 from .session import Session
 from .substitutes import (
     averages,
@@ -9,17 +10,27 @@ from .substitutes import (
     ddp,
     full_precision,
     gloo_for_nccl,
+    hollow,
     libraries,
     one_rank,
     randomness,
     simulation,
 )
+from .substitutes.cuda_on_cpu import streams
 
-_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install}
+_SUBSTITUTES = {
+    "ddp": ddp.install,
+    "alone": one_rank.install,
+    "simulate": simulation.install,
+    "rehearse": hollow.install,
+    "count": hollow.count,
+}
 
 
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
+    if session.request["mode"] in REHEARSING:
+        Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:
             subscribe(session)

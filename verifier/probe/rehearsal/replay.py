@@ -1,0 +1,103 @@
+"""From what a rehearsal has seen to its record: the kind of each storage, the peak of each phase, the course of memory over time."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import replace
+
+from ...trace.events import Collective, ModuleFlops, Moment, Peak, Read, Rehearsal
+from . import recorder as seen
+from .allocator import Allocator
+from .recorder import Recorder
+
+POINTS = 400  # of the course
+_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def record(now: Recorder, world_size: int) -> Rehearsal:
+    """The record of what was seen so far."""
+    peaks, course = _followed(now)
+    last = max((step for step in now.flops if step <= now.step), default=0)
+    return Rehearsal(
+        world_size=world_size,
+        steps=now.step,
+        mesh=now.mesh,
+        mesh_ranks=now.mesh_ranks,
+        mesh_line=now.mesh_line,
+        tokens=now.tokens[last],
+        host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
+        peaks=peaks,
+        course=course,
+        collectives=[Collective(**vars(one)) for one in now.sent.values()],
+        flops={name: ModuleFlops(**vars(one)) for name, one in now.flops.get(last, {}).items()},
+        reads=[
+            Read(what=key[0], count=count, in_step=key[3], synchronizes=syncs, at_line=place)
+            for key, (count, place, syncs) in now.reads.items()
+        ],
+    )
+
+
+def final_kinds(now: Recorder) -> list[str]:
+    """The kind of each storage: what a forward has made is an activation if it is still there when a backward begins."""
+    born, freed = [0] * len(now.kinds), [len(now.changes)] * len(now.kinds)
+    met = [False] * len(now.kinds)
+    for position, (number, change) in enumerate(now.changes):
+        if not met[number]:
+            met[number], born[number] = True, position
+        if change < 0:
+            freed[number] = position
+    found = []
+    for number, kind in enumerate(now.kinds):
+        if kind in (seen.FORWARD, seen.RECOMPUTED):
+            ends = now.backwards if kind == seen.FORWARD else now.recomputed
+            after = bisect_right(ends, born[number])
+            outlives = after < len(ends) and freed[number] >= ends[after]
+            kind = seen.ACTIVATIONS if outlives else seen.TEMPORARY
+        found.append(kind)
+    return found
+
+
+def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
+    """The peak of each phase, and the course."""
+    kinds, sizes = final_kinds(now), [0] * len(now.kinds)
+    held: Counter[str] = Counter()
+    allocator = Allocator()
+    peaks: dict[str, Peak] = {}
+    course: list[Moment] = []
+    highest: tuple[int, Counter[str]] = 0, Counter()
+    every = max(1, -(-len(now.changes) // POINTS))
+    phases, total = now.phases, 0
+    phase = 0
+    for position, (number, change) in enumerate(now.changes):
+        if phase + 1 < len(phases) and phases[phase + 1][0] <= position:
+            phase += 1
+            _raise(peaks, now, phases[phase], total, held)
+        total += change
+        held[kinds[number]] += change
+        sizes[number] += change
+        allocator.resize(number, sizes[number], now.streams[number])
+        name = phases[phase][1]
+        if change > 0:
+            _raise(peaks, now, (position, name), total, held)
+        peaks[name] = replace(peaks[name], reserved=allocator.reserved)
+        if total >= highest[0]:
+            highest = total, held.copy()
+        if position % every == every - 1:
+            course.append(Moment(phase=name, bytes=highest[0], kinds=_positive(highest[1])))
+            highest = 0, Counter()
+    return list(peaks.values()), course
+
+
+def _raise(peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: int, held: Counter[str]) -> None:
+    """Note a new peak of a phase."""
+    position, name = at
+    if name not in peaks or total > peaks[name].bytes:
+        line, module = now.lines.get(position, (None, ""))
+        peaks[name] = Peak(phase=name, bytes=total, reserved=0, kinds=_positive(held), module=module, at_line=line)
+
+
+def _positive(held: Counter[str]) -> dict[str, int]:
+    return {kind: size for kind, size in held.items() if size}
