@@ -20,7 +20,7 @@ SKILL: Layers = (
     ("installer", "progress", "recipes", "reference", "reports", "update"),
     ("scaffold",),
     ("spec",),
-    ("__init__", "atomic_write", "output", "snippet"),
+    ("__init__", "atomic_write", "copies", "output", "snippet"),
 )
 VERIFIER: Layers = (
     ("__main__", "pipeline", "integrations"),

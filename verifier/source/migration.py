@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,7 @@ def migrate(paths: Sequence[Path]) -> Migration:
     """What the scripts at these paths must change. Raises UserError."""
     import json
 
-    rows = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    rows = json.loads(pkgutil.get_data(__name__, "migration.json") or "")
     scripts = files_of(paths)
     parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
     kinds: dict[str, None] = {}
