@@ -17,11 +17,31 @@ from ... import __version__
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
 from ..output import Help, bounded, log
 
-COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "report", "doctor", "install")
+COMMANDS = (
+    "new",
+    "recipe",
+    "diff",
+    "update",
+    "lint",
+    "convert",
+    "verify",
+    "spec",
+    "explain",
+    "report",
+    "doctor",
+    "install",
+)
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
+PACKAGES = {
+    "yaml": "pyyaml",
+    "jsonschema": "jsonschema",
+    "jinja2": "jinja2",
+    "torch": "torch",
+    "numpy": "numpy",
+    "libcst": "libcst",
+}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
 an environment error (no sockets, too few devices), 130 interrupted.
@@ -32,6 +52,7 @@ examples:
   fsdp2 diff my-run                             what you edited in it, and what its spec would change
   fsdp2 update my-run --set train.steps=1000    apply its spec and this version; your edits stay
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
+  fsdp2 convert train_ddp.py -o train_fsdp2.py   what is mechanical, the rest marked, verified against the original
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
