@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 It applies the steps of `fsdp2 lint --migrate` that have one right answer, keeps formatting and comments, and writes
-`# fsdp2: todo[rule] what to do` above everything else: it never guesses. A checkpoint that was one file stays one file of whole tensors; its
+`# fsdp2: todo[rule] what to do` above everything else: it never guesses. A checkpoint of one file stays one of whole tensors; its
 optimizer state has names of parameters in place of numbers. Modules that the script imports are read, not edited. Then it runs
 `fsdp2 verify NEW --reference ORIGINAL`. It needs libcst: pip install 'verified-fsdp2[convert]'.
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import cached_property
 
 import libcst as cst
 from libcst.metadata import CodeRange, PositionProvider
 
-from . import Construct, Found, Range, Todo, states, todo, wrapper
+from . import states, wrapper
 from .blocks import Statement, joined, negated, plain_body, split_test
+from .found import Construct, Found, Range, Todo, todo
+from .nodes import attribute_call, is_scalar_parameter, plain_optimizer
 
+SCALAR = (
+    "a scalar parameter",
+    "unsupported-module-or-param",
+    "a tensor of one element, torch.tensor([...]); checkpoints then hold it so",
+)
+DEVICE = ("no torch.cuda.set_device", "FSDP device_id")
 GATHERED = {"model": "model_state", "optimizer": "optimizer_state"}
 _LOADED = {
     "model.load_state_dict(...)": "set_model_state_dict",
@@ -65,7 +74,10 @@ class Edits(cst.CSTTransformer):
 
     def mark(self, construct: Construct) -> None:
         """Leave a construct to a person."""
-        one = todo(construct)
+        self.add(todo(construct))
+
+    def add(self, one: Todo) -> None:
+        """Add a mark."""
         if one not in self.todos:
             self.todos.append(one)
             self._unplaced.append(one)
@@ -88,10 +100,14 @@ class Edits(cst.CSTTransformer):
         if any(row.row.startswith(("DistributedDataParallel", "FullyShardedDataParallel")) for row in rows):
             return self._wrapper(updated_node, rows)
         made: cst.BaseExpression = updated_node
+        if is_scalar_parameter(updated_node):
+            self.add(Todo(self.place(original_node).start.line, *SCALAR, str(self.found.path)))
         for one in rows:
             new = self._replaced(one, original_node, updated_node)
             if new is not None:
                 made = new
+                self.settle(one)
+            elif one.row in SETTLED and self.found.kind == "ddp":
                 self.settle(one)
             elif one.row not in (
                 *FILES,
@@ -108,16 +124,16 @@ class Edits(cst.CSTTransformer):
         if one.row in _SAVED or one.row in _LOADED:
             return self._state(one, original, call)
         if one.row == "the norm that clip_grad_norm_ returns":
-            return _attribute_call(call, "full_tensor")
+            return attribute_call(call, "full_tensor")
         if one.row == "clip_grad_norm_ of the wrapper" and isinstance(call.func, cst.Attribute):
             first = cst.Arg(
-                _attribute_call(call.func.value, "parameters"),
+                attribute_call(call.func.value, "parameters"),
                 comma=cst.Comma(cst.SimpleWhitespace(""), cst.SimpleWhitespace(" ")),
             )
             made = call.with_changes(
                 func=cst.parse_expression("torch.nn.utils.clip_grad_norm_"), args=[first, *call.args]
             )
-            return made if one.event.discarded else _attribute_call(made, "full_tensor")
+            return made if one.event.discarded else attribute_call(made, "full_tensor")
         if one.row == "inference_mode" and not call.args:
             return cst.parse_expression("torch.no_grad()")
         if (
@@ -128,7 +144,7 @@ class Edits(cst.CSTTransformer):
             self.imports.add((wrapper.POLICY, "FSDPModule"))
             return call.with_changes(args=[call.args[0], call.args[1].with_changes(value=cst.Name("FSDPModule"))])
         if one.row == "ZeroRedundancyOptimizer":
-            return _plain_optimizer(call)
+            return plain_optimizer(call)
         if one.row == "FullStateDictConfig":
             return call if self._kinds or self._assigned(original) else None
         return None
@@ -144,30 +160,27 @@ class Edits(cst.CSTTransformer):
             for row in rows:
                 self.mark(row)
             return call
-        options = wrapper.Options(given, rows)
+        options = wrapper.Options(given, rows, self.configs)
         self.imports |= options.imports
         by_class = bool(options.classes)
         self.by_class, self.by_block = self.by_class or by_class, self.by_block or not by_class
         for row in rows:
-            if row in options.left or (row.row == "no torch.cuda.set_device" and not self.devices):
+            if row in options.left or (
+                row.row in DEVICE and not self.device_line and "set_device" not in self.found.source
+            ):
                 self.mark(row)
             else:
                 self.settle(row)
         return options.call(model)
 
-    @property
-    def devices(self) -> bool:
-        """Whether the device is chosen after the call that makes the process group."""
-        return self.group_line > 0
-
-    @property
-    def group_line(self) -> int:
-        """The line of a statement that only makes the process group; 0 if there is none."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                if ast.unparse(node.value.func).endswith("init_process_group"):
-                    return node.lineno
-        return 0
+    @cached_property
+    def device_line(self) -> int:
+        """The statement below which a device is chosen, the one that makes the process group; 0 if there is none, or no need."""
+        if not any(one.row in DEVICE for one in self.found.all()) or "set_device" in self.found.source:
+            return 0
+        made = [node for node in ast.walk(self.tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+        calls = [(node.lineno, ast.unparse(node.value.func)) for node in made if isinstance(node.value, ast.Call)]
+        return next((line for line, name in calls if name.endswith("init_process_group")), 0)
 
     # State dicts
 
@@ -244,18 +257,16 @@ class Edits(cst.CSTTransformer):
         made = self._marked(original_node, updated_node, header=True)
         if not gathered or not isinstance(made, cst.If):
             return made
-        before = [
-            cst.parse_statement(f"{name} = {text}  # on all ranks: it gathers") for name, text in gathered.items()
-        ]
+        whole = next(name for name in ("whole", "whole_on_rank_0") if name not in self.names)
+        texts = [f"{name} = {text.replace(states.WHOLE_ON_ONE, whole)}" for name, text in gathered.items()]
+        lines = [f"{whole} = {states.WHOLE_ON_ONE}  # all ranks gather, rank 0 keeps it", *texts]
+        before: list[cst.BaseStatement] = [cst.parse_statement(line) for line in lines]
         first, second = split_test(original_node.test) or (None, made.test)
-        leading = made.leading_lines
-        made = made.with_changes(test=second, leading_lines=[])
-        before[0] = before[0].with_changes(leading_lines=leading)
-        if first is None:
-            return cst.FlattenSentinel([*before, made])
-        before[0] = before[0].with_changes(leading_lines=[])
-        outer = cst.If(test=first, body=cst.IndentedBlock([*before, made]), leading_lines=leading)
-        return outer
+        inner = made.with_changes(test=second, leading_lines=[])
+        if first is not None:
+            return cst.If(test=first, body=cst.IndentedBlock([*before, inner]), leading_lines=made.leading_lines)
+        before[0] = before[0].with_changes(leading_lines=made.leading_lines)
+        return cst.FlattenSentinel([*before, inner])
 
     def visit_With(self, node: cst.With) -> None:
         rows = [row for item in node.items for row in self.at(item.item) if row.row == "state_dict_type"]
@@ -296,10 +307,10 @@ class Edits(cst.CSTTransformer):
             if not cst.Module([]).code_for_node(other).endswith("nullcontext()"):
                 return None
             test = item.test if syncs else negated(item.test)
-            return joined([_switch(switch, cst.Module([]).code_for_node(test))], updated)
+            return joined([switch(switch, cst.Module([]).code_for_node(test))], updated)
         if not plain_body(original.body):
             return None
-        return joined([_switch(item, "False")], updated, [_switch(item, "True")])
+        return joined([switch(item, "False")], updated, [switch(item, "True")])
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
@@ -321,12 +332,8 @@ class Edits(cst.CSTTransformer):
                     )
                     updated_node = updated_node.with_changes(body=made.body)
         made_line = self._marked(original_node, updated_node)
-        wanted = [row for row in self.found.all() if row.row == "no torch.cuda.set_device"]
-        if (
-            wanted
-            and self.place(original_node).start.line == self.group_line
-            and isinstance(made_line, cst.SimpleStatementLine)
-        ):
+        here = self.device_line and self.place(original_node).start.line == self.device_line
+        if here and isinstance(made_line, cst.SimpleStatementLine):
             self.imports.add(("os", ""))
             chosen = 'if torch.cuda.is_available():\n    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
             return cst.FlattenSentinel([made_line, cst.parse_statement(chosen)])
@@ -360,27 +367,6 @@ def comment(one: Todo) -> str:
 
 def _options(options: str) -> set[tuple[str, str]]:
     return {(states.MODULE, "StateDictOptions")} if options else set()
-
-
-def _attribute_call(value: cst.BaseExpression, name: str) -> cst.Call:
-    return cst.Call(cst.Attribute(value, cst.Name(name)))
-
-
-def _switch(no_sync: cst.BaseExpression, value: str) -> cst.BaseStatement:
-    call = cst.ensure_type(no_sync, cst.Call)
-    owner = cst.Module([]).code_for_node(cst.ensure_type(call.func, cst.Attribute).value)
-    return cst.parse_statement(f"{owner}.set_requires_gradient_sync({value})")
-
-
-def _plain_optimizer(call: cst.Call) -> cst.BaseExpression | None:
-    """The optimizer class itself, with the arguments that are its own."""
-    ours = ("optimizer_class", "process_group", "parameters_as_bucket_view", "overlap_with_ddp")
-    named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword}
-    plain = named.get("optimizer_class")
-    if not isinstance(plain, cst.Name | cst.Attribute) or any(arg.star for arg in call.args):
-        return None
-    kept = [arg for arg in call.args if arg.keyword is None or arg.keyword.value not in ours]
-    return call.with_changes(func=plain, args=kept)
 
 
 def _models(found: Found) -> dict[int, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import libcst as cst
 
-from . import Construct, Found
+from .found import Construct, Found
 
 Order = Callable[[cst.Module], cst.Module]
 

@@ -10,10 +10,12 @@ from libcst.codemod.visitors import AddImportsVisitor, RemoveImportsVisitor
 from libcst.metadata import MetadataWrapper
 
 from ...verifier.errors import UserError
-from . import Converted, Found, todo, wrapper
-from .edits import FILES, Edits
+from . import wrapper
+from .edits import FILES, Edits, comment
+from .found import Converted, Found, todo
 from .moved import move_optimizers
 
+LONGEST = 100  # characters of an import
 _STATES = ("state_dict", "load_state_dict")
 _OLD = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.distributed.optim", "contextlib", "functools")
 _LEFTOVERS = (
@@ -120,7 +122,29 @@ def _with_imports(module: cst.Module, found: Found, edits: Edits) -> cst.Module:
                         context, alias.evaluated_name, None, alias.evaluated_alias
                     )
     module = AddImportsVisitor(context).transform_module(module)
-    return RemoveImportsVisitor(context).transform_module(module)
+    return RemoveImportsVisitor(context).transform_module(module).visit(_Imports({name for name, _ in wanted}))
+
+
+class _Imports(cst.CSTTransformer):
+    """Lays out the imports that were changed: in one line, or one name a line."""
+
+    def __init__(self, changed: set[str]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom:
+        package = cst.Module([]).code_for_node(updated_node.module) if updated_node.module is not None else ""
+        if package not in self._changed or isinstance(updated_node.names, cst.ImportStar):
+            return updated_node
+        names = sorted(
+            cst.Module([]).code_for_node(one.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+            for one in updated_node.names
+        )
+        line = f"from {package} import {', '.join(names)}"
+        if len(line) > LONGEST:
+            line = f"from {package} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+        made = cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine).body[0]
+        return cst.ensure_type(made, cst.ImportFrom)
 
 
 def _imports(module: cst.Module) -> list[cst.BaseSmallStatement]:
@@ -153,8 +177,6 @@ class _Leftovers(cst.CSTTransformer):
 
 def _placed(code: str, edits: Edits) -> str:
     """The text, with the marks that have no statement of their own above it."""
-    from .edits import comment
-
     found = [comment(one) for one in edits.todos if comment(one) not in code]
     if not found:
         return code

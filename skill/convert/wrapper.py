@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Mapping
+
 import libcst as cst
 
 from ...verifier.source.migration_model import DDP_PARAMETERS, FSDP1_PARAMETERS
-from . import Construct
+from .found import Construct
 
 NAME, BY_CLASS = "shard_model", "shard_model_by_class"
 POLICY = "torch.distributed.fsdp"
@@ -18,10 +21,11 @@ _DROPPED = {
 }
 _BLOCKS = '''
 def blocks(module):
-    """The blocks in the lists of layers of a module: those that hold layers themselves, not what is in them."""
+    """The blocks in the lists of layers of a module, not what is in them."""
     for child in module.children():
-        listed = isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
-        if listed and next(child.children(), None) is not None:
+        in_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        has_layers = next(child.children(), None) is not None
+        if in_list and has_layers and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield child
         else:
             yield from blocks(child)
@@ -33,14 +37,14 @@ _BROADCAST = """\
 """
 _SHARD = '''
 def {name}(model{classes}, **options):
-    """Shard `model` in place: {groups} is a group of parameters that is gathered together, what is left is the last one."""
+    """Shard `model` in place: {groups} is one group of parameters, the rest of the model another."""
 {start}    for module in {modules}:
         fully_shard(module, **options)
     fully_shard(model, **options)
     return model
 '''
 _MESH = """\
-    options = {"mesh": init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),)), **options}
+    options.setdefault("mesh", init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),)))
 """
 
 
@@ -49,7 +53,7 @@ def helper(kind: str, by_class: bool, by_block: bool, equal: bool, source: str) 
     start = _MESH * (kind == "ddp") + _BROADCAST * equal
     text = _BLOCKS + "\n" if by_block else ""
     if by_block:
-        text += _SHARD.format(name=NAME, classes="", groups="each block", start=start, modules="[*blocks(model)]")
+        text += _SHARD.format(name=NAME, classes="", groups="each block", start=start, modules="list(blocks(model))")
     if by_class:
         chosen = "reversed([m for m in model.modules() if isinstance(m, classes) and m is not model])"
         text += "\n" * by_block + _SHARD.format(
@@ -77,8 +81,8 @@ def arguments(call: cst.Call, kind: str, rows: list[Construct]) -> tuple[dict[st
 class Options:
     """The options of the new call, from the arguments of the old one; `left` are the rows that they do not settle."""
 
-    def __init__(self, given: dict[str, cst.Arg], rows: list[Construct]) -> None:
-        self.given, self.rows = given, rows
+    def __init__(self, given: dict[str, cst.Arg], rows: list[Construct], configs: Mapping[str, ast.Call]) -> None:
+        self.given, self.rows, self._configs = given, rows, configs
         self.classes = ""
         self.options: dict[str, str] = {}
         self.imports: set[tuple[str, str]] = set()
@@ -108,7 +112,8 @@ class Options:
         elif name == "cpu_offload" and row:
             self._made("offload_policy", "CPUOffloadPolicy", "")
         elif name == "auto_wrap_policy" and row.endswith("by class"):
-            self.classes = rows[0].values["classes"]
+            self.classes = self._classes(code)
+            self.left += [] if self.classes else rows
         elif name == "auto_wrap_policy" and row.endswith("by size"):
             return
         elif name == "mixed_precision" and row and "..." not in (values := rows[0].values).values():
@@ -117,6 +122,15 @@ class Options:
             )
         else:
             self.left += rows
+
+    def _classes(self, policy: str) -> str:
+        """The classes that a policy lists, as they are written; empty if it does not list them itself."""
+        made: ast.AST | None = self._configs.get(policy) if policy.isidentifier() else ast.parse(policy, mode="eval")
+        listed = (
+            [node.elts for node in ast.walk(made) if isinstance(node, ast.Set | ast.List | ast.Tuple)] if made else []
+        )
+        names = [ast.unparse(one) for one in listed[0]] if len(listed) == 1 else []
+        return names[0] if len(names) == 1 else f"({', '.join(names)})" if names else ""
 
     def _made(self, option: str, policy: str, given: str) -> None:
         self.options[option] = f"{policy}({given})"
