@@ -303,11 +303,11 @@ class Edits(cst.CSTTransformer):
                 row.row == "with no_sync()"
                 for row in self.at(cst.ensure_type(original.items[0].item, cst.IfExp).orelse)
             )
-            switch, other = (item.orelse, item.body) if syncs else (item.body, item.orelse)
+            quiet, other = (item.orelse, item.body) if syncs else (item.body, item.orelse)
             if not cst.Module([]).code_for_node(other).endswith("nullcontext()"):
                 return None
             test = item.test if syncs else negated(item.test)
-            return joined([switch(switch, cst.Module([]).code_for_node(test))], updated)
+            return joined([switch(quiet, cst.Module([]).code_for_node(test))], updated)
         if not plain_body(original.body):
             return None
         return joined([switch(item, "False")], updated, [switch(item, "True")])
