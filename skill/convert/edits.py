@@ -12,7 +12,7 @@ from libcst.metadata import CodeRange, PositionProvider
 from . import states, wrapper
 from .blocks import Statement, joined, negated, plain_body, split_test
 from .found import Construct, Found, Range, Todo, todo
-from .nodes import attribute_call, is_scalar_parameter, plain_optimizer
+from .nodes import attribute_call, is_scalar_parameter, plain_optimizer, switch
 
 SCALAR = (
     "a scalar parameter",
