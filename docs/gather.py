@@ -8,7 +8,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXTS = ("README.md", "SKILL.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "references/*.md", "examples/*.yaml")
+TEXTS = (
+    "README.md",
+    "SKILL.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "references/*.md",
+    "examples/*.yaml",
+)
 
 
 def on_files(files: Files, config: Any) -> Files:

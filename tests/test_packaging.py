@@ -121,7 +121,7 @@ def test_one_command_changes_the_version_everywhere(tmp_path: Path) -> None:
     for name in ("Makefile", *places):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
-    subprocess.run(["make", "version", "VERSION=9.8.7"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["make", "version", "V=9.8.7"], cwd=tmp_path, check=True, capture_output=True)
     for name in places:
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "9.8.7" in text and (name == "CHANGELOG.md" or __version__ not in text), name
