@@ -23,7 +23,8 @@ TASKS = [
     for name in ("ddp-sft", "ddp-trainer", "ddp-accumulation", "fsdp1-export", "fsdp1-hybrid")
 ]
 CLEAN = [*TASKS, ROOT / "tests" / "hosts" / "converted" / "before.py"]
-HEAD = "import torch\nimport torch.distributed as dist\nfrom torch import nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+HEAD = "import torch\nimport torch.distributed as dist\nfrom torch import nn\n"
+HEAD += "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 HEAD += "dist.init_process_group('gloo')\ntorch.manual_seed(0)\nrank = dist.get_rank()\n"
 MODEL = "model = DDP(nn.Linear(2, 2))\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
 STEP = "model(torch.ones(2)).sum().backward()\nopt.step()\n"
