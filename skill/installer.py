@@ -45,10 +45,21 @@ PLACES = {
 SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "gemini", "opencode", "copilot")}
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
-# Examples of one option each, which `fsdp2 spec explain` shows as well.
+# Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one holds.
 _LEFT_OUT = {
     f"examples/{name}.yaml"
-    for name in ("ac", "bf16", "chunked-loss", "compile", "freeze", "muon", "offload", "reshard-int")
+    for name in (
+        "ac",
+        "bf16",
+        "chunked-loss",
+        "compile",
+        "freeze",
+        "hsdp",
+        "muon",
+        "offload",
+        "reshard-int",
+        "two-nodes",
+    )
 }
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
 _READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher

@@ -10,15 +10,21 @@ __all__ = ["SOURCES", "cache", "join"]
 
 FINDER = "skill/copies/joined.py"  # in a copy, with the version: __init__.py
 FILES = ("skill/__main__.py", "verifier/__main__.py", "skill/recipe_base.yaml")  # what is started or read by its path
-# Which source file holds what; the first that fits.
+# Which source file holds what; the first that fits. Scanners and people stop at files that are too long: no code file has more than 200 kB.
 _PARTS = {
-    "rules.py": "verifier/rules/",
-    "probe.py": "verifier/probe/",
-    "analysis.py": "verifier/analysis/",
-    "verifier.py": "verifier/",
-    "skill.py": "skill/",
+    "rules_of_state.py": ("verifier/rules/checkpoint/", "verifier/rules/laws/"),
+    "rules_of_the_model.py": tuple(f"verifier/rules/{name}/" for name in ("wrapping", "init", "mesh", "precision")),
+    "rules.py": ("verifier/rules/",),
+    "probe_events.py": ("verifier/probe/events/",),
+    "probe.py": ("verifier/probe/",),
+    "analysis.py": ("verifier/analysis/",),
+    "source.py": ("verifier/source/",),
+    "report.py": ("verifier/report/", "verifier/integrations/"),
+    "launch.py": ("verifier/launch/", "verifier/config/"),
+    "verifier.py": ("verifier/",),
+    "spec.py": ("skill/spec/",),
+    "skill.py": ("skill/",),
 }
-_DATA = "data.txt"
 _ABOUT = (
     "# verified-fsdp2: files of {what} as they stand in its repository, one below the other; __init__.py reads them.\n"
 )
@@ -39,7 +45,7 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
     version = next(line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = "))
     found["__init__.py"] = files[FINDER] + b"\n" + version + b"\n"
     for name, sections in parts.items():
-        what = _PARTS.get(name, "templates and schemas")
+        what = ", ".join(_PARTS.get(name, (name.removesuffix(".txt"),)))
         found[f"{SOURCES}/{name}"] = _ABOUT.format(what=what).encode() + b"".join(sections)
     return found
 
@@ -47,9 +53,9 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def _part(path: str) -> str | None:
     """The source file that a file of the pack goes to; None if it stays a file."""
     if path.startswith("templates/"):
-        return _DATA
+        return "templates.txt"
     if path in FILES or not path.startswith(("skill/", "verifier/")):
         return None
     if not path.endswith(".py"):
-        return _DATA
+        return "schemas.txt"
     return next(name for name, start in _PARTS.items() if path.startswith(start))

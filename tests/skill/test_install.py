@@ -81,7 +81,9 @@ def test_the_code_of_a_copy_is_that_of_the_repository(run: Run) -> None:
             there = sections.get(name.as_posix())
             assert path.read_bytes() == ((PLACE / name).read_bytes() if there is None else there), name
     for file in (PLACE / joined.SOURCES).glob("*.py"):
-        ast.parse(file.read_text(encoding="utf-8"))  # a scanner reads it as Python
+        text = file.read_text(encoding="utf-8")
+        ast.parse(text)  # a scanner reads it as Python
+        assert len(text) <= 200_000, file.name
     assert "skill/spec/schema.json" in sections and "verifier/report/report.html.j2" in sections
 
 
