@@ -23,6 +23,7 @@ _PARTS = {
     "launch.py": ("verifier/launch/", "verifier/config/"),
     "verifier.py": ("verifier/",),
     "spec.py": ("skill/spec/",),
+    "commands.py": ("skill/cli/", "skill/convert/"),
     "skill.py": ("skill/",),
 }
 _ABOUT = (
