@@ -91,7 +91,10 @@ from verified_fsdp2.skill.cli import main
 sys.exit(main())
 '''
 # The tools of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file; git no bytecode.
-GUEST = {"ruff.toml": b'exclude = ["*"]\n', ".gitignore": b"__pycache__/\n"}
+GUEST = {
+    "ruff.toml": b'# Linters of the project leave this copy alone.\nexclude = ["*"]\n\n[lint]\nselect = []\n',
+    ".gitignore": b"__pycache__/\n",
+}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ _PARTS = {
     "commands.py": ("skill/cli/", "skill/convert/"),
     "skill.py": ("skill/",),
 }
+_DATA = "data.j2"  # templates, and the schemas beside the code
 _ABOUT = (
     "# verified-fsdp2: files of {what} as they stand in its repository, one below the other; __init__.py reads them.\n"
 )
@@ -46,7 +47,7 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
     version = next(line for line in found["__init__.py"].splitlines() if line.startswith(b"__version__ = "))
     found["__init__.py"] = files[FINDER] + b"\n" + version + b"\n"
     for name, sections in parts.items():
-        what = ", ".join(_PARTS.get(name, (name.removesuffix(".txt"),)))
+        what = ", ".join(_PARTS.get(name, ("templates/", "schemas")))
         found[f"{SOURCES}/{name}"] = _ABOUT.format(what=what).encode() + b"".join(sections)
     return found
 
@@ -54,9 +55,9 @@ def join(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def _part(path: str) -> str | None:
     """The source file that a file of the pack goes to; None if it stays a file."""
     if path.startswith("templates/"):
-        return "templates.txt"
+        return _DATA
     if path in FILES or not path.startswith(("skill/", "verifier/")):
         return None
     if not path.endswith(".py"):
-        return "schemas.txt"
+        return _DATA
     return next(name for name, start in _PARTS.items() if path.startswith(start))
