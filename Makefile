@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries scan installs test-engines version clean
+.PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness versions libraries scan installs test-engines version clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ unit-all: $(VENV)/installed-test  ## the tests of `make test-all` alone
 
 references: $(VENV)/installed  ## write references/contract.md again, after a change to a rule's docstring
 	$(BIN)/python -m verified_fsdp2.skill.reference > references/contract.md
+
+docs: $(VENV)/installed  ## the documentation site in build/site; a broken link is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 detection: $(VENV)/installed-test  ## every seeded fault and right script through all rules: recall, false alarms (2 hours)
 	$(BIN)/python benchmarks/detection.py --out benchmarks/results/corpus.json --table references/reliability.md
@@ -89,12 +93,13 @@ $(VENV)/installed-test: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/installed
 
-version:  ## write VERSION=x.y.z wherever the version stands
-	sed -i -E 's/^(version = |__version__ = |  version: )"[^"]+"/\1"$(VERSION)"/' pyproject.toml __init__.py SKILL.md
-	sed -i -E 's/^version: .*/version: $(VERSION)/' CITATION.cff
-	sed -i -E 's/^( *"version": )"[^"]+"/\1"$(VERSION)"/' .claude-plugin/marketplace.json
-	sed -i -E 's/(@|rev: )v[0-9]+\.[0-9]+\.[0-9]+/\1v$(VERSION)/' references/verify-project.md
-	sed -i -E 's/^## \[Unreleased\]/## [Unreleased]\n\n## [$(VERSION)]/' CHANGELOG.md
+version:  ## write V=x.y.z wherever the version stands
+	test -n '$(V)'
+	sed -i -E 's/^(version = |__version__ = |  version: )"[^"]+"/\1"$(V)"/' pyproject.toml __init__.py SKILL.md
+	sed -i -E 's/^version: .*/version: $(V)/' CITATION.cff
+	sed -i -E 's/^( *"version": )"[^"]+"/\1"$(V)"/' .claude-plugin/marketplace.json
+	sed -i -E 's/(@|rev: )v[0-9]+\.[0-9]+\.[0-9]+/\1v$(V)/' references/verify-project.md
+	sed -i -E 's/^## \[Unreleased\]/## [Unreleased]\n\n## [$(V)]/' CHANGELOG.md
 
 clean:  ## remove environments, builds and caches
 	rm -rf $(VENV) $(VENV)-scan $(VENV)-ray $(VENV)-sky build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,10 +24,12 @@ from pathlib import Path
 
 from .. import __version__
 from ..verifier.errors import UserError
+from . import copies
 from .atomic_write import is_inside, obstacle, write_files
 
 NAME = "verified-fsdp2"
 MANIFEST = "INSTALLED.json"
+_RULES = "references/contract.md"
 PACK = Path(__file__).resolve().parents[1]
 
 # client: (folder below a project, folder below the home)
@@ -41,12 +45,31 @@ PLACES = {
 SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "gemini", "opencode", "copilot")}
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
+# Examples of one option each, which `fsdp2 spec explain` shows as well, and of what a larger one holds.
+_LEFT_OUT = {
+    f"examples/{name}.yaml"
+    for name in (
+        "ac",
+        "bf16",
+        "chunked-loss",
+        "compile",
+        "freeze",
+        "hsdp",
+        "muon",
+        "offload",
+        "reshard-int",
+        "two-nodes",
+    )
+}
 _SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
-_READ = ("references", "examples")  # the folders of a thin copy, beside its launcher
+_READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3
-"""Calls the installed verified-fsdp2 of the version with which `fsdp2 install --thin` wrote this copy."""
+"""Calls verified-fsdp2, of the version with which `fsdp2 install --thin` wrote this copy: in this Python, or as `fsdp2` on the path."""
 
+import os
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 
@@ -55,6 +78,10 @@ try:
 except metadata.PackageNotFoundError:
     found = ""
 if found != "{__version__}":
+    command = shutil.which("fsdp2")
+    printed = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split() if command else []
+    if command and printed[-1:] == ["{__version__}"]:
+        os.execv(command, [command, *sys.argv[1:]])
     there = f"has {NAME} {{found}}" if found else "has no {NAME}"
     print(f"fsdp2: {{sys.executable}} {{there}}; this skill needs {__version__}: install that version, or the skill again", file=sys.stderr)
     sys.exit(2)
@@ -63,8 +90,11 @@ from verified_fsdp2.skill.cli import main
 
 sys.exit(main())
 '''
-# The linters of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file.
-GUEST = {"ruff.toml": b'exclude = ["*"]\n'}
+# The tools of a project that holds a copy leave it alone: ruff takes the nearest configuration of a file; git no bytecode.
+GUEST = {
+    "ruff.toml": b'# Linters of the project leave this copy alone.\nexclude = ["*"]\n\n[lint]\nselect = []\n',
+    ".gitignore": b"__pycache__/\n",
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +108,10 @@ class Target:
 
 @dataclass
 class Plan:
-    """The changes of one folder. `contents`: path to new content, None to remove it; `kept`: files that a person edited."""
+    """The changes of one folder. `contents`: path to new content, None to remove it; `kept`: files that a person edited.
+
+    `changed`: of an upgrade, the texts that differ, and the rules that are new or gone.
+    """
 
     target: Target
     action: str
@@ -87,35 +120,52 @@ class Plan:
     new: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    changed: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
 
 
 def pack_files(pack: Path = PACK) -> dict[str, bytes]:
-    """The files of an installed copy, path to content: the text of the skill, and what its commands need to run."""
+    """The files of an installed copy, path to content: the text of the skill, and what its commands need to run, in few files."""
+    if (pack / copies.SOURCES).is_dir():  # a copy itself
+        return _of_copy(pack)
+    return copies.join(_of_pack(pack)) | GUEST
+
+
+def _of_copy(copy: Path) -> dict[str, bytes]:
+    """The files of the copy that is running."""
+    manifest = _read(copy)
+    files = {name: _content(copy / name) for name in manifest[1]} if manifest else {}
+    found = {name: data for name, data in files.items() if data is not None}
+    if not files or found != files:
+        missing = ", ".join(name for name in files if name not in found) or MANIFEST
+        raise UserError(f"{copy} is not a complete copy of {NAME}: {missing} is missing")
+    return found
+
+
+def _of_pack(pack: Path) -> dict[str, bytes]:
+    """The files of the repository, or of an installed package, that belong in a copy."""
     found = list(_FILES)
     for folder in _FOLDERS:
         for path in sorted((pack / folder).rglob("*")):
             name = path.relative_to(pack)
             hidden = path.name[0] == "." or any(part[0] in "._" for part in name.parts[:-1])
-            if path.suffix in _SUFFIXES and path.is_file() and not hidden:
+            if path.suffix in _SUFFIXES and path.is_file() and not hidden and name.as_posix() not in _LEFT_OUT:
                 found.append(name.as_posix())
     if missing := [name for name in found if not (pack / name).is_file()]:
         raise UserError(f"{pack} is not a complete copy of {NAME}: {', '.join(missing)} is missing")
-    return {name: (pack / name).read_bytes() for name in found} | GUEST
+    return {name: (pack / name).read_bytes() for name in found}
 
 
 def thin_files(pack: Path = PACK) -> dict[str, bytes]:
     """The files of a thin copy: what an agent reads, and a launcher that calls the installed package of the same version."""
-    read = {
-        name: data for name, data in pack_files(pack).items() if name.split("/")[0] in ("SKILL.md", "LICENSE", *_READ)
-    }
+    read = {name: data for name, data in pack_files(pack).items() if name.split("/")[0] in _READ}
     return read | {"skill/__main__.py": _LAUNCHER.encode()} | GUEST
 
 
 def is_thin(folder: Path) -> bool:
     """Whether a folder holds a thin copy."""
     manifest = _read(folder)
-    return manifest is not None and not any(name.startswith("verifier/") for name in manifest[1])
+    return manifest is not None and "verifier/__main__.py" not in manifest[1]
 
 
 def targets(clients: Sequence[str], user: bool, everywhere: bool = False) -> list[Target]:
@@ -175,6 +225,9 @@ def plan_install(target: Target, files: Mapping[str, bytes], force: bool = False
         if blocked := obstacle(folder, path, replace_link=True):
             raise UserError(blocked)
     _add_changes(plan, before, files, force)
+    plan.contents |= dict.fromkeys(_all_compiled(folder, plan.removed))
+    if plan.action == "upgrade":
+        plan.changed = _changed(folder, files, plan)
     record = _record({path: _digest(data) for path, data in files.items()})
     if _hash(folder / MANIFEST) != _digest(record):
         plan.contents[MANIFEST] = record
@@ -193,8 +246,7 @@ def plan_uninstall(target: Target, force: bool = False) -> Plan:
     previous, before = manifest
     plan = Plan(target, "uninstall", previous)
     _add_changes(plan, before, {}, force)
-    compiled = [file for path in plan.removed for file in _compiled(folder / path)]
-    plan.contents |= {file.relative_to(folder).as_posix(): None for file in compiled}
+    plan.contents |= dict.fromkeys(_all_compiled(folder, plan.removed))
     plan.contents[MANIFEST] = _record({path: before[path] for path in plan.kept}) if plan.kept else None
     return plan
 
@@ -224,11 +276,38 @@ def apply(plans: Sequence[Plan]) -> None:
                 write_files(plan.contents, folder)
                 done.append((folder, before))
                 _remove_if_empty(folder)
+        for plan in plans:
+            if plan.action == "uninstall":
+                shutil.rmtree(
+                    copies.cache(str(plan.target.folder)), ignore_errors=True
+                )  # bytecode, which nobody else reads
     except BaseException:
         for folder, before in reversed(done):
             write_files(before, folder)
             _remove_if_empty(folder)
         raise
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """Of all files: what `--check` shows, and CI can pin."""
+    return _digest("".join(f"{path} {_digest(files[path])}\n" for path in sorted(files)).encode())
+
+
+def _changed(folder: Path, files: Mapping[str, bytes], plan: Plan) -> dict[str, list[str]]:
+    """What an upgrade to these files changes for its readers."""
+    texts = [path for path in (*plan.new, *plan.replaced, *plan.removed) if path.endswith(".md")]
+    old, new = _rules(_content(folder / _RULES)), _rules(files.get(_RULES))
+    return {"texts": sorted(texts), "rules_new": sorted(new - old), "rules_gone": sorted(old - new)}
+
+
+def _rules(contract: bytes | None) -> set[str]:
+    """The rules that references/contract.md lists."""
+    return set(re.findall(r"^- \*\*([a-z0-9-]+)\*\*", (contract or b"").decode(), re.MULTILINE))
+
+
+def _all_compiled(folder: Path, paths: Sequence[str]) -> list[str]:
+    """The compiled files of modules below a folder."""
+    return [file.relative_to(folder).as_posix() for path in paths for file in _compiled(folder / path)]
 
 
 def _compiled(source: Path) -> list[Path]:

@@ -17,10 +17,10 @@ Layers = tuple[tuple[str, ...], ...]
 SKILL: Layers = (
     ("__main__",),
     ("cli",),
-    ("installer", "progress", "recipes", "reference", "reports", "update"),
+    ("convert", "installer", "progress", "recipes", "reference", "reports", "update"),
     ("scaffold",),
     ("spec",),
-    ("__init__", "atomic_write", "output", "snippet"),
+    ("__init__", "atomic_write", "copies", "output", "snippet"),
 )
 VERIFIER: Layers = (
     ("__main__", "pipeline", "integrations"),

@@ -108,6 +108,15 @@ def test_every_way_to_install_works() -> None:
     assert table_of_installs(results) in readme or "| installer |" not in readme
 
 
+def test_half_of_the_retrofit_scripts_are_converted_without_an_edit() -> None:
+    results = result("convert")
+    rows = results["rows"]
+    assert results["scripts"] == len(rows) >= 7 and results["untouched"] == sum(row["untouched"] for row in rows)
+    assert 2 * results["untouched"] >= len(rows)
+    assert results["passed_but_wrong"] == []
+    assert all(row["untouched"] == (row["verdict"] == "pass") and row.get("right", True) for row in rows)
+
+
 def test_the_grader_judges_as_every_task_expects() -> None:
     results = result("grader")
     for row in results["rows"]:

@@ -23,6 +23,7 @@ COMMANDS = (
     "diff",
     "update",
     "lint",
+    "convert",
     "verify",
     "plan",
     "spec",
@@ -34,7 +35,14 @@ COMMANDS = (
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
-PACKAGES = {"yaml": "pyyaml", "jsonschema": "jsonschema", "jinja2": "jinja2", "torch": "torch", "numpy": "numpy"}
+PACKAGES = {
+    "yaml": "pyyaml",
+    "jsonschema": "jsonschema",
+    "jinja2": "jinja2",
+    "torch": "torch",
+    "numpy": "numpy",
+    "libcst": "libcst",
+}
 EPILOG = """\
 exit codes: 0 pass, 1 a check failed or something differs, 2 bad usage or bad spec, 3 our own fault, 4 inconclusive or
 an environment error (no sockets, too few devices), 130 interrupted.
@@ -45,6 +53,7 @@ examples:
   fsdp2 diff my-run                             what you edited in it, and what its spec would change
   fsdp2 update my-run --set train.steps=1000    apply its spec and this version; your edits stay
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
+  fsdp2 convert train_ddp.py -o train_fsdp2.py   what is mechanical, the rest marked, verified against the original
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
   fsdp2 plan my-run --nproc 64 --device-memory 80GiB    does it fit? without the GPUs

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..installer import Plan
 
 CLIENTS = ("claude", "codex", "cursor", "gemini", "opencode", "copilot", "all")
+CHANGED = {"texts": "texts that differ", "rules_new": "new rules", "rules_gone": "rules that are gone"}
 EPILOG = """\
 The copy runs without an install: `python FOLDER/skill doctor`, in any Python that has torch, jinja2, pyyaml and jsonschema.
 Installing again upgrades it. A file that you edited is kept and named (exit 1); --force replaces it. Nothing else in the folder is touched.
@@ -64,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.dry_run and not options.check:
         installer.apply(plans)
     ok = not any(plan.kept or plan.action == "foreign" or (options.check and plan.contents) for plan in plans)
-    shown = [_to_dict(plan, files) for plan in plans]
+    digest = installer.digest(files)
+    shown = [_to_dict(plan, files, digest) for plan in plans]
     if options.json:
         emit_json({"ok": ok, "dry_run": options.dry_run or options.check, "version": __version__, "targets": shown})
     else:
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     return PASS if ok else FAIL
 
 
-def _to_dict(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
+def _to_dict(plan: Plan, files: dict[str, bytes], digest: str) -> dict[str, Any]:
     return {
         "folder": str(plan.target.folder),
         "clients": list(plan.target.clients),
@@ -80,7 +82,9 @@ def _to_dict(plan: Plan, files: dict[str, bytes]) -> dict[str, Any]:
         "previous": plan.previous,
         "files": len(files),
         "bytes": sum(map(len, files.values())),
+        "digest": digest,
         **{name: len(getattr(plan, name)) for name in ("new", "replaced", "removed")},
+        "changed": plan.changed,
         "kept": plan.kept,
     }
 
@@ -96,11 +100,14 @@ def _print(shown: list[dict[str, Any]], options: argparse.Namespace) -> None:
         lines = {
             "install": f"{would}installed: {folder} ({size})",
             "upgrade": f"{would}upgraded from {one['previous']}: {folder} ({changes})",
-            "none": f"up to date: {folder}",
+            "none": f"up to date: {folder} ({__version__}, digest {one['digest']})",
             "uninstall": f"{would}removed: {folder} ({one['removed']} files)",
             "foreign": f"not touched, since `fsdp2 install` did not write it: {folder}",
         }
         say(f"{lines[one['action']]}, for {', '.join(one['clients'])}")
+        for name, about in CHANGED.items():
+            if one["changed"].get(name):
+                say(f"  {about}: {', '.join(one['changed'][name])}")
         for path in one["kept"]:
             say(f"  kept, since you edited it: {path}")
     if any(one["kept"] for one in shown):

@@ -119,7 +119,7 @@ def _schema(args: argparse.Namespace) -> int:
     from ..spec import schema
 
     form = config.FORM if args.verify else schema.FORM
-    say(form.path.read_text(encoding="utf-8").rstrip())
+    say(form.text.rstrip())
     return PASS
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +25,6 @@ from .requirements import requirements
 if TYPE_CHECKING:
     import jinja2
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 HYGIENE = {".gitignore": "gitignore.j2", "pyproject.toml": "pyproject.toml.j2"}  # made from the rest
 CI = {"github": ".github/workflows/verify.yml", "gitlab": ".gitlab-ci.yml"}
 
@@ -71,12 +72,19 @@ def render(spec: Spec) -> dict[str, str]:
     return made | {path: _environment().get_template(wanted[path]).render(values) for path in HYGIENE}
 
 
+def _template(name: str) -> str | None:
+    """The text of a template, None if there is none; in an installed copy it is no file of its own."""
+    with suppress(FileNotFoundError):
+        return (pkgutil.get_data(__name__, f"../../templates/{name}") or b"").decode()
+    return None
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FunctionLoader(_template),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ...verifier.config.reading import schema as any_schema
@@ -11,8 +10,7 @@ from ...verifier.config.reading.schema import Form, Schema, branches, keys, kind
 __all__ = ["FORM", "Schema", "at", "branches", "filled", "keys", "kinds_of", "load", "properties"]
 __all__ += ["required", "shown", "walk"]
 
-PATH = Path(__file__).with_name("schema.json")
-FORM = Form(PATH, "the spec")
+FORM = Form(__name__, "schema.json", "the spec")
 at, walk = FORM.at, FORM.walk
 
 

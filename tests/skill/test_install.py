@@ -1,8 +1,10 @@
 """`fsdp2 install`: where it writes, upgrades, what it leaves alone, what it refuses, and that it is all or nothing."""
 
+import ast
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from trees import build_file_tree
 from trees import text_tree as tree
 from verified_fsdp2 import __version__
 from verified_fsdp2.skill import atomic_write, installer
+from verified_fsdp2.skill.copies import joined
 
 ROOT = Path(__file__).parents[2]
 NAME = "verified-fsdp2"
@@ -38,7 +41,7 @@ def places(tmp_path: Path, monkeypatch: Patch) -> None:
 def small(monkeypatch: Patch) -> dict[str, bytes]:
     """A pack of three files, which a test may change."""
     files = dict(SMALL)
-    monkeypatch.setattr(installer, "pack_files", lambda: files)
+    monkeypatch.setattr(installer, "pack_files", lambda: dict(files))
     return files
 
 
@@ -59,11 +62,61 @@ def test_the_real_copy_is_whole_and_small(run: Run) -> None:
     assert code == 0 and time.process_time() - started < 1
     found = tree(PLACE)
     assert set(found) == {*installer.pack_files(), installer.MANIFEST}
-    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 2_500_000
-    for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2"), ("references", "*.md")):
-        assert {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob(pattern)} <= set(found)
-    assert {"SKILL.md", "LICENSE", "skill/spec/schema.json", "verifier/report/report.schema.json"} <= set(found)
-    assert not any(path.startswith(("tests", "benchmarks", ".")) or "__pycache__" in path for path in found)
+    assert answer["targets"][0]["bytes"] == sum(len(data) for data in installer.pack_files().values()) <= 2_600_000
+    assert answer["targets"][0]["digest"] == installer.digest(installer.pack_files())
+    assert len(found) <= 60
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "references").iterdir()} <= set(found)
+    assert {"SKILL.md", "LICENSE", "examples/quickstart.yaml", "skill/__main__.py", "verifier/__main__.py"} <= set(
+        found
+    )
+    assert not any(path.startswith(("tests", "benchmarks")) or "__pycache__" in path for path in found)
+
+
+def test_the_code_of_a_copy_is_that_of_the_repository(run: Run) -> None:
+    run("--client", "claude")
+    sections = joined.Sections(PLACE).found
+    for folder, pattern in (("skill", "*.py"), ("verifier", "*.py"), ("templates", "*.j2")):
+        for path in (ROOT / folder).rglob(pattern):
+            name = path.relative_to(ROOT)
+            there = sections.get(name.as_posix())
+            assert path.read_bytes() == ((PLACE / name).read_bytes() if there is None else there), name
+    for file in (PLACE / joined.SOURCES).glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        ast.parse(text)  # a scanner reads it as Python
+        assert len(text) <= 200_000, file.name
+    assert "skill/spec/schema.json" in sections and "verifier/report/report.html.j2" in sections
+
+
+def test_a_traceback_names_the_file_of_the_repository_and_its_line(run: Run) -> None:
+    run("--client", "claude")
+    code = (
+        "import runpy, traceback\n"
+        f"found = runpy.run_path('{PLACE}/skill')\n"
+        "from verified_fsdp2.verifier.config.reading import words\n"
+        "try:\n    words.similar(3, ['a'])\nexcept Exception:\n    traceback.print_exc()\n"
+    )
+    error = python("-c", code).stderr
+    source = (ROOT / "verifier/config/reading/words.py").read_text(encoding="utf-8").splitlines()
+    (number, line) = re.findall(rf'{PLACE}/verifier/config/reading/words\.py", line (\d+), in similar\n +(.+)', error)[
+        -1
+    ]
+    assert source[int(number) - 1].strip() == line
+
+
+def test_bytecode_of_a_copy_stays_out_of_the_project(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run("--client", "claude")
+    python(f"{PLACE}/skill", "spec", "check", f"{PLACE}/examples/quickstart.yaml")
+    found = {p.name for p in PLACE.rglob("*.pyc")}
+    assert {name.partition(".")[0] for name in found} <= {"__main__"}, "what Python itself compiles at its start"
+    kept = list((tmp_path / "cache").rglob("*.pyc"))
+    assert "verified_fsdp2.skill.spec" in {p.name.rpartition(".cpython")[0] for p in kept}
+    before = {p: p.stat().st_mtime_ns for p in kept}
+    python(f"{PLACE}/skill", "spec", "check", f"{PLACE}/examples/quickstart.yaml")
+    assert {p: p.stat().st_mtime_ns for p in kept} == before
+    run("--uninstall")
+    assert not list((tmp_path / "cache").rglob("*.pyc"))
 
 
 def test_the_copy_runs_by_itself(run: Run) -> None:
@@ -188,6 +241,24 @@ def test_an_upgrade_in_place(run: Run, small: dict[str, bytes], monkeypatch: Pat
     assert found == {**{path: data.decode() for path, data in small.items()}, "notes.txt": "mine"}
     assert not (PLACE / "verifier").exists()
     assert run("--client", "claude")[1]["targets"][0]["action"] == "none"
+
+
+def test_an_upgrade_says_what_changed(run: Run, small: dict[str, bytes]) -> None:
+    small["references/contract.md"] = b"- **old-rule**: a\n- **kept-rule**: a\n"
+    run("--client", "claude")
+    small |= {"references/contract.md": b"- **new-rule**: a\n- **kept-rule**: a\n", "SKILL.md": b"other\n"}
+    texts = ["SKILL.md", "references/contract.md"]
+    found = run("--client", "claude")[1]["targets"][0]["changed"]
+    assert found == {"texts": texts, "rules_new": ["new-rule"], "rules_gone": ["old-rule"]}
+
+
+def test_an_upgrade_from_files_of_their_own_leaves_none(run: Run, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(installer, "pack_files", lambda: installer._of_pack(installer.PACK))
+        run("--client", "claude")
+    build_file_tree(PLACE, {"verifier/probe/__pycache__/frames.cpython-311.pyc": ""})
+    assert run("--client", "claude")[0] == 0
+    assert set(tree(PLACE)) == {*installer.pack_files(), installer.MANIFEST}
 
 
 def test_a_missing_file_is_written_again(run: Run, small: object) -> None:
@@ -368,7 +439,7 @@ def test_a_pack_that_is_not_whole(tmp_path: Path) -> None:
         installer.pack_files(tmp_path)
 
 
-def test_the_text(command: Command, small: object, tmp_path: Path) -> None:
+def test_the_text(command: Command, small: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "project" / ".claude" / "skills" / NAME
 
     def printed(*words: str) -> list[str]:
@@ -376,7 +447,9 @@ def test_the_text(command: Command, small: object, tmp_path: Path) -> None:
 
     assert printed("--dry-run") == [f"would be installed: {folder} (3 files, 0.0 MB), for claude"]
     assert printed() == [f"installed: {folder} (3 files, 0.0 MB), for claude", f"try it: python {folder}/skill doctor"]
-    assert printed() == [f"up to date: {folder}, for claude", f"try it: python {folder}/skill doctor"]
+    digest = installer.digest(small)
+    same = f"up to date: {folder} ({__version__}, digest {digest}), for claude"
+    assert printed() == [same, f"try it: python {folder}/skill doctor"]
     (folder / "SKILL.md").write_text("mine")
     assert printed("--uninstall") == [
         f"removed: {folder} (2 files), for claude",

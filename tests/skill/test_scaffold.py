@@ -32,6 +32,7 @@ ASIDE = {
     "generate.py",
     "launch/ray_train.py",
 }  # not what trains
+TEMPLATES = Path(__file__).parents[2] / "templates"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -210,15 +211,15 @@ def test_a_module_of_the_scaffold_cannot_be_imported_as_the_model(tmp_path: Path
 
 def test_every_expression_of_a_template_goes_through_a_filter() -> None:
     filters = r"\| (py|text|yaml|md|sh|dtype|document|signature|own_import|factory_call)(\(.*\))? $"
-    for path in scaffold.TEMPLATES.glob("*.j2"):
+    for path in TEMPLATES.glob("*.j2"):
         text = re.sub(r"\{% raw %\}.*?\{% endraw %\}", "", path.read_text())
         for expression in re.findall(r"\{\{(.*?)\}\}", text, flags=re.DOTALL):
             assert re.search(filters, expression), expression
 
 
 def test_every_template_belongs_to_a_file(made: dict[str, Any]) -> None:
-    parts = {name for path in scaffold.TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
-    assert {path.name for path in scaffold.TEMPLATES.iterdir()} == set(made["templates"]) | parts
+    parts = {name for path in TEMPLATES.iterdir() for name in re.findall(r'include "(.+?)"', path.read_text())}
+    assert {path.name for path in TEMPLATES.iterdir()} == set(made["templates"]) | parts
 
 
 def test_the_readme_names_only_files_that_are_there(rendered: list[dict[str, str]]) -> None:

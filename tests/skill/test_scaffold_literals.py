@@ -11,6 +11,7 @@ from scripts import python
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.skill.scaffold.literals import FILTERS, factory_call, markdown, own_import, py, text, yaml
 
+TEMPLATES = Path(__file__).parents[2] / "templates"
 HOSTILE = ["plain", "it's", 'say "so"', "both ' and \"", "three \"\"\" and '''", "back\\slash\\", "line\nbreak\r\ttab"]
 HOSTILE += ["{{ 7 * 7 }} {% raw %} {# note #}", "-->", "# comment", "`code` ``more``", "null", "1e4", "yes"]
 HOSTILE += ["\u00e9\u2028\U0001f600\x7f\x85", '"; import os; "', *("x" * n for n in (75, 79, 83, 200)), " "]
@@ -51,7 +52,7 @@ def test_a_code_span_stays_in_one_line_and_closed(value: str) -> None:
 def test_filters_are_used_and_fixed_text_is_none_from_a_spec() -> None:
     with pytest.raises(ValueError, match="not a fixed"):
         text('"; import os')
-    sources = "".join(path.read_text() for path in scaffold.TEMPLATES.iterdir())
+    sources = "".join(path.read_text() for path in TEMPLATES.iterdir())
     assert not [name for name in FILTERS if f"| {name}" not in sources]
 
 

@@ -21,7 +21,7 @@ from .reading.validation import Fault
 NAME = "verify.yaml"
 PYPROJECT = "pyproject.toml"
 TABLE = ("tool", "fsdp2")
-FORM = Form(Path(__file__).with_name("verify.schema.json"), "the configuration")
+FORM = Form(__name__, "verify.schema.json", "the configuration")
 NOUN = "a configuration"
 WORDS = ("args", "save_args", "resume_args", "single_args", "reshard_args", "reference", "prepare")
 WHAT = ("script", "module", "folder")  # what names the code of a target

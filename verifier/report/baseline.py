@@ -5,6 +5,7 @@ A failure whose rule is no longer applicable is gone.
 
 import json
 import os
+import pkgutil
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from ..finding import Finding
 from ..trace.events import Place
 from ..verdict import Comparison, Verdict
 
-SCHEMA = Path(__file__).parent / "report.schema.json"
 READABLE = (1,)  # earlier versions whose failures are read; roles and statuses changed since, failures did not
 _AGAIN = "write one with --report json=PATH"
 
@@ -46,7 +46,7 @@ def _must_be_ours(path: Path, report: Any) -> None:
     from jsonschema import Draft7Validator
     from jsonschema.exceptions import best_match
 
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema = json.loads(pkgutil.get_data(__name__, "report.schema.json") or "")
     ours = schema["properties"]["schema"]["const"]
     read = (*READABLE, ours)
     if not isinstance(report, dict) or "schema" not in report:

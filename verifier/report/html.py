@@ -3,8 +3,8 @@
 Whatever comes from the script is data: every string is cut, made visible and escaped on its way into the template.
 """
 
+import pkgutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..analysis.wording import count, some
@@ -36,7 +36,7 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FunctionLoader(lambda name: (pkgutil.get_data(__name__, name) or b"").decode()),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible(text, Markup),

@@ -4,7 +4,7 @@ A family is a folder; a rule is a module in it that does not begin with `_`.
 """
 
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 
 from .base import Rule
@@ -18,9 +18,11 @@ FIRST_TO_LAST = (
 def _discover() -> dict[str, Rule]:
     """{name: rule}. Within a family, rules whose failure explains that of others come first."""
     rules: dict[str, Rule] = {}
-    found = [path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")]
+    found = [one.name for one in iter_modules(__path__) if one.ispkg]
     for family in sorted(found, key=lambda family: (*FIRST_TO_LAST, family).index(family)):
-        names = sorted(path.stem for path in (Path(__file__).parent / family).glob("[!_]*.py"))
+        names = sorted(
+            one.name for one in iter_modules(import_module(f".{family}", __name__).__path__) if one.name[0] != "_"
+        )
         own = [_rule_in(import_module(f".{family}.{name}", __name__))() for name in names]
         rules |= {rule.name: rule for rule in sorted(own, key=lambda rule: (not rule.explains, rule.name))}
     return rules

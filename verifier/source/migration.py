@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -68,29 +69,43 @@ class _Follower(Follower):
 
 def migrate(paths: Sequence[Path]) -> Migration:
     """What the scripts at these paths must change. Raises UserError."""
-    import json
-
-    rows = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     scripts = files_of(paths)
-    parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
+    rows = table()
     kinds: dict[str, None] = {}
     items: dict[tuple[str, ...], Item] = {}
-    for traces in _entries(scripts, Shared(parsed)):
-        kind, partly = kind_of(traces)
-        kinds |= {kind: None} if kind else {}
-        for scene in (Scene(flow, kind) for flow in traces if kind and kind != "fsdp2"):
-            for finder in MODEL if partly else (*MODEL, *LOOP):
-                for name, event, values in finder(scene):
-                    place = _place(event, int(values.pop("line", event.line)))
-                    key = (name, kind, *values.values())
-                    item = items.setdefault(key, _item(rows[name], name, kind, values))
-                    if place not in item.places:
-                        item.places.append(place)
+    for kind, name, event, values in constructs(scripts):
+        kinds |= {kind: None}
+        if event is not None:
+            place = _place(event, int(values.pop("line", event.line)))
+            item = items.setdefault((name, kind, *values.values()), _item(rows[name], name, kind, values))
+            if place not in item.places:
+                item.places.append(place)
     for item in items.values():
         item.places.sort(key=lambda place: (place["file"], place["line"]))
     order = list(rows)
     done = sorted(items.items(), key=lambda pair: (STEPS.index(pair[1].step), order.index(pair[0][0])))
     return Migration(tuple(map(str, paths)), len(scripts), tuple(kinds), tuple(item for _, item in done))
+
+
+def table() -> dict[str, dict[str, Any]]:
+    """The rows of migration.json: a construct, and what takes its place."""
+    import json
+
+    found: dict[str, dict[str, Any]] = json.loads(pkgutil.get_data(__name__, "migration.json") or "")
+    return found
+
+
+def constructs(scripts: Sequence[Path]) -> Iterator[tuple[str, str, Event | None, dict[str, str]]]:
+    """(kind of script, row of the table, event, values of its $names) of each construct; first of each kind one without an event."""
+    parsed: dict[Path, Module | None] = {path: parse(path) for path in scripts}
+    for traces in _entries(scripts, Shared(parsed)):
+        kind, partly = kind_of(traces)
+        if kind:
+            yield kind, "", None, {}
+        for scene in (Scene(flow, kind) for flow in traces if kind and kind != "fsdp2"):
+            for finder in MODEL if partly else (*MODEL, *LOOP):
+                for name, event, values in finder(scene):
+                    yield kind, name, event, values
 
 
 def _entries(scripts: Sequence[Path], shared: Shared) -> list[list[Flow]]:

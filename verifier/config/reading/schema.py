@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from .problems import KeyPath
@@ -19,15 +19,21 @@ TYPE_NAMES |= {"array": "a list", "object": "a mapping", "null": "null"}
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What a kind of file may hold, by the JSON Schema at `path`. `noun` is what messages call the file."""
+    """What a kind of file may hold, by the JSON Schema `file` beside a module. `noun` is what messages call the file."""
 
-    path: Path
+    module: str
+    file: str
     noun: str
+
+    @cached_property
+    def text(self) -> str:
+        """The schema as it is written."""
+        return (pkgutil.get_data(self.module, self.file) or b"").decode()
 
     @cached_property
     def root(self) -> Schema:
         """The schema. Do not change what it returns."""
-        schema: Schema = json.loads(self.path.read_text(encoding="utf-8"))
+        schema: Schema = json.loads(self.text)
         return schema
 
     def at(self, path: KeyPath) -> Schema | None:
