@@ -151,7 +151,7 @@ def _address(host: str, nodes: int) -> str:
         return given
     for name in (host.rpartition("@")[2], socket.gethostname()):
         try:
-            address = socket.gethostbyname(name)
+            address = str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
         except OSError:
             continue
         if not address.startswith("127."):
