@@ -29,9 +29,9 @@ def follow(project: Project, kind: type[Follower] | None = None, followed: Colle
     kind = kind or Follower
     follower = kind(project, True, BUDGET)
     follower.start(module)
-    traces, met = [follower.flow], follower.met.union(followed)
+    traces, met = [follower.flow], follower.met
     for value in _entries(module):
-        if value.node not in met:
+        if value.node not in met and value.node not in followed:
             again = kind(project, False, BUDGET // 10)
             again.entry(module, value)
             met |= again.met

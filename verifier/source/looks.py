@@ -168,8 +168,10 @@ def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
         return
     calls = flow.methods(method)
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
+    if not off or len(off) < len(calls):
+        return
     elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
-    if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
+    if elsewhere == len({id(e.node) for e in off}):
         yield f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0]
 
 

@@ -1,9 +1,11 @@
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ...analysis.syntax import called, names_read
 from ...source.events import hit_at
 from ...source.looks import text
+from ...source.project import Module
 from ..base import Flow, Hits, SourceRule
 
 _COLLECTS = frozenset({"append", "appendleft", "add", "insert", "setdefault"})
@@ -40,12 +42,16 @@ class LoopVariableReadLate(SourceRule):
 
     def detect(self, flow: Flow) -> Hits:
         for module in flow.project.modules:
-            found = {(f.lineno, name): f for loop in ast.walk(module.tree) for f, name in _read_late(loop)}
-            for (line, name), function in found.items():
-                what = (
-                    f"{_text(function)} reads `{name}` when it is called: all that this loop makes see its last value"
-                )
+            for line, name, function in _in_file(module):
+                what = f"{function} reads `{name}` when it is called: all that this loop makes see its last value"
                 yield what, hit_at("", "", module, line, "").location
+
+
+@lru_cache(maxsize=4096)
+def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
+    """(line, variable, text) of each such function of a file. Many scripts of a project share their files."""
+    found = {(f.lineno, name): f for loop in ast.walk(module.tree) for f, name in _read_late(loop)}
+    return tuple((line, name, _text(function)) for (line, name), function in found.items())
 
 
 def _text(function: ast.Lambda | ast.FunctionDef) -> str:
