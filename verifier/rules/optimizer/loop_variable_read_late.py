@@ -1,4 +1,6 @@
 import ast
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -50,8 +52,20 @@ class LoopVariableReadLate(SourceRule):
 @lru_cache(maxsize=4096)
 def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
     """(line, variable, text) of each such function of a file. Many scripts of a project share their files."""
-    found = {(f.lineno, name): f for loop in ast.walk(module.tree) for f, name in _read_late(loop)}
+    made = {word: [n for n, line in enumerate(module.lines, 1) if word in line] for word in ("lambda", "def ")}
+    found = {(f.lineno, name): f for loop in _near(module.tree, made) for f, name in _read_late(loop)}
     return tuple((line, name, _text(function)) for (line, name), function in found.items())
+
+
+def _near(node: ast.AST, made: dict[str, list[int]]) -> Iterator[ast.AST]:
+    """The nodes of a tree, without those parts on whose lines no function is made within another statement."""
+    above = [one.lineno for one in getattr(node, "decorator_list", ())]
+    first, last = min([getattr(node, "lineno", 1), *above]), getattr(node, "end_lineno", None) or sys.maxsize
+    words = {"lambda": first, "def ": first + 1} if not isinstance(node, ast.expr) else {"lambda": first}
+    if any(bisect_left(made[word], start) < bisect_right(made[word], last) for word, start in words.items()):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _near(child, made)
 
 
 def _text(function: ast.Lambda | ast.FunctionDef) -> str:
