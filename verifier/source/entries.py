@@ -142,7 +142,7 @@ def _kind(value: Value, depth: int = 0) -> Hashable:
     """What of an argument decides where the calls of a function lead."""
     if value.kind == "const":
         return type(value.const), value.const
-    home = id(value.home[1]) if value.kind == "def" else 0  # the names that an inner function reads
+    home = value.home[1] if value.kind == "def" else None  # the names that an inner function reads
     own = (value.kind, value.name, value.node if value.kind in ("def", "class") else value.cls and value.cls.node, home)
     partial = value.kind == "made" and value.event is not None and any(one.kind == "def" for one in value.event.args)
     if depth == 2:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import cast
 
 from .coverage import shortened
 from .events import Event, Flow, Guard
+from .project import Module
 from .values import Value, choices, holders, reach
 
 LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
@@ -114,7 +116,13 @@ def trains(flow: Flow) -> bool:
 
 def names_in(flow: Flow, *wanted: str) -> bool:
     """Whether one of these words stands in a source of the project (a coarse check, to rule something out)."""
-    return any(word in module.source for module in flow.project.modules for word in wanted)
+    return any(_says(module, word) for module in flow.project.modules for word in wanted)
+
+
+@lru_cache(maxsize=65536)
+def _says(module: Module, word: str) -> bool:
+    """Whether a word stands in a file. Many flows of a project share their files."""
+    return word in module.source
 
 
 def identifiers(flow: Flow) -> set[str]:
