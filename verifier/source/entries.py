@@ -32,8 +32,8 @@ def follow(project: Project, kind: type[Follower] | None = None, followed: Colle
     for value in _entries(module):
         if value.node in met or value.node in followed:
             continue
-        again: Follower = Sketch(project, known)
-        if kind is not None or again.comes_to_distributed(module, value):
+        again: Follower = (sketch := Sketch(project, known))
+        if kind is not None or sketch.comes_to_distributed(module, value):
             again = (kind or Follower)(project, False, BUDGET // 10)
             again.entry(module, value)
         met |= again.met

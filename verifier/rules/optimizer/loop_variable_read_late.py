@@ -112,9 +112,14 @@ def _kept(statement: ast.stmt, loop: ast.For) -> Iterator[ast.expr]:
             holder, values = None if hook else node.func.value, node.args
         else:
             continue
-        again = [] if holder is None else [n for n in ast.walk(loop) if ast.dump(n) == ast.dump(holder)]
-        if len(again) <= 1:
+        if holder is None or _count(loop, holder) <= 1:
             yield from values
+
+
+def _count(loop: ast.AST, wanted: ast.AST) -> int:
+    """How often an expression stands in a loop."""
+    dumped = ast.dump(wanted)
+    return sum(type(node) is type(wanted) and ast.dump(node) == dumped for node in ast.walk(loop))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
