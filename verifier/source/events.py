@@ -142,7 +142,7 @@ class Flow:
     @property
     def distributed(self) -> bool:
         """Whether anything of torch's distributed packages is called, or a name that comes from them."""
-        return any(name.startswith(_DISTRIBUTED) for name in self.by_op) or any(m in self.by_method for m in _METHODS)
+        return any(is_distributed(name, "") for name in self.by_op) or any(m in self.by_method for m in _METHODS)
 
     @property
     def training(self) -> bool:
@@ -218,6 +218,11 @@ _DISTRIBUTED = ("fsdp.", "dist.", "dcp.", "dsd.", "tp.", "tensor.")
 _TRAINING = ("fsdp.", "dcp.", "dsd.", "tp.")
 _METHODS = ("full_tensor", "to_local", "set_requires_gradient_sync", "set_requires_all_reduce")
 _HARMLESS = (*_DISTRIBUTED, "builtins.", "torch.", "data.", "F.", "ac.", "logging.")
+
+
+def is_distributed(op: str, method: str) -> bool:
+    """Whether a function is one of torch's distributed packages, or a method is that of what comes from them."""
+    return op.startswith(_DISTRIBUTED) or method in _METHODS
 
 
 def sanitize(event: Event) -> bool:

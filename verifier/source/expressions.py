@@ -42,6 +42,8 @@ class Expressions(Names):
             return Value("unknown")
         if type(node) is ast.Name:  # half of all expressions
             return self.lookup(node.id)
+        if type(node) is ast.Constant:
+            return const(node.value)
         self.depth += 1
         try:
             return getattr(self, _METHODS[type(node)], self._parts)(node)
@@ -51,9 +53,6 @@ class Expressions(Names):
     def _parts(self, node: ast.expr) -> Value:
         found = [self.evaluate(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return derived(type(node).__name__, found, node)
-
-    def _constant(self, node: ast.Constant) -> Value:
-        return const(node.value)
 
     def _attribute(self, node: ast.Attribute) -> Value:
         return self.attribute(self.evaluate(node.value), node.attr, node)

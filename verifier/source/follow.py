@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
 
 from .coverage import LIMIT
-from .events import ITERATE, Flow, Guard
+from .events import ITERATE, Guard
 from .imports import Imports
 from .names import Frame
 from .project import ClassInfo, Module, Project
@@ -16,39 +15,6 @@ BUDGET = 150_000  # expressions followed from one entry
 EXITS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
 Block = list[ast.stmt]
 _METHODS = {kind: f"_do_{kind.__name__.lower()}" for kind in ast.stmt.__subclasses__()}
-
-
-def follow(project: Project, kind: type[Follower] | None = None, followed: Collection[ast.AST] = ()) -> list[Flow]:
-    """The traces of a script: of its first line to its last, and of each function that this does not come to.
-
-    `followed`: functions that need no flow of their own, since another script calls them.
-    """
-    module = project.script
-    if module is None:
-        return []
-    kind = kind or Follower
-    follower = kind(project, True, BUDGET)
-    follower.start(module)
-    traces, met = [follower.flow], follower.met.union(followed)
-    for value in _entries(module):
-        if value.node not in met:
-            again = kind(project, False, BUDGET // 10)
-            again.entry(module, value)
-            met |= again.met
-            traces.append(again.flow)
-    return traces
-
-
-def _entries(module: Module) -> list[Value]:
-    """The functions and methods of a module."""
-    found = []
-    for node in module.tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(Value("def", node.name, node=node, home=(module, None)))
-        elif isinstance(node, ast.ClassDef):
-            info = ClassInfo(node, module)
-            found += [info.method(name, info) for name in info.methods if name != "__init__"]
-    return found
 
 
 class Follower(Imports):
@@ -71,8 +37,8 @@ class Follower(Imports):
     def entry(self, module: Module, function: Value) -> None:
         """Follow one function with parameters that are not known."""
         self.frame = Frame(module, "<module>")
-        if isinstance(function.const, ClassInfo):
-            function.const = Value("object", function.const.name, cls=function.const)
+        if isinstance(info := function.const, ClassInfo):
+            function = info.method(function.name.rpartition(".")[2], Value("object", info.name, cls=info))
         try:
             self.call_function(function, [], {}, function.node or ast.Pass())
         except RecursionError:

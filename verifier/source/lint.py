@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..finding import Hit, Suppression
 from .coverage import Coverage, Missed, merged
-from .follow import follow
+from .entries import follow
 from .project import Module, Project, Shared
 from .registry import DETECTORS
 from .suppress import covering, read

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import cast
 
 from .coverage import shortened
 from .events import Event, Flow, Guard
+from .project import Module
 from .values import Value, choices, holders, reach
 
 LOW_DTYPES = ("torch.bfloat16", "torch.float16", "torch.half")
@@ -114,7 +116,13 @@ def trains(flow: Flow) -> bool:
 
 def names_in(flow: Flow, *wanted: str) -> bool:
     """Whether one of these words stands in a source of the project (a coarse check, to rule something out)."""
-    return any(word in module.source for module in flow.project.modules for word in wanted)
+    return any(_says(module, word) for module in flow.project.modules for word in wanted)
+
+
+@lru_cache(maxsize=65536)
+def _says(module: Module, word: str) -> bool:
+    """Whether a word stands in a file. Many flows of a project share their files."""
+    return word in module.source
 
 
 def identifiers(flow: Flow) -> set[str]:
@@ -168,8 +176,10 @@ def never_on(flow: Flow, method: str, what: str) -> Iterator[tuple[str, Event]]:
         return
     calls = flow.methods(method)
     off = [e for e in calls if is_const(e.arg(0, ""), False) and not e.kwargs and e.on is not None]
+    if not off or len(off) < len(calls):
+        return
     elsewhere = sum(_mentions(m.tree, method) for m in flow.project.modules if method in m.source)
-    if off and len(off) == len(calls) and elsewhere == len({id(e.node) for e in off}):
+    if elsewhere == len({id(e.node) for e in off}):
         yield f"{text(off[0].node)} is never followed by a call that turns it on again: {what}", off[0]
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from .entries import follow
 from .events import SHARD, Event, Flow
 from .files import files_of
-from .follow import Follower, follow
+from .follow import Follower
 from .looks import trains
 from .migration_loop import FINDERS as LOOP
 from .migration_model import FINDERS as MODEL

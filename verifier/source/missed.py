@@ -19,6 +19,8 @@ class Noting(Expressions):
 
     def note(self, callee: Value, node: ast.AST) -> None:
         """Note whether a call of this value is understood."""
+        if node in self.flow.followed:
+            return
         if callee.kind in ("def", "class"):
             self.flow.followed.add(node)
             return

@@ -8,7 +8,8 @@ import pytest
 from pairs import HEAD, PRELUDE
 from records import cases
 from verified_fsdp2.verifier.errors import UserError
-from verified_fsdp2.verifier.source.follow import follow
+from verified_fsdp2.verifier.source.entries import follow
+from verified_fsdp2.verifier.source.follow import Follower
 from verified_fsdp2.verifier.source.lint import look
 from verified_fsdp2.verifier.source.project import Project, canonical, parse
 
@@ -217,6 +218,49 @@ def test_rank_guards(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", OPEN)
 def test_what_is_no_rank_guard(tmp_path: Path, how: str) -> None:
     assert found(write(tmp_path, train=PRELUDE + "x = y = torch.zeros(1)\n" + OPEN[how] + "\n")) == []
+
+
+NOT_CALLED = {  # functions that nothing calls, and whether each one's trace is distributed
+    "a constant decides": (
+        "def maybe(flag):\n    if flag:\n        dist.barrier()\ndef off():\n    maybe(False)\ndef on():\n    maybe(True)\n",
+        [True, False, True],
+    ),
+    "a callback": (
+        "def each(f):\n    f()\ndef quiet():\n    print()\ndef loud():\n    dist.barrier()\n"
+        "def one():\n    each(quiet)\ndef two():\n    each(loud)\n",
+        [False, False, True, False, True],
+    ),
+    "a method of what a call made": (
+        "class Loop:\n    def __init__(self, end):\n        self.end = end\n"
+        "def loud():\n    dist.barrier()\ndef make():\n    return Loop(loud)\n"
+        "def one():\n    make()\ndef two():\n    make().end()\n",
+        [True, False, False, True],
+    ),
+    "what a call leaves in its argument": (
+        "class Loop:\n    pass\ndef loud():\n    dist.barrier()\ndef fill(loop):\n    loop.end = loud\n"
+        "def one():\n    fill(Loop())\ndef two():\n    loop = Loop()\n    fill(loop)\n    loop.end()\n",
+        [True, False, False, True],
+    ),
+    "two that call each other": (
+        "def first():\n    second()\n    dist.barrier()\ndef second():\n    first()\ndef third():\n    second()\n",
+        [True, True],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NOT_CALLED)
+def test_functions_that_nothing_calls(tmp_path: Path, how: str) -> None:
+    source, distributed = NOT_CALLED[how]
+    script = write(tmp_path, train="import torch.distributed as dist\n" + source)
+    for kind in (None, Follower):
+        assert [flow.distributed for flow in follow(Project(script), kind)] == [False, *distributed]
+
+
+def test_each_kind_of_arguments_is_followed_once(tmp_path: Path) -> None:
+    part = "def f{0}(x):\n    return [f{1}(x), f{1}(x), f{1}(x), f{1}(x)]\n"
+    script = write(tmp_path, train="".join(part.format(n, n + 1) for n in range(12)) + "def f12(x):\n    return x\n")
+    assert not any(flow.partial for flow in follow(Project(script)))
+    assert follow(Project(script), Follower)[1].partial
 
 
 class TestLimits:

@@ -1,9 +1,13 @@
 import ast
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ...analysis.syntax import called, names_read
 from ...source.events import hit_at
 from ...source.looks import text
+from ...source.project import Module
 from ..base import Flow, Hits, SourceRule
 
 _COLLECTS = frozenset({"append", "appendleft", "add", "insert", "setdefault"})
@@ -40,12 +44,28 @@ class LoopVariableReadLate(SourceRule):
 
     def detect(self, flow: Flow) -> Hits:
         for module in flow.project.modules:
-            found = {(f.lineno, name): f for loop in ast.walk(module.tree) for f, name in _read_late(loop)}
-            for (line, name), function in found.items():
-                what = (
-                    f"{_text(function)} reads `{name}` when it is called: all that this loop makes see its last value"
-                )
+            for line, name, function in _in_file(module):
+                what = f"{function} reads `{name}` when it is called: all that this loop makes see its last value"
                 yield what, hit_at("", "", module, line, "").location
+
+
+@lru_cache(maxsize=4096)
+def _in_file(module: Module) -> tuple[tuple[int, str, str], ...]:
+    """(line, variable, text) of each such function of a file. Many scripts of a project share their files."""
+    made = {word: [n for n, line in enumerate(module.lines, 1) if word in line] for word in ("lambda", "def ")}
+    found = {(f.lineno, name): f for loop in _near(module.tree, made) for f, name in _read_late(loop)}
+    return tuple((line, name, _text(function)) for (line, name), function in found.items())
+
+
+def _near(node: ast.AST, made: dict[str, list[int]]) -> Iterator[ast.AST]:
+    """The nodes of a tree, without those parts on whose lines no function is made within another statement."""
+    above = [one.lineno for one in getattr(node, "decorator_list", ())]
+    first, last = min([getattr(node, "lineno", 1), *above]), getattr(node, "end_lineno", None) or sys.maxsize
+    words = {"lambda": first, "def ": first + 1} if not isinstance(node, ast.expr) else {"lambda": first}
+    if any(bisect_left(made[word], start) < bisect_right(made[word], last) for word, start in words.items()):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _near(child, made)
 
 
 def _text(function: ast.Lambda | ast.FunctionDef) -> str:
@@ -92,9 +112,14 @@ def _kept(statement: ast.stmt, loop: ast.For) -> Iterator[ast.expr]:
             holder, values = None if hook else node.func.value, node.args
         else:
             continue
-        again = [] if holder is None else [n for n in ast.walk(loop) if ast.dump(n) == ast.dump(holder)]
-        if len(again) <= 1:
+        if holder is None or _count(loop, holder) <= 1:
             yield from values
+
+
+def _count(loop: ast.AST, wanted: ast.AST) -> int:
+    """How often an expression stands in a loop."""
+    dumped = ast.dump(wanted)
+    return sum(type(node) is type(wanted) and ast.dump(node) == dumped for node in ast.walk(loop))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
