@@ -16,7 +16,7 @@ FILES = {
     "skypilot": "launch/sky.yaml",
 }
 STARTS = {  # where the command is given, and what it is
-    "torchrun": ("on each node", "HEAD=node0 bash launch/torchrun.sh"),
+    "torchrun": ("on each node, HEAD is one of them", "bash launch/torchrun.sh"),
     "slurm": ("with Slurm", "sbatch launch/slurm.sbatch"),
     "kubernetes": ("with Kubernetes", "kubectl create -f launch/kubernetes.yaml"),
     "ray": ("with Ray", "python launch/ray_train.py"),
