@@ -149,6 +149,14 @@ def test_size_of_an_example(path: Path) -> None:
     )
 
 
+def test_a_run_of_a_day_can_be_written() -> None:
+    """Its tokenizer and its first weights are made on the way; both parts have the same model."""
+    first, second = (spec.load(EXAMPLES / "day" / f"{name}.yaml", offline=True) for name in ("pretrain", "chat"))
+    assert first["model"] == second["model"]
+    assert {"export.py", "generate.py", "prepare.py", "experts.py"} <= scaffold.render(first).keys()
+    assert {"lora.py", "chat.py", "starting.py"} <= scaffold.render(second).keys()
+
+
 def test_sizes(rendered: list[dict[str, str]], different: set[tuple[str, str]]) -> None:
     assert max(map(lines_that_train, rendered)) < 1650  # whatever is on together
     for path, text in different:
