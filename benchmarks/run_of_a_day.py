@@ -90,7 +90,7 @@ class Day:
         if (status != 0) != bool(kill):
             raise SystemExit(f"{' '.join(command)}: exit {status}\n" + "\n".join(lines[-30:]))
         seconds = round(time.monotonic() - started, 1)
-        kept = [line for line in lines if SHOWN.match(line)] or lines[-2:]
+        kept = [line for line in lines if SHOWN.match(line)] or [line for line in lines if "it/s]" not in line][-2:]
         row = {"in": folder, "command": shown, "exit": status, "seconds": seconds, "prints": kept[-9:]}
         self.rows.append(row | ({"signal": signal.Signals(kill).name} if kill else {}))
         print(f"$ {shown}   # {seconds} s", *kept[-9:], sep="\n", flush=True)
