@@ -41,7 +41,7 @@ PLACES = {
 SHARED = {".claude/skills": ("claude", "cursor"), ".agents/skills": ("codex", "gemini", "opencode", "copilot")}
 _FILES = ("SKILL.md", "LICENSE", "__init__.py")
 _FOLDERS = ("references", "templates", "examples", "skill", "verifier")
-_SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
+_SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
 _READ = ("references", "examples")  # the folders of a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3
