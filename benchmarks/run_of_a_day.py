@@ -1,4 +1,4 @@
-"""A run of a day in ten minutes: the commands of examples/day/README.md, as a user gives them, and what they print.
+"""A run of a day on a small scale: the commands of examples/day/README.md, as a user gives them, and what they print.
 
     python benchmarks/run_of_a_day.py --out benchmarks/results/run_of_a_day.json
 
