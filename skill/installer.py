@@ -61,7 +61,7 @@ _LEFT_OUT = {
         "two-nodes",
     )
 }
-_SUFFIXES = (".py", ".md", ".j2", ".json", ".jsonl", ".yaml")
+_SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
 _READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\
 #!/usr/bin/env python3

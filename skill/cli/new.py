@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     flags = "".join(f" {flag}" for flag in loaded.verification_flags)
     torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
-    commands = [f"cd {shlex.quote(str(args.out))}", "python train.py", torchrun, "fsdp2 verify ."]
+    prepare = ["python prepare.py"] if "prepare.py" in files else []
+    alone = "python train.py" + (" --debug-model" if loaded["verify"]["model"] else "")
+    commands = [f"cd {shlex.quote(str(args.out))}", *prepare, alone, torchrun, "fsdp2 verify ."]
     if args.json:
         shown = {"out": str(args.out), "dry_run": args.dry_run, "offline": args.offline, "files": sorted(files)}
         emit_json({**shown, "replaced_edits": edited, "next": commands})

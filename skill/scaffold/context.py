@@ -34,6 +34,7 @@ ARCHITECTURES = {  # of transformers: model_type and the name of its classes
     "glm4_moe": "Glm4Moe",
 }
 INNER = {"tp": "tensor parallelism", "cp": "context parallelism"}  # whose ranks read the same samples
+LARGE = 10**9  # parameters of which no device keeps a whole gradient from one micro-batch to the next
 PACKAGES = {"progress": "tqdm", "tensorboard": "tensorboard", "wandb": "wandb"}  # what a run needs for operation.KEY
 
 
@@ -58,6 +59,7 @@ def context(spec: Spec) -> dict[str, Any]:
         **launch_context(spec),
         "spec": spec.as_written(),
         "debug": verify["model"] and debug_shape(verify["model"], values["model"]),
+        "large": (spec.parameters or 0) >= LARGE,
         "own_modules": spec.own_modules,
         "version": __version__,
         "adamw": optimizer["kind"] == "adamw",
@@ -158,6 +160,7 @@ def _model(model: Mapping[str, Any], tuned: str) -> dict[str, Any]:
         "model_holds": holds,
         "gqa": kind == "decoder" and model["kv_heads"] != model["heads"],
         "experts": model.get("experts"),
+        "balanced": bool(model.get("experts")) and tuned != "lora",  # which of them a token takes is trained
         "qk_norm": model.get("qk_norm", False),
         "window": model.get("window"),
         "full_every": model.get("full_attention_every"),

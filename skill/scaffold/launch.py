@@ -15,6 +15,14 @@ FILES = {
     "ray": "launch/ray_train.py",
     "skypilot": "launch/sky.yaml",
 }
+STARTS = {  # where the command is given, and what it is
+    "torchrun": ("on each node, HEAD is one of them", "bash launch/torchrun.sh"),
+    "slurm": ("with Slurm", "sbatch launch/slurm.sbatch"),
+    "kubernetes": ("with Kubernetes", "kubectl create -f launch/kubernetes.yaml"),
+    "ray": ("with Ray", "python launch/ray_train.py"),
+    "skypilot": ("with SkyPilot", "sky jobs launch launch/sky.yaml"),
+}
+ALONE = ("on one node", "bash launch/torchrun.sh")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # those of torchrun, and the one by which Slurm announces the end
 MARGIN = 30  # seconds to stop and to report, beside the step and the save
 
@@ -30,6 +38,7 @@ def launch_context(spec: Spec) -> dict[str, Any]:
     grace = math.ceil(spec["checkpoint"]["grace_seconds"])
     return {
         "engines": launch["engines"],
+        "starts": [ALONE if one == "torchrun" and launch["nodes"] == 1 else STARTS[one] for one in launch["engines"]],
         "several_nodes": launch["nodes"] > 1,
         "nodes_restart": launch["nodes"] > 1 and bool({"torchrun", "slurm"} & {*launch["engines"]}),
         "gpu": launch["device"] == "cuda",

@@ -42,8 +42,8 @@ def experts_fill_rows(
         yield fault("model.experts", f"must be a multiple of {ROW} {why}, found {size}", "ffn")
 
 
-@needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind", "finetune.kind")
-def experts_exclude(values: Values, experts: Any, tp: int, fp8: bool, optimizer: str, tuned: str) -> Iterator[Fault]:
+@needs("model.experts", "parallel.tp", "precision.fp8", "optimizer.kind")
+def experts_exclude(values: Values, experts: Any, tp: int, fp8: bool, optimizer: str) -> Iterator[Fault]:
     if experts is None:
         return
     if tp > 1:
@@ -53,8 +53,6 @@ def experts_exclude(values: Values, experts: Any, tp: int, fp8: bool, optimizer:
     if optimizer == "muon":
         message = "must be another one with model.experts, which are stacked: Muon would take them for one matrix"
         yield fault("optimizer.kind", f"{message}, found 'muon'")
-    if tuned == "lora":
-        yield fault("finetune.kind", "must be full or freeze with model.experts, found 'lora'")
 
 
 @needs("model.experts", "model.window", "checkpoint.export")

@@ -113,7 +113,7 @@ def trained_are_patterns(values: Values, patterns: list[str]) -> Iterator[Fault]
 
 @needs("finetune.targets")
 def targets_are_layers(values: Values, targets: list[str]) -> Iterator[Fault]:
-    layers = [name.removesuffix(".weight") for name in _decoder_parameters(values)]
+    layers = [name.removesuffix(".weight") for name in _decoder_parameters(values) if name.endswith(".weight")]
     linear = [name for name in layers if "norm" not in name and name != "embedding"]
     for number, target in enumerate(targets):
         if linear and not any(f".{name}".endswith(f".{target}") for name in linear):
@@ -121,13 +121,10 @@ def targets_are_layers(values: Values, targets: list[str]) -> Iterator[Fault]:
             yield fault("finetune.targets", f"must be of {', '.join(known)}, found {target!r}", number)
 
 
-@needs("checkpoint.export", "model.kind", "finetune.kind")
-def export_knows_the_names(values: Values, export: Any, kind: str, tuned: str) -> Iterator[Fault]:
+@needs("checkpoint.export", "model.kind")
+def export_knows_the_names(values: Values, export: Any, kind: str) -> Iterator[Fault]:
     if export == "huggingface" and kind != "decoder":
         yield fault("checkpoint.export", f"must be true or false for model.kind {kind}, found 'huggingface'")
-    elif export == "huggingface" and tuned == "lora":
-        message = "must be true or false for finetune.kind lora, whose adapters are exported for peft"
-        yield fault("checkpoint.export", f"{message}, found 'huggingface'")
 
 
 @needs("checkpoint.generate", "model.kind")

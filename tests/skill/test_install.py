@@ -134,7 +134,7 @@ def test_a_thin_copy_calls_the_installed_package(run: Run) -> None:
     code, answer = run("--client", "claude", "--thin")
     assert code == 0 and answer["targets"][0]["files"] <= 60 and answer["targets"][0]["bytes"] <= 1_200_000
     found = set(tree(PLACE))
-    assert {"SKILL.md", "references/verify.md", "examples/quickstart.yaml"} <= found and not [
+    assert {"SKILL.md", "references/verify.md", "examples/chat-tokenizer/chat_template.jinja"} <= found and not [
         p for p in found if "verifier/" in p
     ]
     done = python(f"{PLACE}/skill", "lint", FAULTS / "optim_before_shard.py", "--json", status=1)

@@ -33,6 +33,13 @@ def test_writes_the_project_and_says_what_next(tmp_path: Path, run: Command) -> 
     assert "train.py" in said and "torchrun --standalone --nproc-per-node 2 train.py" in said
 
 
+def test_data_that_need_tokens_have_one_command_more(tmp_path: Path, run: Command) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n' * 40)
+    words = ("--set", "data={kind: jsonl, files: [a.jsonl]}", "--set", "model.vocabulary=256")
+    assert run("--json", *words, code=0).data["next"][1] == "python prepare.py"
+    assert "python prepare.py" not in run("--json", out="b", code=0).data["next"]
+
+
 def test_json(tmp_path: Path, run: Command) -> None:
     said = run("--json", out="a b", code=0).data
     assert said["files"] == PROJECT_FILES and said["dry_run"] is False

@@ -1,5 +1,6 @@
 """Models by size, the devices that hold them, and the small model on which a large one's project is verified."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_each_key_replaces_that_of_the_preset(tmp_path: Path) -> None:
     again = load(tmp_path / "project" / "spec.yaml")
     assert again == spec
     assert load(tmp_path / "project" / "spec.yaml", ["model.preset=1b"])["model"]["width"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ([], ["set_requires_all_reduce(number == len(batches))"]),  # each micro-batch is reduced over the shards
+        (["parallel.dp_replicate=1", "parallel.dp_shard=16"], []),  # and here over all ranks
+        (
+            ["model.layers=1", "model.vocabulary=512", "parallel={}"],
+            ["set_requires_gradient_sync(number == len(batches))"],
+        ),
+    ],
+)
+def test_no_device_keeps_the_whole_gradients_of_a_large_model(settings: list[str], calls: list[str]) -> None:
+    text = scaffold.render(load(LLAMA, settings))["train.py"]
+    assert re.findall(r"set_requires_\w+\(.*\)", text) == calls
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,22 @@ def test_size_initial_values_and_counts_of_the_model(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.usefixtures("alone")
+def test_adapters_leave_the_experts_and_their_balance_alone(tmp_path: Path) -> None:
+    lora = "finetune={kind: lora, rank: 2, targets: [query, gate]}"
+    with imported(write(tmp_path / "plain", {**DECODER, "layers": 3}, EXPERTS)) as modules:
+        wanted = built(modules)(TOKENS)
+    with imported(project := write(tmp_path / "lora", {**DECODER, "layers": 3}, EXPERTS, lora)) as modules:
+        model = built(modules)
+        found = model(TOKENS)
+        assert torch.equal(found, wanted)
+        functional.cross_entropy(found.flatten(0, 1), TOKENS.flatten()).backward()
+    trained = {name.partition(".lora_")[0] for name, one in model.named_parameters() if one.grad is not None}
+    layers = [f"blocks.{number}.attention.query" for number in range(3)]
+    assert trained == {*layers, "blocks.0.feed_forward.gate", *(f"blocks.{n}.shared_experts.gate" for n in (1, 2))}
+    assert "balance" not in "".join((project / name).read_text() for name in ("train.py", "model.py", "experts.py"))
+
+
 @pytest.mark.launch
 def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp_path: Path) -> None:
     """A bias that moves fast: tokens that are counted twice, or on one rank alone, would change the losses."""
@@ -126,7 +142,7 @@ def test_one_trajectory_on_other_ranks_with_recomputation_and_after_a_resume(tmp
     ([EXPERTS, "parallel.tp=2", "verify.nproc=4", "verify.reshard_to=[8]"], "parallel.tp"),
     ([EXPERTS, "optimizer.kind=muon"], "optimizer.kind"),
     ([EXPERTS, "precision.fp8=true", "precision.param_dtype=bfloat16"], "precision.fp8"),
-    ([EXPERTS, "finetune={kind: lora, targets: [query]}"], "finetune.kind"),
+    ([EXPERTS, "finetune={kind: lora, targets: [experts.gate]}"], "finetune.targets[0]"),
     ([EXPERTS, "model.window=8", "checkpoint.export=huggingface"], "checkpoint.export"),
     (["model.experts={number: 4, shared: 0}", "checkpoint.export=huggingface"], "checkpoint.export"),
     (["model.experts={number: 4, ffn: 32}", "model.ffn=64"], "model.ffn"),

@@ -74,6 +74,79 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, name: str, limit:
         assert len(files) > 3 and sorted(set(index["weight_map"].values())) == files
 
 
+@NEEDED
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+@pytest.mark.parametrize("base", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["grouped", "experts"])
+def test_adapters_are_merged(tmp_path: Path, name: str, base: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    lora = f"{{kind: lora, rank: 2, alpha: 6, dropout: 0.1, targets: [query, up], base_dtype: {base}}}"
+    settings = (EXPORT, f"finetune={lora}", f"precision.param_dtype={base}")
+    out = tmp_path / "exported"
+    with imported(write(tmp_path, MODELS[name], *settings)) as modules:
+        model = built(modules)
+        for part, parameter in model.named_parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter) if ".lora_" in part else 0.0)
+        checkpoint = saved(modules, model, tmp_path / "run")
+        modules["export"].__dict__["SHARD_BYTES"] = 9000
+        assert code_of(modules["export"], checkpoint, out) == 0
+        weights = {part: value.full_tensor().float() for part, value in model.named_parameters()}
+    opened = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    layer = weights["blocks.1.attention.query.weight"]
+    added = weights["blocks.1.attention.query.lora_B.weight"] @ weights["blocks.1.attention.query.lora_A.weight"]
+    torch.testing.assert_close(opened.model.layers[1].self_attn.q_proj.weight.data, layer + 3 * added)
+    assert not [key for key in opened.state_dict() if "lora" in key]
+    if base == "float32":
+        with torch.no_grad():
+            torch.testing.assert_close(opened(TOKENS).logits, model.train(False)(TOKENS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """The folder of a transformers tokenizer, with a chat template: bytes, and two marks."""
+    from shutil import copytree
+
+    return copytree(Path(__file__).parents[2] / "examples" / "chat-tokenizer", tmp_path / "tokenizer")
+
+
+CHAT = "{kind: chat, files: [chats.jsonl], tokenizer: tokenizer, packing: "
+TEXT = "{kind: text, files: ['{stdlib}/abc.py'], tokenizer: tokenizer/tokenizer.json, separator: <|end|>}"
+
+
+@NEEDED
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+@pytest.mark.parametrize("data", [TEXT, CHAT + "false}", CHAT + "documents}"], ids=["text", "chat", "packed"])
+def test_the_tokenizer_goes_along_and_a_chat_is_answered(
+    tmp_path: Path, tokenizer: Path, data: str, capsys: Capsys
+) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    settings = (EXPORT, "checkpoint.generate=true", f"data={data}", "model.vocabulary=258")
+    with imported(write(tmp_path, {**DECODER, "sequence_length": 64}, *settings)) as modules:
+        model = built(modules)
+        checkpoint = saved(modules, model, tmp_path / "run")
+        assert code_of(modules["export"], checkpoint, tmp_path / "exported") == 0
+        opened = AutoTokenizer.from_pretrained(tmp_path / "exported")
+        config = json.loads((tmp_path / "exported" / "config.json").read_text())
+        assert opened("def").input_ids == [*b"def"]
+        assert (opened.eos_token_id, config["eos_token_id"]) == (257, 257)
+        asked = "<|start|>user\ndef<|end|>\n<|start|>assistant\n" if data != TEXT else "def"
+        assert (opened.chat_template is None) == (data == TEXT)
+        prompt = opened(asked, add_special_tokens=False).input_ids
+        inputs = torch.tensor([prompt])
+        extra = (torch.arange(len(prompt))[None],) if "documents" in data else ()
+        with torch.no_grad():
+            first = int(model(inputs, *extra)[0, -1].argmax())
+        capsys.readouterr()
+        assert code_of(modules["generate"], checkpoint, "def", "--tokens", 1, "--temperature", 0) == 0
+    wanted = opened.decode([first] if data != TEXT else [*prompt, first], skip_special_tokens=data != TEXT)
+    assert capsys.readouterr().out == f"{wanted}\n"
+
+
 @pytest.mark.usefixtures("alone")
 def test_what_cannot_be_exported(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "exported"

@@ -69,8 +69,8 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path, capsys: Any) -> None:
     module = load("metrics")
-    train(module.Metrics(tmp_path, 9), range(1, 3))
-    again = module.Metrics(tmp_path, 9)
+    train(module.Metrics(tmp_path, 0, 9), range(1, 3))
+    again = module.Metrics(tmp_path, 2, 9)
     train(again, range(3, 4))
     again.write(3, {"validation_loss": 2 / 7})
     found = records(tmp_path)
@@ -83,13 +83,23 @@ def test_lines_are_whole_not_rounded_and_appended(load: Generate, tmp_path: Path
     assert shown[3] == "step      3  validation loss 0.2857"
 
 
+@cases("interval, step, seen", (1, 4, 40), (3, 7, 70), (3, 4, 40), (1, 0, 0))
+def test_tokens_seen_are_those_up_to_the_checkpoint(
+    load: Generate, tmp_path: Path, interval: int, step: int, seen: int
+) -> None:
+    """Those after the last line too."""
+    module, more = load("metrics", f"train.log_interval={interval}"), [interval] * (interval > 1)
+    train(module.Metrics(tmp_path, 0, 9, *more), range(1, 8))
+    assert module.Metrics(tmp_path, step, 9, *more).seen == seen
+
+
 @cases("interval, rates", (3, [5.0] * 3), (1, [None, *[5.0] * 8]))
 def test_throughput_counts_steps_alone(
     load: Generate, tmp_path: Path, clock: Clock, interval: int, rates: list[float | None]
 ) -> None:
     """Not the first of a start, not what lies between them."""
     module = load("metrics", f"train.log_interval={interval}")
-    train(module.Metrics(tmp_path, 9, *[interval] * (interval > 1)), range(1, 10), clock)
+    train(module.Metrics(tmp_path, 0, 9, *[interval] * (interval > 1)), range(1, 10), clock)
     assert [record.get("tokens_per_second") for record in records(tmp_path)] == rates
 
 
@@ -104,7 +114,7 @@ def test_nothing_waits_for_the_device_between_two_lines(load: Generate, tmp_path
 
 
 def test_what_is_not_finite_is_null(load: Generate, tmp_path: Path, capsys: Any) -> None:
-    metrics = load("metrics").Metrics(tmp_path, 9)
+    metrics = load("metrics").Metrics(tmp_path, 0, 9)
     metrics.train_step(1, 0.1, Scalar(math.nan), 10, Scalar(math.inf))
     assert records(tmp_path)[0]["loss"] is None and records(tmp_path)[0]["grad_norm"] is None
     assert "loss nan  norm inf" in capsys.readouterr().out
@@ -163,9 +173,9 @@ def test_calls_of_wandb_after_a_resume(load: Generate, tmp_path: Path, monkeypat
     """Only the shape of the calls: the package is a fake."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
     module = load("metrics", "operation.wandb=true")
-    first = module.Metrics(tmp_path, 9)
+    first = module.Metrics(tmp_path, 0, 9)
     train(first, range(1, 4))
-    again = module.Metrics(tmp_path, 9)
+    again = module.Metrics(tmp_path, 2, 9)
     train(again, range(4, 6))
     again.close()
     settings = again.wandb.settings
@@ -182,9 +192,9 @@ def test_calls_of_wandb_online(load: Generate, tmp_path: Path, monkeypatch: Patc
     """A resumed run has the id of the first, and sends its own steps only."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=FakeRun))
     module = load("metrics", "operation.wandb=online")
-    first = module.Metrics(tmp_path, 9)
+    first = module.Metrics(tmp_path, 0, 9)
     train(first, range(1, 4))
-    again = module.Metrics(tmp_path, 9)
+    again = module.Metrics(tmp_path, 2, 9)
     train(again, range(4, 6))
     again.close()
     assert [run.wandb.settings["mode"] for run in (first, again)] == ["online", "online"]
@@ -269,7 +279,7 @@ def test_mfu_is_the_ideal_time_of_a_step_over_its_own(load: Generate, tmp_path: 
     ideal = flops.ideal_seconds(model, 8)
     assert ideal == pytest.approx(8 * 16 * (6 * 100_000 + 12 * 2 * 50 * 16) / 2e12)
     module = __import__("metrics")
-    train(module.Metrics(tmp_path, 6, 2, 0.5), range(1, 7), clock)
+    train(module.Metrics(tmp_path, 0, 6, 2, 0.5), range(1, 7), clock)
     assert [record["mfu"] for record in records(tmp_path)] == [0.25, 0.25, 0.25]
 
 
@@ -358,7 +368,7 @@ def test_each_set_of_validation_has_its_values_its_row_and_its_curve(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "out/run-001"
     run.mkdir(parents=True)
-    metrics = load("metrics", "operation.plot=true", *SETS).Metrics(run, 4)
+    metrics = load("metrics", "operation.plot=true", *SETS).Metrics(run, 0, 4)
     train(metrics, range(1, 3))
     metrics.validation(2, {"wiki": 2.0, "code": 800.0})
     train(metrics, range(3, 5))
