@@ -60,7 +60,7 @@ _LEFT_OUT = {
         "reshard-int",
         "two-nodes",
     )
-}
+} | {f"examples/day/{name}" for name in ("README.md", "chat.yaml", "pretrain.yaml", "tokenizer.py")}
 _SUFFIXES = (".py", ".md", ".j2", ".jinja", ".json", ".jsonl", ".yaml")
 _READ = ("SKILL.md", "LICENSE", "references", "examples")  # what agents read: a thin copy, beside its launcher
 _LAUNCHER = f'''\

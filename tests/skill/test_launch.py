@@ -224,7 +224,11 @@ SRUN = {
     "all steps done": ("exit 0", 0, False),
     "a fault before anything is saved": ("exit 1", 1, False),
     "a fault after a save": (f"{SAVE}; exit 1", 1, True),
-    "a signal": (f"trap '{SAVE}; exit 1' USR1; kill -USR1 $PPID; for i in $(seq 400); do sleep 0.05; done", 1, True),
+    "a signal": (
+        f"trap '{SAVE}; exit 1' USR1; sleep 0.5; kill -USR1 $PPID; for i in $(seq 400); do sleep 0.05; done",
+        1,
+        True,
+    ),
 }
 
 
