@@ -14,7 +14,7 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
 
     step >= max(compute + waited + exposed, most loaded link) + optimizer
 
-`waited`: collectives that the next operator needs (tensor and context parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
+`waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
 compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
 """
 
