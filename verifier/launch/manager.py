@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ..errors import PROBE_FAILED
 from . import cluster, devices, elastic, processes, sharing
 from .capture import Captures
-from .request import Live
+from .request import ONE_PROCESS, Live
 
 FREE_PORT = 0
 _NEVER = 3600.0
@@ -30,7 +30,7 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
 
     def manage() -> int:
         try:
-            here = request["launcher"] == "fork" or request["mode"] == "simulate" or bool(request["open"])
+            here = request["launcher"] == "fork" or request["mode"] in ONE_PROCESS or bool(request["open"])
             far = elastic.run if request["launcher"] == "torchrun" else cluster.run
             answer = run(request, pipe, live) if here else far(request)
             with os.fdopen(pipe, "w") as stream:
@@ -45,7 +45,7 @@ def be_manager(request: dict[str, Any], pipe: int, live: Live) -> NoReturn:
 def run(request: dict[str, Any], private: int, live: Live) -> dict[str, Any]:
     """The answer to a request: how each rank ended. `private` is a file descriptor that the ranks must not have."""
     started = time.monotonic()
-    alone = request["mode"] == "simulate"
+    alone = request["mode"] in ONE_PROCESS
     try:
         port = 0 if alone else _fork_store()
     except OSError as error:
@@ -71,7 +71,8 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
     world = str(request["world_size"])
     names = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
+        "LOCAL_WORLD_SIZE": str(min(request["world_size"], request["per_node"] or request["world_size"])),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
@@ -86,7 +87,7 @@ def environment(request: dict[str, Any], rank: int, port: int) -> dict[str, str]
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    if request["mode"] == "simulate":  # there is no store to ask
+    if request["mode"] in ONE_PROCESS:  # there is no store to ask
         del names["TORCHELASTIC_USE_AGENT_STORE"]
     if not request["backend"] and not request["devices"]:
         return names

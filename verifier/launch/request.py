@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+ONE_PROCESS = ("simulate", "rehearse")  # modes in which one process acts as rank 0
 OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
@@ -30,9 +31,11 @@ class Request:
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
+    # "rehearse": the same on tensors without memory
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     steps: int = 1
+    per_node: int = 0  # ranks of a node that torchrun would report; 0: all
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one
     from_sharding_on: bool = False
     fill: bool = False  # NaN in the memory that `to_empty` allocates

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import text_of
 from . import manager, processes
-from .request import Live
+from .request import ONE_PROCESS, Live
 
 _CHUNK = 65536
 OLDEST = (2, 6)  # the first minor version of torch with `torch.distributed.fsdp.fully_shard`
@@ -134,7 +134,7 @@ class _Server:
 
     def _start(self, request: dict[str, Any]) -> None:
         number = request["number"]
-        if request["mode"] != "simulate" and (fault := sockets_fault()):
+        if request["mode"] not in ONE_PROCESS and (fault := sockets_fault()):
             _answer(self._answers, {"number": number, "fault": "no sockets", "message": fault})
             return
         sys.stdout.flush()

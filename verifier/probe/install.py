@@ -2,6 +2,7 @@
 
 from .dispatcher import name_of
 from .events import topics
+from .rehearsal.recorder import Recorder
 from .session import Session
 from .substitutes import (
     averages,
@@ -9,17 +10,20 @@ from .substitutes import (
     ddp,
     full_precision,
     gloo_for_nccl,
+    hollow,
     libraries,
     one_rank,
     randomness,
     simulation,
 )
 
-_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install}
+_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install}
 
 
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
+    if session.request["mode"] == "rehearse":
+        Recorder.now = Recorder(session.frames)
     for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:
             subscribe(session)

@@ -48,6 +48,7 @@ LOADER_NEXT = "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__"
 SAVED_DICT = "torch.distributed.checkpoint.state_dict_saver:_stateful_to_state_dict"
 WRITING_PROCESS = "torch.distributed.checkpoint._async_process_executor:_AsyncCheckpointProcess.save"
 FUNCTIONAL = "torch.distributed._functional_collectives"
+GROUP_TIMEOUT = "torch.distributed.distributed_c10d:_set_pg_timeout"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 DTENSOR_PART = "_local_tensor"
 AS_PLAIN = "torch._C:DisableTorchFunctionSubclass"
@@ -59,6 +60,7 @@ CURRENT_MODE = "torch._C:_get_dispatch_mode"
 FAKE_MODE = "torch._C:_TorchDispatchModeKey.FAKE"
 WRAPPER = "torch:Tensor._make_wrapper_subclass"
 KERNELS = "py_kernels"
+FLOP_FORMULAS = "torch.utils.flop_counter:flop_registry"
 LAZY_INIT = "torch.cuda:_lazy_init"
 CONSTRUCTORS = "torch.utils._device:_device_constructors"
 ACCELERATOR = ("_get_accelerator", "_accelerator_getAccelerator")
@@ -101,6 +103,7 @@ TABLE = (
     Name(AS_PLAIN, "reads of replaced parameters"),
     Name(BUILTINS, "functions of TorchScript", ("_builtin_table",)),
     Name(LAZY_INIT, "CUDA on the CPU"),
+    Name(FLOP_FORMULAS, "rehearsals"),
     *(Name(one, "CUDA on the CPU") for one in (WRAPPER, FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
     Name(CONSTRUCTORS, "the default device"),
     Name("torch._C", "CUDA on the CPU", ACCELERATOR),

@@ -9,6 +9,7 @@ from ..typed import event_from_json as event_from_json
 from .checkpoint import *  # noqa: F403
 from .distributed import *  # noqa: F403
 from .model import *  # noqa: F403
+from .rehearsal import *  # noqa: F403
 from .script import *  # noqa: F403
 from .state import *  # noqa: F403
 from .training import *  # noqa: F403

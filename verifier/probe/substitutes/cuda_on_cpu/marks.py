@@ -16,6 +16,19 @@ _NO_STORAGE = (NotImplementedError, RuntimeError)  # sparse tensors, and those o
 PLAIN = (Tensor, nn.Parameter)
 
 
+class Watch:
+    """Who is informed of devices; nobody."""
+
+    def placed(self, tensor: Tensor, storage: Any, device: torch.device) -> None:
+        """A tensor was placed on a device."""
+
+    def moved(self, tensor: Tensor, target: torch.device, waits: bool) -> None:
+        """A tensor is copied from CUDA to the CPU; the host waits for it, or not."""
+
+
+watch = Watch()
+
+
 @dataclass
 class Cuda:
     """The state of CUDA in this process."""
@@ -69,7 +82,9 @@ def put(tensor: Any, device: torch.device) -> Any:
         put(inner, device)
     elif TENSOR_DEVICE(tensor).type == "cpu":
         with contextlib.suppress(*_NO_STORAGE):
-            setattr(tensor.untyped_storage(), MARK, device)
+            storage = tensor.untyped_storage()
+            setattr(storage, MARK, device)
+            watch.placed(tensor, storage, device)
     return tensor
 
 

@@ -5,7 +5,7 @@ backward, where it copies the options of a tensor. So a tensor that is marked as
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,10 @@ _TOGETHER = frozenset(
         *("gather", "scatter", "index_select", "mse_loss", "lt", "gt", "eq", "ne", "le", "ge", "stack"),
     )
 )
+
+
+# What executes an operator in its place: (operator, its tensors, the device of its result, *arguments).
+execute: Callable[..., Any] | None = None
 
 
 class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,10 +55,11 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         there = wanted or next((mark for mark in marks if mark is not None and mark.type == "cuda"), None)
         if wanted is None and there is not None and _name(func) in _TOGETHER:
             _refuse_two_devices(given, marks, there)
+        run = func if execute is None else functools.partial(execute, func, given, there)
         if there is not None and _is_random(func) and kwargs.get("generator") is None:
-            result = drawn(there, func, args, kwargs)
+            result = drawn(there, run, args, kwargs)
         else:
-            result = func(*args, **kwargs)
+            result = run(*args, **kwargs)
         if there is None and given and None not in marks:
             there = CPU
         if there is not None:

@@ -11,6 +11,7 @@ from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
 from ._answers import always
+from . import marks
 from .marks import CPU, CUDA, device_from, device_of, keep, put
 
 Proceed = Callable[[], Any]
@@ -35,13 +36,13 @@ def _to(call: Call, proceed: Proceed) -> Any:
         if value is not None:
             call.kwargs[name] = value
     call.args = (tensor,)
-    call.kwargs.pop("non_blocking", None)
+    waits = not call.kwargs.pop("non_blocking", False)
     if call.kwargs.get("dtype", ...) is None:
         del call.kwargs["dtype"]
-    return _moved(call, proceed, target)
+    return _moved(call, proceed, target, waits)
 
 
-def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
+def _moved(call: Call, proceed: Proceed, target: torch.device | None, waits: bool) -> Any:
     """What `proceed`, a call of `Tensor.to` with names only, gives on `target`."""
     tensor = call.args[0]
     call.kwargs.pop("device", None)
@@ -52,6 +53,8 @@ def _moved(call: Call, proceed: Proceed, target: torch.device | None) -> Any:
     here = device_of(tensor)
     if here == target:
         return proceed() if call.kwargs else tensor
+    if target.type == "cpu":
+        marks.watch.moved(tensor, target, waits)
     moved = _parts_moved(call, proceed, target) if tensor.layout is torch.jagged else put(_copy(call, proceed), target)
     if moved.requires_grad and not moved.is_leaf:  # the gradient goes the way back
         moved.register_hook(lambda gradient: gradient.to(here))

@@ -1,0 +1,1 @@
+"""Records a rehearsal: memory by kind, collectives, FLOPs, what is read from tensors."""

@@ -1,0 +1,35 @@
+"""Nothing is saved; data are loaded in this process, whose tensors no other process could be sent."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ...dispatcher import Call
+from ...rehearsal.recorder import SAVE, Recorder
+from ...session import Session
+
+_CHECKPOINT = "torch.distributed.checkpoint"
+
+
+def install(session: Session) -> None:
+    """Replace the functions that write, and the workers of data loaders."""
+
+    def saved(call: Call, proceed: Callable[[], Any]) -> None:
+        Recorder.now.phase(SAVE)
+
+    def saved_later(call: Call, proceed: Callable[[], Any]) -> Any:
+        Recorder.now.phase(SAVE)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def loads(call: Call) -> None:
+        call.args = call.args[:5]  # the sixth is the number of workers
+        call.kwargs["num_workers"] = 0
+        for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context", "worker_init_fn"):
+            call.kwargs.pop(name, None)
+
+    session.around("torch:save", replace=saved)
+    session.around(f"{_CHECKPOINT}:save", replace=saved)
+    session.around(f"{_CHECKPOINT}:async_save", replace=saved_later)
+    session.around("torch.utils.data:DataLoader.__init__", before=loads)

@@ -1,0 +1,144 @@
+"""How each operator is executed: on shapes where values are unknown, really where they are known.
+
+Unknown are the values of floating-point tensors on CUDA and of large ones on the CPU: those are hollow. Integers and booleans that a script
+computes from its data stay known, on CUDA too: masks, lengths and indices decide about control flow and shapes. A single number, such as a
+loss or a norm, is a stand-in, with which the script computes on.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ...compat.names import FLOP_FORMULAS, need
+from ...rehearsal.recorder import Recorder
+from . import unknown
+from .collectives import communicate, is_collective
+from .storage import hollow, is_hollow, shape_of
+
+LARGEST = 1 << 20  # bytes of a floating-point tensor that is really computed on the CPU
+LARGEST_WHOLE = 1 << 28  # of integers
+_META = torch.device("meta")
+_VIEW, _IN_PLACE, _NUMBER, _NEW = "view", "in place", "number", "new"
+# They change the shape, or the storage, of their first argument.
+_SHAPES = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_as_", "detach_"}
+
+FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
+
+
+def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *args: Any, **kwargs: Any) -> Any:
+    """The result of an operator; `given` are its tensors, `there` the device on which its result lies."""
+    if is_collective(func):
+        return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
+    result = _executed(func, args, kwargs, given, there)
+    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is not None and there is not None:
+        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[-1].dtype)
+    return result
+
+
+def _executed(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor], there: torch.device | None
+) -> Any:
+    manner, name = _manner(func)
+    if manner == _VIEW:
+        return func(*args, **kwargs)
+    on_cuda = there is not None and there.type == "cuda"
+    hidden = any(is_hollow(one) for one in given)
+    if manner == _NUMBER:
+        if on_cuda:
+            unknown.note(name)
+        return unknown.number(name, func, args, kwargs, given) if hidden else func(*args, **kwargs)
+    if manner == _IN_PLACE:
+        if not hidden:
+            return func(*args, **kwargs)
+        if not name.startswith(("_foreach_", "_fused_")):
+            _on_shapes(func, args, kwargs)  # raises what a wrong shape raises
+        return _changed(func, args, kwargs)
+    if not hidden and not on_cuda and given:
+        return func(*args, **kwargs)
+    if hidden and (known := unknown.RESULTS.get(name)) is not None:
+        return known(*args, **kwargs)
+    return _new(func, args, kwargs, hidden, on_cuda, bool(given))
+
+
+def _new(func: Any, args: Any, kwargs: Any, hidden: bool, on_cuda: bool, has_inputs: bool) -> Any:
+    """A result in memory of its own: hollow if its values are unknown, or if it is large."""
+    try:
+        shapes = _on_shapes(func, args, kwargs)
+    except (NotImplementedError, RuntimeError):
+        if hidden:
+            raise
+        return func(*args, **kwargs)  # only its values give its shape
+    results = [shapes] if isinstance(shapes, Tensor) else shapes
+    if not hidden:
+        tensors = [one for one in results if isinstance(one, Tensor)] if isinstance(results, list | tuple) else []
+        if not any(_unknown(one, on_cuda) for one in tensors):
+            return func(*args, **kwargs)
+    return tree_map_only(Tensor, functools.partial(_made, _manner(func)[1]), shapes)
+
+
+def _made(name: str, shape: Tensor) -> Tensor:
+    """A hollow tensor; in the place of a single number a stand-in, with which the script goes on."""
+    if shape.numel() == 1:
+        return unknown.single(name, shape)
+    return hollow(shape.size(), shape.stride(), shape.dtype)
+
+
+def _unknown(shape: Tensor, on_cuda: bool) -> bool:
+    size = shape.numel() * shape.element_size()
+    if shape.is_floating_point() or shape.is_complex():
+        return size > (shape.element_size() if on_cuda else LARGEST)
+    return size > LARGEST_WHOLE
+
+
+def _on_shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree_map_only(Tensor, _as_shape, (args, kwargs))
+    if kwargs.get("device") is not None:
+        kwargs["device"] = _META
+    elif _takes_device(func):
+        kwargs["device"] = _META
+    kwargs.pop("pin_memory", None)
+    if kwargs.get("generator") is not None:
+        kwargs["generator"] = None
+    return func(*args, **kwargs)
+
+
+def _as_shape(tensor: Tensor) -> Tensor:
+    """Numbers, such as a factor of a learning rate, stay as they are."""
+    return tensor if tensor.device.type == "meta" else shape_of(tensor)
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments that an operator in place returns."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    returns = len(func._schema.returns)
+    return None if returns == 0 else found[0] if returns == 1 else tuple(found[:returns])
+
+
+@functools.cache
+def _takes_device(func: Any) -> bool:
+    """Whether it makes tensors of no inputs."""
+    arguments = func._schema.arguments
+    return any(a.name == "device" for a in arguments) and not any("Tensor" in str(a.type) for a in arguments)
+
+
+@functools.cache
+def _manner(func: Any) -> tuple[str, str]:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    if name in _SHAPES:
+        return _VIEW, name
+    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
+    if any(one.is_write for one in aliases):
+        return _IN_PLACE, name
+    if aliases and any(r.alias_info is not None for r in schema.returns):
+        return _VIEW, name
+    if not any("Tensor" in str(r.type) for r in schema.returns):
+        return _NUMBER, name
+    return _NEW, name

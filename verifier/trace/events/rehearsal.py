@@ -1,0 +1,78 @@
+"""The record of a rehearsal: what a script would need and send as rank 0 of many (probe/rehearsal/)."""
+
+from dataclasses import field
+
+from ..typed import Event, Located, Part, Place
+
+
+class Peak(Part):
+    """The most memory of CUDA that a phase needs at a time, by kind, and the line of the user's code that reaches it.
+
+    `allocator`: the same in blocks of 512 bytes, as CUDA's caching allocator hands them out.
+    """
+
+    phase: str  # initialisation, step 1, step 2, ..., save
+    bytes: int
+    allocator: int
+    kinds: dict[str, int]
+    module: str
+    at_line: Place | None
+
+
+class Moment(Part):
+    """A point of the course: the most memory since the point before."""
+
+    phase: str
+    bytes: int
+    kinds: dict[str, int]
+
+
+class Collective(Part):
+    """Equal collectives of one step. `bytes`: of the whole tensor (the output of an all-gather, the input of a reduce-scatter)."""
+
+    collective: str
+    group: str  # the dim of the mesh, or world
+    group_size: int
+    bytes: int
+    dtype: str
+    count: int
+    step: int  # 0: before the first
+    module: str
+    phase: str  # forward, backward, optimizer, other
+
+
+class ModuleFlops(Part):
+    """Floating-point operations of a module in one step; `recompute`, of activation checkpointing, is a part of `backward`."""
+
+    forward: int
+    backward: int
+    recompute: int
+    dtype: str
+
+
+class Read(Part):
+    """A line that reads values of tensors on CUDA. `synchronizes`: the host waits for the device."""
+
+    what: str
+    count: int
+    in_step: bool
+    synchronizes: bool
+    at_line: Place | None
+
+
+class Rehearsal(Event):
+    """What was seen of a script on tensors without memory; the last record of a run counts (events/rehearsal.py)."""
+
+    world_size: int
+    steps: int
+    mesh: dict[str, int] = field(default_factory=dict)
+    peaks: list[Peak] = field(default_factory=list)
+    course: list[Moment] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    flops: dict[str, ModuleFlops] = field(default_factory=dict)
+    reads: list[Read] = field(default_factory=list)
+    host_peak: int = 0
+
+
+__all__ = ["Collective", "ModuleFlops", "Moment", "Peak", "Read", "Rehearsal"]
+_ = Located
