@@ -17,7 +17,12 @@ from .substitutes import (
     simulation,
 )
 
-_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install}
+_SUBSTITUTES = {
+    "ddp": ddp.install,
+    "alone": one_rank.install,
+    "simulate": simulation.install,
+    "rehearse": hollow.install,
+}
 
 
 def install(session: Session) -> None:

@@ -71,7 +71,9 @@ class Recorder:
     changes: list[tuple[int, int]] = field(default_factory=list)  # (number of a storage, bytes)
     kinds: list[str] = field(default_factory=list)  # by number
     sizes: list[int] = field(default_factory=list)  # of what is allocated now, by number
-    phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, INITIALISATION)])  # (position in `changes`, name)
+    phases: list[tuple[int, str]] = field(
+        default_factory=lambda: [(0, INITIALISATION)]
+    )  # (position in `changes`, name)
     backwards: list[int] = field(default_factory=list)  # positions where one begins
     recomputed: list[int] = field(default_factory=list)  # positions where a call within a backward ends
     lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)  # position of a new peak: line, module
@@ -196,4 +198,8 @@ class Recorder:
 
 def plain(name: str) -> str:
     """The name of a module without those of wrappers."""
-    return ".".join(part for part in name.split(".") if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"))
+    return ".".join(
+        part
+        for part in name.split(".")
+        if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+    )

@@ -107,7 +107,9 @@ def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
         if highest is None or total > highest[0]:
             highest = (total, held.copy())
         if position % every == every - 1:
-            course.append(Moment(phase=now.phases[phase][1], bytes=highest[0], kinds={k: v for k, v in highest[1].items() if v}))
+            course.append(
+                Moment(phase=now.phases[phase][1], bytes=highest[0], kinds={k: v for k, v in highest[1].items() if v})
+            )
             highest = None
     del bounds, rounded, reserved, at
     return list(peaks.values()), course

@@ -24,7 +24,18 @@ LARGEST_WHOLE = 1 << 28  # of integers
 _META = torch.device("meta")
 _VIEW, _IN_PLACE, _NUMBER, _NEW = "view", "in place", "number", "new"
 # They change the shape, or the storage, of their first argument.
-_SHAPES = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_as_", "detach_"}
+_SHAPES = {
+    "resize_",
+    "set_",
+    "t_",
+    "transpose_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
+    "swapaxes_",
+    "resize_as_",
+    "detach_",
+}
 
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
