@@ -1,0 +1,106 @@
+"""Rehearse seeded faults of production and their right twins: is each found, with its line, and is nothing said of the twins?
+
+`python benchmarks/plan/seeded.py [NAME...]` makes the scripts from faults/decoder.py and faults/faults.yaml, rehearses each as rank 0 of 64
+and prints a line for each; without names it writes benchmarks/results/plan_faults.json.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rehearse import GIB, Seen, rehearsing
+
+HERE = Path(__file__).parent
+RESULT = HERE.parent / "results" / "plan_faults.json"
+
+
+def edited(text: str, edits: Sequence[Mapping[str, str]]) -> str:
+    for edit in edits:
+        if text.count(edit["old"]) != 1:
+            raise SystemExit(f"faults.yaml: {edit['old']!r} is {text.count(edit['old'])} times in decoder.py")
+        text = text.replace(edit["old"], edit["new"])
+    return text
+
+
+def scripts(faults: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[tuple[str, Path]]:
+    text = (HERE / "faults" / "decoder.py").read_text()
+    for fault in faults:
+        for kind in ("fault", "twin"):
+            path = folder / f"{fault['name']}_{kind}.py"
+            path.write_text(edited(text, fault["edits"] if kind == "fault" else fault.get("twin", [])))
+            yield f"{fault['name']} {kind}", path
+
+
+def fitting(seen: Seen) -> int:
+    """GiB of the smallest GPU that holds a script, with one to spare."""
+    return math.ceil(max((peak.bytes for peak in seen.record.peaks), default=0) / GIB) + 1 if seen.record else 0
+
+
+def complaints(seen: Seen, limit: int) -> list[str]:
+    """What a user is told about a script on a GPU of `limit` GiB, each as `kind:line of code`."""
+    found = [f"error:{error}" for error in seen.errors]
+    if seen.record is None:
+        return found or ["error:no record"]
+    found += [
+        f"read:{read.at_line.code}" for read in seen.record.reads if read.in_step and read.synchronizes and read.at_line
+    ]
+    for peak in seen.record.peaks:
+        if peak.bytes > limit * GIB:
+            kind = max(peak.kinds, key=lambda name: peak.kinds[name])
+            found.append(
+                f"memory:{peak.at_line.code if peak.at_line else ''} ({kind}, {peak.phase}, {peak.bytes / GIB:.1f} GiB)"
+            )
+    return found
+
+
+def judged(fault: Mapping[str, Any], told: Sequence[str], silent: Sequence[str]) -> dict[str, Any]:
+    """Whether the fault is found, with its line or with the kind of memory, and what is said of the twin."""
+    right = [line for line in told if line.startswith(fault["expect"])]
+    line = any(fault["at"].splitlines()[0] in one for one in right)
+    kind = fault.get("kind") is not None and any(f"({fault['kind']}," in one for one in right)
+    return {
+        "name": fault["name"],
+        "expect": fault["expect"],
+        "found": line or kind,
+        "line": line,
+        "told": [one[:160] for one in told][:4],
+        "twin": [one[:160] for one in silent][:4],
+    }
+
+
+def main() -> None:
+    data = yaml.safe_load((HERE / "faults" / "faults.yaml").read_text())
+    names = sys.argv[1:]
+    faults = [fault for fault in data["faults"] if not names or fault["name"] in names]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, rehearsing() as rehearse:
+        made = dict(scripts(faults, Path(folder)))
+        texts = {path.read_text(): path for path in made.values()}
+        seen: dict[Path, Seen] = {}
+        for fault in faults:
+            both = [texts[made[f"{fault['name']} {kind}"].read_text()] for kind in ("fault", "twin")]
+            seen.update({path: rehearse(path, [], data["nproc"]) for path in both if path not in seen})
+            limit = fitting(seen[both[1]])
+            row = judged(fault, *(complaints(seen[path], limit) for path in both))
+            rows.append(row)
+            print(
+                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row['told']}  twin {row['twin']}",
+                flush=True,
+            )
+    found, lines, false = (sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin"))
+    print(f"{found} of {len(rows)} found, {lines} with the line, {false} twins with a complaint")
+    if not names:
+        RESULT.write_text(
+            json.dumps({"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows}, indent=1)
+            + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
