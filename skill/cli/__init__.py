@@ -17,7 +17,7 @@ from ... import __version__
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
 from ..output import Help, bounded, log
 
-COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "spec", "explain", "report", "doctor", "install")
+COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "plan", "spec", "explain", "report", "doctor", "install")
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -34,6 +34,7 @@ examples:
   fsdp2 lint train.py                           what the sources alone show, in milliseconds
   fsdp2 verify my-run                           run it: 2 ranks, DDP, one process, resume, reshard
   fsdp2 verify train.py -- --config small.yaml  the same for a script of your own
+  fsdp2 plan my-run --nproc 64 --device-memory 80GiB    does it fit? without the GPUs
   fsdp2 explain optim-before-shard              what a rule checks, why, and the fix
   fsdp2 report matches-ddp report.json          what is needed to report a finding
   fsdp2 install --user                          put the skill where coding agents look
@@ -93,10 +94,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"unknown command {words[0]!r}; {f'did you mean {near!r}?' if near else 'see fsdp2 --help'}")
     options, unknown = _parser(named or COMMANDS).parse_known_args(words[:cut])
     if unknown:
-        own = "; arguments of the script go after `--`" if named == ["verify"] else ""
+        own = "; arguments of the script go after `--`" if named in (["verify"], ["plan"]) else ""
         raise UserError(f"unrecognized arguments: {' '.join(unknown)}{own}; see fsdp2 {words[0]} --help")
     if cut < len(words) and not hasattr(options, "script_args"):
-        raise UserError("only `fsdp2 verify` takes arguments after `--`")
+        raise UserError("only `fsdp2 verify` and `fsdp2 plan` take arguments after `--`")
     if cut < len(words):
         options.script_args = words[cut + 1 :]
     return options

@@ -16,19 +16,15 @@ from .substitutes import (
     randomness,
     simulation,
 )
+from .substitutes.cuda_on_cpu import streams
 
-_SUBSTITUTES = {
-    "ddp": ddp.install,
-    "alone": one_rank.install,
-    "simulate": simulation.install,
-    "rehearse": hollow.install,
-}
+_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install}
 
 
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
     if session.request["mode"] == "rehearse":
-        Recorder.now = Recorder(session.frames)
+        Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:
             subscribe(session)

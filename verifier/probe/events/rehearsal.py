@@ -15,6 +15,9 @@ from ..rehearsal.replay import record
 from ..session import Session
 from .backward import BACKWARD
 
+STATE_DICT = "torch.distributed.checkpoint.state_dict"
+WHOLE = (torch.int64, torch.int32)
+
 
 def install(session: Session) -> None:
     """Follow the phases of the run. It stops at the first forward after its last step, and writes the record after each step."""
@@ -35,7 +38,7 @@ def install(session: Session) -> None:
             if now.step:
                 write()
             now.step += 1
-            now.phase(f"step {now.step}")
+            now.phase(kinds.FIRST if now.step == 1 else kinds.LATER)
             now.forward_ended = now.backward_ended = False
 
     def called(call: Call) -> Leave:
@@ -46,6 +49,8 @@ def install(session: Session) -> None:
                 now.adopt(module)
             if id(module) in known and torch.is_grad_enabled():
                 begins()
+                given = tensors((call.args[1:], call.kwargs))
+                now.tokens[now.step] += max((one.numel() for one in given if one.dtype in WHOLE), default=0)
         now.depth += 1
         now.stack.append(now.names.get(id(module)) or (now.stack[-1] if now.stack else type(module).__name__))
 
@@ -83,7 +88,7 @@ def install(session: Session) -> None:
                     held = [item.unsharded_accumulated_grad, None if whole is None else whole.grad]
                     now.label([grad for grad in held if grad is not None], kinds.UNSHARDED_GRADIENTS)
             now.purpose.append((kind, kinds.plain(str(getattr(group, "_module_fqn", None) or ""))))
-            return lambda: now.purpose.pop() and None
+            return now.purpose.pop
 
         return before
 
@@ -99,10 +104,12 @@ def install(session: Session) -> None:
         now.in_optimizer, now.backward_ended, stepped = False, False, stepped or now.step > 0
         now.label([value for state in optimizer.state.values() for value in state.values()], kinds.OPTIMIZER)
 
-    def sharding(call: Call) -> None:
+    def sharding(call: Call) -> Leave:
         given = call.given(0, "module")
         for module in given if isinstance(given, list | tuple) else [given]:
             now.label([slot.param for slot in slots(module)], kinds.WHOLE, unless=(kinds.SHARDED,))
+        now.purpose.append((kinds.WHOLE, ""))  # FSDP moves what lies on the CPU
+        return now.purpose.pop
 
     def sharded(call: Call) -> None:
         given = call.given(0, "module")
@@ -121,5 +128,10 @@ def install(session: Session) -> None:
     session.subscribe("stop", write)
     session.subscribe("ended", write)
 
+    def meshed(call: Call) -> None:
+        mesh = call.result
+        now.mesh |= dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
 
-__all__ = ["install", "tensors"]
+    session.around("torch.distributed.device_mesh:init_device_mesh", after=meshed)
+    for name in ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"):
+        session.around(f"{STATE_DICT}:{name}", before=lambda call: now.phase(kinds.SAVE))

@@ -7,11 +7,13 @@ gradient is one when the optimizer reads it), so kinds are kept beside the list,
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...trace.events import Place
@@ -19,7 +21,7 @@ from ..compat.tensors import local, tensors
 from ..frames import Frames
 
 NUMBER = "fsdp2_number"
-INITIALISATION, SAVE = "initialisation", "save"
+INITIALISATION, FIRST, LATER, SAVE = "initialisation", "first step", "later steps", "save"
 
 # What code allocates, until something more exact is known.
 GATHERED, REDUCTION = "gathered parameters", "reduction buffers"
@@ -28,31 +30,35 @@ GRADIENTS, UNSHARDED_GRADIENTS = "gradients", "unsharded gradients"
 OPTIMIZER, ACTIVATIONS, LOGITS = "optimizer state", "activations", "logits and loss"
 BUFFERS, INPUTS, TEMPORARY = "buffers", "inputs", "temporary"
 FORWARD, RECOMPUTED = "forward", "recomputed"  # activations if they outlive it
+PURPOSES = {GATHERED: "parameters", REDUCTION: "gradients"}
 _FEW = 512  # rows of an embedding that make no vocabulary
 
 
 @dataclass
 class Sent:
-    """Equal collectives of one step."""
+    """Equal collectives of one step, as in the record."""
 
-    kind: str
+    collective: str
     group: str
-    size: int
+    group_size: int
     bytes: int
     dtype: str
     step: int
     module: str
     phase: str
+    purpose: str  # parameters, gradients: of FSDP
+    stride: int  # between the ranks of the group
     count: int = 0
 
 
 @dataclass
 class Flops:
-    """The floating-point operations of a module in one step; `recompute` is a part of `backward`."""
+    """The floating-point operations of a module in one step; `recompute` is a part of `backward`, `masked` of both."""
 
     forward: int = 0
     backward: int = 0
     recompute: int = 0
+    masked: int = 0
     dtype: str = ""
 
 
@@ -61,6 +67,7 @@ class Recorder:
     """The memory and the work of this process."""
 
     frames: Frames
+    stream: Callable[[], int]  # the number of the current one
     now: ClassVar[Recorder]  # that of this process
     step: int = 0  # 0: before the first forward
     depth: int = 0  # of module calls
@@ -71,15 +78,15 @@ class Recorder:
     changes: list[tuple[int, int]] = field(default_factory=list)  # (number of a storage, bytes)
     kinds: list[str] = field(default_factory=list)  # by number
     sizes: list[int] = field(default_factory=list)  # of what is allocated now, by number
-    phases: list[tuple[int, str]] = field(
-        default_factory=lambda: [(0, INITIALISATION)]
-    )  # (position in `changes`, name)
+    streams: list[int] = field(default_factory=list)  # the current one, by position in `changes`
+    phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, INITIALISATION)])  # (position in `changes`, name)
     backwards: list[int] = field(default_factory=list)  # positions where one begins
     recomputed: list[int] = field(default_factory=list)  # positions where a call within a backward ends
     lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)  # position of a new peak: line, module
     reads: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
     sent: dict[tuple[Any, ...], Sent] = field(default_factory=dict)
     flops: dict[int, dict[str, Flops]] = field(default_factory=dict)  # by step and module
+    mesh: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # of modules, by id
     stack: list[str] = field(default_factory=list)  # names of the modules that are running
     purpose: list[tuple[str, str]] = field(default_factory=list)  # what FSDP is doing, for which module
@@ -87,6 +94,7 @@ class Recorder:
     total: int = 0
     highest: int = 0  # in this phase
     nodes: dict[int, str] = field(default_factory=dict)  # module by the sequence number of its autograd node
+    tokens: Counter[int] = field(default_factory=Counter)  # integers that the roots are given, by step
 
     def placed(self, tensor: Tensor, storage: Any) -> None:
         """A storage lies on CUDA now."""
@@ -106,6 +114,7 @@ class Recorder:
             return
         self.sizes[number] = size
         self.changes.append((number, change))
+        self.streams.append(self.stream())
         self.total += change
         if self.total > self.highest:
             self.highest = self.total
@@ -157,7 +166,10 @@ class Recorder:
         """A collective over a process group, of a tensor of `size` bytes."""
         name = str(getattr(group, "group_desc", "") or "").removeprefix("mesh_")
         name = "world" if name in ("", "undefined", "default_pg") else name
-        key = (kind, name, int(group.size()), size, dtype, self.step, self.module(), self.where())
+        ranks = dist.get_process_group_ranks(group)
+        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        purpose = PURPOSES.get(self.purpose[-1][0], "") if self.purpose else ""
+        key = (kind, name, len(ranks), size, dtype, self.step, self.module(), self.where(), purpose, stride)
         if key not in self.sent:
             self.sent[key] = Sent(*key)
         self.sent[key].count += 1
@@ -169,8 +181,8 @@ class Recorder:
             key = (what, place.file, place.line, self.step > 0)
             self.reads.setdefault(key, [0, place, synchronizes])[0] += 1
 
-    def computed(self, amount: int, dtype: torch.dtype) -> None:
-        """Floating-point operations of one operator."""
+    def computed(self, amount: int, dtype: torch.dtype, masked: bool) -> None:
+        """Floating-point operations of one operator; a causal mask hides half of those of attention."""
         if self.in_backward and not self.depth:
             node = torch._C._current_autograd_node()
             name = self.nodes.get(node._sequence_nr(), "") if node is not None else ""
@@ -179,6 +191,7 @@ class Recorder:
             self.nodes[torch._C._autograd._get_sequence_nr() - 1] = name
         found = self.flops.setdefault(self.step, {}).setdefault(name, Flops())
         found.dtype = str(dtype).removeprefix("torch.")
+        found.masked += amount // 2 if masked else 0
         if self.in_backward:
             found.backward += amount
             found.recompute += amount if self.depth else 0
@@ -198,8 +211,4 @@ class Recorder:
 
 def plain(name: str) -> str:
     """The name of a module without those of wrappers."""
-    return ".".join(
-        part
-        for part in name.split(".")
-        if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
-    )
+    return ".".join(part for part in name.split(".") if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"))

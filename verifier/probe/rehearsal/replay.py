@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from bisect import bisect_right
 from collections import Counter
+from dataclasses import replace
 
 from ...trace.events import Collective, Moment, ModuleFlops, Peak, Read, Rehearsal
 from . import recorder as seen
+from .allocator import Allocator
 from .recorder import Recorder
 
 POINTS = 400  # of the course
+_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def record(now: Recorder, world_size: int) -> Rehearsal:
@@ -19,25 +24,14 @@ def record(now: Recorder, world_size: int) -> Rehearsal:
     return Rehearsal(
         world_size=world_size,
         steps=now.step,
+        mesh=now.mesh,
+        tokens=now.tokens[last],
+        host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
         peaks=peaks,
         course=course,
-        collectives=[
-            Collective(
-                collective=one.kind,
-                group=one.group,
-                group_size=one.size,
-                bytes=one.bytes,
-                dtype=one.dtype,
-                count=one.count,
-                step=one.step,
-                module=one.module,
-                phase=one.phase,
-            )
-            for one in now.sent.values()
-        ],
+        collectives=[Collective(**vars(one)) for one in now.sent.values()],
         flops={
-            name: ModuleFlops(forward=one.forward, backward=one.backward, recompute=one.recompute, dtype=one.dtype)
-            for name, one in now.flops.get(last, {}).items()
+            name: ModuleFlops(**vars(one)) for name, one in now.flops.get(last, {}).items()
         },
         reads=[
             Read(what=key[0], count=count, in_step=key[3], synchronizes=syncs, at_line=place)
@@ -67,57 +61,44 @@ def final_kinds(now: Recorder) -> list[str]:
 
 
 def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
-    kinds = final_kinds(now)
-    bounds = [*now.phases[1:], (len(now.changes), "")]
+    """The peak of each phase, and the course."""
+    kinds, sizes = final_kinds(now), [0] * len(now.kinds)
     held: Counter[str] = Counter()
-    rounded: Counter[int] = Counter()
-    total, reserved, phase, at = 0, 0, 0, 0
+    allocators = Allocator(expandable=False), Allocator(expandable=True)
     peaks: dict[str, Peak] = {}
-    every = max(1, len(now.changes) // (POINTS // 2))
     course: list[Moment] = []
-    highest: tuple[int, Counter[str]] | None = None
-    sizes = [0] * len(kinds)
-    blocks = 0
-
-    def offer(position: int) -> None:
-        name = now.phases[phase][1]
-        old = peaks.get(name)
-        if old is None or total > old.bytes:
-            line, module = now.lines.get(position, (None, ""))
-            peaks[name] = Peak(
-                phase=name,
-                bytes=total,
-                allocator=blocks,
-                kinds={k: v for k, v in held.items() if v},
-                module=module,
-                at_line=line,
-            )
-
+    highest: tuple[int, Counter[str]] = 0, Counter()
+    every = max(1, -(-len(now.changes) // POINTS))
+    phases, total = now.phases, 0
+    phase = 0
     for position, (number, change) in enumerate(now.changes):
-        while phase + 1 < len(now.phases) and now.phases[phase + 1][0] <= position:
+        if phase + 1 < len(phases) and phases[phase + 1][0] <= position:
             phase += 1
-            offer(now.phases[phase][0])
+            _raise(peaks, now, phases[phase], total, held)
         total += change
         held[kinds[number]] += change
-        before = sizes[number]
-        sizes[number] = before + change
-        blocks += _block(sizes[number]) - _block(before)
+        sizes[number] += change
+        for allocator in allocators:
+            allocator.resized(number, sizes[number], now.streams[position])
+        name = phases[phase][1]
         if change > 0:
-            offer(position)
-        if highest is None or total > highest[0]:
-            highest = (total, held.copy())
+            _raise(peaks, now, (position, name), total, held)
+        peaks[name] = replace(peaks[name], reserved=allocators[0].reserved, expandable=allocators[1].reserved)
+        if total >= highest[0]:
+            highest = total, held.copy()
         if position % every == every - 1:
-            course.append(
-                Moment(phase=now.phases[phase][1], bytes=highest[0], kinds={k: v for k, v in highest[1].items() if v})
-            )
-            highest = None
-    del bounds, rounded, reserved, at
+            course.append(Moment(phase=name, bytes=highest[0], kinds=_positive(highest[1])))
+            highest = 0, Counter()
     return list(peaks.values()), course
 
 
-_SMALLEST = 512
+def _raise(peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: int, held: Counter[str]) -> None:
+    """Note a new peak of a phase."""
+    position, name = at
+    if name not in peaks or total > peaks[name].bytes:
+        line, module = now.lines.get(position, (None, ""))
+        peaks[name] = Peak(phase=name, bytes=total, reserved=0, expandable=0, kinds=_positive(held), module=module, at_line=line)
 
 
-def _block(size: int) -> int:
-    """What CUDA's caching allocator gives for a request: a multiple of 512 bytes."""
-    return -(-size // _SMALLEST) * _SMALLEST
+def _positive(held: Counter[str]) -> dict[str, int]:
+    return {kind: size for kind, size in held.items() if size}

@@ -2,18 +2,20 @@
 
 from dataclasses import field
 
-from ..typed import Event, Located, Part, Place
+from ..typed import Event, Part, Place
 
 
 class Peak(Part):
     """The most memory of CUDA that a phase needs at a time, by kind, and the line of the user's code that reaches it.
 
-    `allocator`: the same in blocks of 512 bytes, as CUDA's caching allocator hands them out.
+    `reserved`: what CUDA's caching allocator has taken from the device by the end of the phase (probe/rehearsal/allocator.py); `expandable`:
+    the same with `expandable_segments:True`.
     """
 
-    phase: str  # initialisation, step 1, step 2, ..., save
+    phase: str  # initialisation, first step, later steps, save
     bytes: int
-    allocator: int
+    reserved: int
+    expandable: int
     kinds: dict[str, int]
     module: str
     at_line: Place | None
@@ -39,14 +41,20 @@ class Collective(Part):
     step: int  # 0: before the first
     module: str
     phase: str  # forward, backward, optimizer, other
+    purpose: str  # parameters, gradients: collectives of FSDP; "" for others
+    stride: int  # between the ranks of the group
 
 
 class ModuleFlops(Part):
-    """Floating-point operations of a module in one step; `recompute`, of activation checkpointing, is a part of `backward`."""
+    """Floating-point operations of a module in the last whole step; `recompute`, of activation checkpointing, is a part of `backward`.
+
+    `masked`: the part of all of them that a kernel of attention skips under a causal mask.
+    """
 
     forward: int
     backward: int
     recompute: int
+    masked: int
     dtype: str
 
 
@@ -66,6 +74,7 @@ class Rehearsal(Event):
     world_size: int
     steps: int
     mesh: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0  # integers that this rank gives to its models in one step
     peaks: list[Peak] = field(default_factory=list)
     course: list[Moment] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
@@ -73,6 +82,3 @@ class Rehearsal(Event):
     reads: list[Read] = field(default_factory=list)
     host_peak: int = 0
 
-
-__all__ = ["Collective", "ModuleFlops", "Moment", "Peak", "Read", "Rehearsal"]
-_ = Located

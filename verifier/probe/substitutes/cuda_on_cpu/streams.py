@@ -98,6 +98,7 @@ class _Within:
 
 
 _entered: list[Stream] = []
+_numbers: dict[int, int] = {}
 _defaults: dict[Any, Stream] = {}
 
 
@@ -108,6 +109,11 @@ def _default(device: Any = None) -> Stream:
 
 def _current(device: Any = None) -> Stream:
     return _entered[-1] if _entered else _default(device)
+
+
+def number() -> int:
+    """That of the current stream: 0 for the default one, else its own, in the order of their first use."""
+    return _numbers.setdefault(id(_entered[-1]), len(_numbers) + 1) if _entered else 0
 
 
 def _set(stream: Stream) -> None:

@@ -24,18 +24,7 @@ LARGEST_WHOLE = 1 << 28  # of integers
 _META = torch.device("meta")
 _VIEW, _IN_PLACE, _NUMBER, _NEW = "view", "in place", "number", "new"
 # They change the shape, or the storage, of their first argument.
-_SHAPES = {
-    "resize_",
-    "set_",
-    "t_",
-    "transpose_",
-    "squeeze_",
-    "unsqueeze_",
-    "as_strided_",
-    "swapaxes_",
-    "resize_as_",
-    "detach_",
-}
+_SHAPES = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_as_", "detach_"}
 
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
@@ -46,8 +35,16 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
     result = _executed(func, args, kwargs, given, there)
     if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is not None and there is not None:
-        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[-1].dtype)
+        causal = _causal(func)
+        masked = causal is not None and (args[causal] if causal < len(args) else kwargs.get("is_causal", False))
+        Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked))
     return result
+
+
+@functools.cache
+def _causal(func: Any) -> int | None:
+    """The position of the argument that says whether attention is causal."""
+    return next((at for at, argument in enumerate(func._schema.arguments) if argument.name == "is_causal"), None)
 
 
 def _executed(

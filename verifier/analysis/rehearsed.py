@@ -1,0 +1,144 @@
+"""What a rehearsal shows: does it fit, what is in the way, and was it followed to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import FAIL, INCONCLUSIVE, PASS
+from ..trace import Run
+from ..trace.events import Collective, End, Peak, Place, Rehearsal
+
+RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
+DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
+_SIGNS = (  # in the text of an error, in lower case
+    (DEVICE, ("same device", "device type tensor to numpy", "invalid device ordinal", "different devices", "'cuda' device type")),
+    (META, ("meta tensor", "meta device", "on meta", "no data")),
+    (MESH, ("mesh", "process group", "world size", "world_size")),
+    (BATCH, ("batch", "divisible", "divide")),
+)
+_UNFOLLOWED = {
+    "FileNotFoundError": "it reads a file that is not there: give it as for training, or leave out what reads it",
+    "NotImplementedError": "an operator has no form that computes shapes alone",
+    "DynamicOutputShapeException": "the size of a result depends on values, which a rehearsal does not have",
+    "DataDependentOutputException": "it depends on values, which a rehearsal does not have",
+    "Unplannable": "it depends on values, which a rehearsal does not have",
+}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What ended a rehearsal early. `kind`: what is wrong; `unfollowed`: why the script may be right all the same."""
+
+    kind: str
+    text: str
+    at_line: Place | None
+    unfollowed: str = ""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The judged rehearsal. `needed`: bytes of the device at the peak, with the allocator's part and RESERVE."""
+
+    record: Rehearsal | None
+    trouble: Trouble | None
+    memory: int | None  # bytes of the device; None if they were not given
+    seconds: float
+
+    @property
+    def highest(self) -> Peak | None:
+        """The highest of the peaks."""
+        peaks = self.record.peaks if self.record is not None else []
+        return max(peaks, key=lambda peak: peak.bytes, default=None)
+
+    @property
+    def least(self) -> int:
+        """Bytes of the device without which no allocator could run it."""
+        return self.highest.bytes + RESERVE if self.highest is not None else 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the device with what the allocator adds by rounding and fragmentation."""
+        peaks = self.record.peaks if self.record is not None else []
+        return max((max(peak.reserved, peak.bytes) for peak in peaks), default=0) + RESERVE
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None without the memory of a device, or if even that depends on the allocator."""
+        if self.memory is None or self.highest is None:
+            return None
+        return True if self.needed <= self.memory else False if self.least > self.memory else None
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits only if the allocator wastes less than by default."""
+        return self.memory is not None and self.highest is not None and self.least <= self.memory < self.needed
+
+    @property
+    def exit_code(self) -> int:
+        """0 it fits, 1 it does not or an error was found, 4 it could not be followed to its end."""
+        if self.fits is False or (self.trouble is not None and not self.trouble.unfollowed):
+            return FAIL
+        return INCONCLUSIVE if self.trouble is not None or self.record is None or not self.record.steps else PASS
+
+
+def judge(run: Run, memory: int | None) -> Rehearsed:
+    """The judged rehearsal."""
+    found = run.traces[0].of(Rehearsal) if run.traces else []
+    record = found[-1] if found else None
+    return Rehearsed(record, _trouble(run, record), memory, run.seconds)
+
+
+def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
+    end = run.traces[0].end if run.traces else None
+    if run.timed_out:
+        return Trouble(OTHER, f"not at its end after {run.timeout:g} s", None, "give it more time with --timeout")
+    if end is None:
+        code = next((one.code for one in run.ended), 0)
+        return Trouble(OTHER, f"the process ended with status {code}", None, "it left no record of its end")
+    if end.how == "exception":
+        return _error(end, record)
+    if end.code:
+        said = run.stderr.get(0, "").strip().rpartition("\n")[2]
+        text = f"the script ended with status {end.code}" + (f": {said}" if said else "")
+        return Trouble(_kind(text), text, end.frames[0] if end.frames else None)
+    if record is None or not record.steps:
+        return Trouble(OTHER, "no model was called with gradients", None, "it ended before its first step")
+    return None
+
+
+def _error(end: End, record: Rehearsal | None) -> Trouble:
+    place = end.frames[0] if end.frames else None
+    text = f"{end.error}: {end.message.strip().partition(chr(10))[0]}"
+    why = _UNFOLLOWED.get(end.error, "")
+    raised = place is not None and place.code.startswith(("raise ", "assert "))
+    if not why and raised and record is not None and record.reads:
+        lines = ", ".join(f"{read.at_line.line}" for read in record.reads[:3] if read.at_line is not None)
+        why = f"the script raised it itself, after it read values that are stand-ins (lines {lines})"
+    return Trouble(_kind(text), text, place, why)
+
+
+def _kind(text: str) -> str:
+    lower = text.lower()
+    return next((kind for kind, signs in _SIGNS if any(sign in lower for sign in signs)), OTHER)
+
+
+def totals(record: Rehearsal) -> list[tuple[Collective, int, int]]:
+    """(one of them, count, bytes) of the collectives of the last whole step, by kind, group, dtype and phase."""
+    last = max((one.step for one in record.collectives if one.step <= record.steps), default=0)
+    found: dict[tuple[str, str, int, str, str], tuple[Collective, int, int]] = {}
+    for one in record.collectives:
+        if one.step == last:
+            key = (one.collective, one.group, one.group_size, one.dtype, one.phase)
+            first, count, size = found.get(key, (one, 0, 0))
+            found[key] = (first, count + one.count, size + one.count * one.bytes)
+    return sorted(found.values(), key=lambda entry: -entry[2])
+
+
+def by_part(flops: Mapping[str, int]) -> list[tuple[str, int]]:
+    """FLOPs by the part of the model, the layers of a stack together: `layers.*.attention`."""
+    found: Counter[str] = Counter()
+    for name, amount in flops.items():
+        found[".".join("*" if part.isdigit() else part for part in name.split(".")) or "(model)"] += amount
+    return found.most_common()
