@@ -217,7 +217,8 @@ def apply_fsdp(model: Decoder, mesh: DeviceMesh, reshard: str, split: bool, redu
     for number, block in enumerate(model.layers):
         last = number == len(model.layers) - 1  # is needed again at once
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=always or not (never or last))
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    # The root stays gathered between forward and backward, as in torch before 2.8, whatever was asked for (pytorch/pytorch#154704).
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
 def mean_loss(logits: Tensor, labels: Tensor, chunks: int) -> Tensor:
@@ -230,7 +231,7 @@ def mean_loss(logits: Tensor, labels: Tensor, chunks: int) -> Tensor:
     ) / len(labels)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="debug", choices=SIZES)
     parser.add_argument("--layers", type=int, help="instead of those of the size")
@@ -247,7 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--norm", default="native", choices=("native", "composed"))
     parser.add_argument("--adamw", default="fused", choices=("fused", "foreach", "loop"))
     parser.add_argument("--reduce-dtype", default="float32", choices=("float32", "bfloat16"))
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def main() -> None:

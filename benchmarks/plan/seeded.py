@@ -48,7 +48,8 @@ def complaints(seen: Seen, limit: int) -> list[str]:
     if seen.record is None:
         return found or ["error:no record"]
     found += [
-        f"read:{read.at_line.code}" for read in seen.record.reads
+        f"read:{read.at_line.code}"
+        for read in seen.record.reads
         if read.in_step and read.synchronizes and read.count >= seen.record.steps and read.at_line
     ]
     for peak in seen.record.peaks:

@@ -95,7 +95,9 @@ def test_compute_bound() -> None:
         sent("reduce_scatter", purpose="gradients", phase="backward", count=4),
     )
     work = {"": flops(forward=100_000, backward=200_000)}
-    state = Peak(phase="later steps", bytes=0, reserved=0, expandable=0, kinds={"optimizer state": 400}, module="", at_line=None)
+    state = Peak(
+        phase="later steps", bytes=0, reserved=0, expandable=0, kinds={"optimizer state": 400}, module="", at_line=None
+    )
     found = bound(rehearsed(gather, scatter, flops=work, peaks=[state], tokens=1000), GPU)
     assert found.compute == pytest.approx(300) and found.optimizer == pytest.approx(2 * 400 / 100)
     assert found.exposed == pytest.approx(2 * 17.5) and found.link == pytest.approx(8 * 17.5) and found.waited == 0
