@@ -1,6 +1,6 @@
 """How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others measured on GPUs and published.
 
-`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, keeps each in build/plan.json, prints the table and writes
+`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, keeps each in build/plan.json, prints a table and writes
 benchmarks/results/plan.json. `--table` prints what is there. No figure of a case is used to compute a prediction.
 """
 
