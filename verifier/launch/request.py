@@ -31,7 +31,7 @@ class Request:
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
-    # "rehearse": the same on tensors without memory
+    # "rehearse": the same on tensors without memory; "count": what that records, of a run on real ones
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     steps: int = 1

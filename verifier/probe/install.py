@@ -1,7 +1,7 @@
 """Installs the probe in this process: topics subscribe, substitutes replace functions, then each function is patched once."""
 
 from .dispatcher import name_of
-from .events import topics
+from .events import REHEARSING, topics
 from .rehearsal.recorder import Recorder
 from .session import Session
 from .substitutes import (
@@ -18,12 +18,12 @@ from .substitutes import (
 )
 from .substitutes.cuda_on_cpu import streams
 
-_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install}
+_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install, "count": hollow.count}
 
 
 def install(session: Session) -> None:
     """Record what happens in this process from now on. A topic that cannot be installed is reported; the others record."""
-    if session.request["mode"] == "rehearse":
+    if session.request["mode"] in REHEARSING:
         Recorder.now = Recorder(session.frames, streams.number)
     for subscribe in topics(session.request["mode"], session.request["ending"]):
         try:

@@ -28,14 +28,15 @@ LAST = ("stress", "memory")
 SURVEY = ("checkpoints", "merged", "random_stream", "sharding", "survey", "ending")
 ENDING = ("checkpoints", "sharding", "ending")
 REHEARSAL = ("rehearsal",)
+REHEARSING = ("rehearse", "count")  # modes that record a rehearsal
 
 
 def topics(mode: str = "fsdp", ending: bool = False) -> Iterator[Callable[[Any], None]]:
     """The `install` of each topic, in order. The survey run has its own, and so has the run of which only the ending counts."""
     there = {found.name for found in pkgutil.iter_modules(__path__)} - {"survey", "ending", "rehearsal"}
     all_steps = (*FIRST, *sorted(there - {*FIRST, *LAST}), *LAST)
-    alone = {"survey": SURVEY, "rehearse": REHEARSAL}.get(mode)
-    for name in alone or (ENDING if ending else all_steps):
+    alone = SURVEY if mode == "survey" else REHEARSAL if mode in REHEARSING else ENDING if ending else all_steps
+    for name in alone:
         install = getattr(import_module(f".{name}", __name__), "install", None)
         if install is not None:
             yield install

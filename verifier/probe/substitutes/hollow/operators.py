@@ -51,8 +51,10 @@ def _executed(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor], there: torch.device | None
 ) -> Any:
     manner, name = _manner(func)
-    if manner == _VIEW:
+    if manner == _VIEW or (name == "new_empty" and 0 in args[1]):  # FSDP2 makes an empty chunk for each rank beyond the rows
         return func(*args, **kwargs)
+    if getattr(kwargs.get("device"), "type", "") == "meta" or any(one.is_meta for one in given):
+        return func(*args, **kwargs)  # of the script's own meta tensors
     on_cuda = there is not None and there.type == "cuda"
     hidden = any(is_hollow(one) for one in given)
     if manner == _NUMBER:

@@ -47,7 +47,7 @@ _RANGE = _Range()
 
 def is_hollow(tensor: Tensor) -> bool:
     """Whether a plain CPU tensor has no memory."""
-    return _RANGE.first <= tensor.data_ptr() < _RANGE.end
+    return tensor.layout is torch.strided and _RANGE.first <= tensor.data_ptr() < _RANGE.end
 
 
 def hollow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
