@@ -43,7 +43,7 @@ def fitting(seen: Seen) -> int:
 
 
 def complaints(seen: Seen, limit: int) -> list[str]:
-    """What a user is told about a script on a GPU of `limit` GiB, each as `kind:line of code`."""
+    """The complaints of a plan about a script on a GPU of `limit` GiB, each as `kind:line of code`."""
     found = [f"error:{error}" for error in seen.errors]
     if seen.record is None:
         return found or ["error:no record"]
@@ -61,9 +61,9 @@ def complaints(seen: Seen, limit: int) -> list[str]:
     return found
 
 
-def judged(fault: Mapping[str, Any], told: Sequence[str], silent: Sequence[str]) -> dict[str, Any]:
+def judged(fault: Mapping[str, Any], said: Sequence[str], silent: Sequence[str]) -> dict[str, Any]:
     """Whether the fault is found, with its line or with the kind of memory, and what is said of the twin."""
-    right = [line for line in told if line.startswith(fault["expect"])]
+    right = [line for line in said if line.startswith(fault["expect"])]
     line = any(fault["at"].splitlines()[0] in one for one in right)
     kind = fault.get("kind") is not None and any(f"({fault['kind']}," in one for one in right)
     return {
@@ -71,7 +71,7 @@ def judged(fault: Mapping[str, Any], told: Sequence[str], silent: Sequence[str])
         "expect": fault["expect"],
         "found": line or kind,
         "line": line,
-        "told": [one[:160] for one in told][:4],
+        "reported": [one[:160] for one in said][:4],
         "twin": [one[:160] for one in silent][:4],
     }
 
@@ -92,7 +92,7 @@ def main() -> None:
             row = judged(fault, *(complaints(seen[path], limit) for path in both))
             rows.append(row)
             print(
-                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row['told']}  twin {row['twin']}",
+                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row["reported"]}  twin {row['twin']}",
                 flush=True,
             )
     found, lines, false = (sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin"))

@@ -76,16 +76,16 @@ def predicted(seen: Seen, case: Row) -> Row:
     }
 
 
-def compared(case: Row, told: Row) -> Row:
+def compared(case: Row, plan: Row) -> Row:
     """Predicted / reported of each figure."""
-    if "errors" in told:
+    if "errors" in plan:
         return {}
     gib, first = case.get("gib", {}), case.get("first_gib", {})
-    found = {kind: told[kind] / gib[kind] for kind in ("active", "reserved") if kind in gib}
-    found |= {"first_reserved": told["first_reserved"] / first["reserved"]} if first else {}
-    found |= {"tokens": told["tokens"] / case["tokens"]} if case.get("tokens") and told["tokens"] else {}
+    found = {kind: plan[kind] / gib[kind] for kind in ("active", "reserved") if kind in gib}
+    found |= {"first_reserved": plan["first_reserved"] / first["reserved"]} if first else {}
+    found |= {"tokens": plan["tokens"] / case["tokens"]} if case.get("tokens") and plan["tokens"] else {}
     if "reserved" in gib:
-        found |= {name: told[name] / gib["reserved"] for name in ("formula", "accelerate")}
+        found |= {name: plan[name] / gib["reserved"] for name in ("formula", "accelerate")}
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -94,16 +94,16 @@ def table(cases: list[Row], kept: dict[str, Row]) -> str:
         f"{'case':30} {'reported':>16} {'predicted':>16} {'ratio':>12} {'tokens/s':>9} {'at most':>9} {'ratio':>6}"
     ]
     for case in cases:
-        told = kept.get(case["name"])
-        if told is None:
+        plan = kept.get(case["name"])
+        if plan is None:
             continue
-        if "errors" in told:
-            lines.append(f"{case['name']:30} {told['errors'][0][:90]}")
+        if "errors" in plan:
+            lines.append(f"{case['name']:30} {plan['errors'][0][:90]}")
             continue
-        ratio, gib = told["ratio"], case.get("gib", {})
+        ratio, gib = plan["ratio"], case.get("gib", {})
         kinds = [kind for kind in ("active", "reserved") if kind in gib]
-        cells = [" / ".join(f"{one[kind]:.2f}" for kind in kinds) for one in (gib, told, ratio)]
-        speed = f"{case.get('tokens', 0):9.0f} {told['tokens']:9.0f} {ratio.get('tokens', 0):6.2f}"
+        cells = [" / ".join(f"{one[kind]:.2f}" for kind in kinds) for one in (gib, plan, ratio)]
+        speed = f"{case.get('tokens', 0):9.0f} {plan['tokens']:9.0f} {ratio.get('tokens', 0):6.2f}"
         compiled = "compiled" if case.get("compiled") else ""
         lines.append(f"{case['name']:30} {cells[0]:>16} {cells[1]:>16} {cells[2]:>12} {speed} {compiled}")
     return "\n".join(lines)
@@ -148,8 +148,8 @@ def main() -> None:
                 key = (case["args"], case["nproc"])
                 if key not in done:
                     done[key] = rehearse(HERE / "llama.py", shlex.split(case["args"]), case["nproc"])
-                told = predicted(done[key], case)
-                kept[case["name"]] = {**told, "ratio": compared(case, told)} if "errors" not in told else told
+                plan = predicted(done[key], case)
+                kept[case["name"]] = {**plan, "ratio": compared(case, plan)} if "errors" not in plan else plan
                 KEPT.parent.mkdir(exist_ok=True)
                 KEPT.write_text(json.dumps(kept, indent=1))
                 print(table([case], kept).splitlines()[-1], flush=True)
