@@ -62,6 +62,10 @@ libraries: $(VENV)/installed-test  ## published faults of libraries and their fi
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)
 
+plan: $(VENV)/installed-test  ## `fsdp2 plan` beside published figures of GPUs, and seeded faults of production size (half an hour)
+	$(BIN)/python benchmarks/plan/trust.py
+	$(BIN)/python benchmarks/plan/seeded.py
+
 scan: $(VENV)/installed-test  ## a skill scanner on the installed copy, in an environment of its own (network)
 	test -x $(VENV)-scan/bin/skill-scanner || $(PYTHON) -m venv $(VENV)-scan
 	$(VENV)-scan/bin/python -m pip install --quiet --disable-pip-version-check cisco-ai-skill-scanner==2.3.2

@@ -14,6 +14,7 @@ from verified_fsdp2.verifier.trace import read_run
 from verified_fsdp2.verifier.trace.events import End, Rehearsal
 
 GIB = 1 << 30
+sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this import
 
 
 @dataclass(frozen=True)

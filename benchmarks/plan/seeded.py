@@ -4,7 +4,6 @@
 and prints a line for each; without names it writes benchmarks/results/plan_faults.json.
 """
 
-import json
 import math
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from rehearse import GIB, Seen, rehearsing
+from results_file import write
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results" / "plan_faults.json"
@@ -92,16 +92,13 @@ def main() -> None:
             row = judged(fault, *(complaints(seen[path], limit) for path in both))
             rows.append(row)
             print(
-                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row["reported"]}  twin {row['twin']}",
+                f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row['reported']}  twin {row['twin']}",
                 flush=True,
             )
     found, lines, false = (sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin"))
     print(f"{found} of {len(rows)} found, {lines} with the line, {false} twins with a complaint")
     if not names:
-        RESULT.write_text(
-            json.dumps({"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows}, indent=1)
-            + "\n"
-        )
+        write(RESULT, {"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import yaml
 
 from llama import SIZES, arguments
 from rehearse import GIB, Seen, rehearsing
+from results_file import write
 from verified_fsdp2.verifier.analysis.bound import bound
 from verified_fsdp2.verifier.config.devices import device
 
@@ -150,13 +151,11 @@ def main() -> None:
                     done[key] = rehearse(HERE / "llama.py", shlex.split(case["args"]), case["nproc"])
                 plan = predicted(done[key], case)
                 kept[case["name"]] = {**plan, "ratio": compared(case, plan)} if "errors" not in plan else plan
-                KEPT.parent.mkdir(exist_ok=True)
-                KEPT.write_text(json.dumps(kept, indent=1))
+                write(KEPT, kept)
                 print(table([case], kept).splitlines()[-1], flush=True)
     print(table(cases, kept), "\n", json.dumps(summary(cases, kept), indent=1))
     rows = [{"name": case["name"], **kept[case["name"]]} for case in cases if case["name"] in kept]
-    text = ",\n".join(json.dumps(row) for row in rows)
-    RESULT.write_text('{"summary": ' + json.dumps(summary(cases, kept)) + ',\n"cases": [\n' + text + "\n]}\n")
+    write(RESULT, {"summary": summary(cases, kept), "cases": rows})
 
 
 if __name__ == "__main__":
