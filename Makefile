@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries scan installs test-engines version clean
+.PHONY: help demo test test-all lint types unit unit-all references detection zoo grader mutation launchers robustness versions libraries plan scan installs test-engines version clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -17,7 +17,20 @@ from ... import __version__
 from ...verifier.errors import INCONCLUSIVE, INTERRUPTED, OUR_FAULT, USAGE, Interrupted, MachineRefuses, UserError
 from ..output import Help, bounded, log
 
-COMMANDS = ("new", "recipe", "diff", "update", "lint", "verify", "plan", "spec", "explain", "report", "doctor", "install")
+COMMANDS = (
+    "new",
+    "recipe",
+    "diff",
+    "update",
+    "lint",
+    "verify",
+    "plan",
+    "spec",
+    "explain",
+    "report",
+    "doctor",
+    "install",
+)
 # errno of an OSError anywhere: a fault of the machine, or of a path that was given
 ENVIRONMENT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ...verifier.config.target import Target
     from ..spec import Spec
 
+MADE_UP = "data={kind: synthetic}"
 SPECS = (".yaml", ".yml")
 PER_NODE = 8  # ranks of a node
 UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
@@ -42,8 +44,12 @@ to the end of its first step, or whether it fits depends on the allocator.
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    description = "Find out what a training script needs of memory and sends, and whether it starts, on GPUs that are not there."
-    parser = add_command(commands, "plan", run, "memory and traffic at the size of production, without GPUs", description, EPILOG)
+    description = (
+        "Find out what a training script needs of memory and sends, and whether it starts, on GPUs that are not there."
+    )
+    parser = add_command(
+        commands, "plan", run, "memory and traffic at the size of production, without GPUs", description, EPILOG
+    )
     parser.usage = "fsdp2 plan TARGET [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
@@ -63,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
+    from ...verifier.launch.preparation import prepare
     from ...verifier.launch.rehearsal import rehearse
     from ...verifier.report import rehearsal
 
@@ -72,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
     try:
         target = _target(options, work)
+        if target.prepare:
+            prepare([sys.executable, *target.prepare], target.cwd, target.timeout, work / "prepare.log")
         made = rehearse(target, work, sys.executable, per_node)
         if words := usage_error(made):
             raise UserError(f"the script refuses its arguments: {words}")
@@ -119,15 +128,19 @@ def _target(options: argparse.Namespace, work: Path) -> Target:
     given = list(options.script_args or [])
     flags["args"] = (["--out", "{checkpoint}"] if scaffold else []) + given
     steps = _whole("--steps", options.steps) if options.steps is not None else 0
-    return replace(resolve(path, flags), prepare=(), steps=steps)
+    return replace(resolve(path, flags), steps=steps)
 
 
 def _made(path: Path, changes: list[str], out: Path) -> Spec:
-    """Write the project of a spec."""
+    """Write the project of a spec. Its data are made up, so that they need not be here; those that no script can make up must be."""
     from .. import scaffold
-    from ..spec import load
+    from ..spec import SpecError, load
 
     spec = load(path, changes, offline=True)
+    if spec["data"]["kind"] not in ("synthetic", "import"):
+        with contextlib.suppress(SpecError):
+            spec = load(path, [*changes, MADE_UP], offline=True)
+            log("the plan of a spec takes made-up data: full samples, one after the other")
     scaffold.write(scaffold.render(spec), out, False)
     return spec
 

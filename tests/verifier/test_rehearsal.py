@@ -82,7 +82,15 @@ def rehearsed(launcher: Launcher, folder: Path, text: str = SCRIPT, ranks: int =
     work = folder.with_name(f"{folder.name}-{mode}-{ranks}")
     work.mkdir()
     request = Request(
-        str(work), str(script), str(folder), world_size=ranks, mode=mode, cuda_on_cpu=True, steps=3, per_node=8, timeout=240
+        str(work),
+        str(script),
+        str(folder),
+        world_size=ranks,
+        mode=mode,
+        cuda_on_cpu=True,
+        steps=3,
+        per_node=8,
+        timeout=240,
     )
     return read_run(work, "rehearse", launcher.run(request), ranks, "")
 
@@ -155,7 +163,10 @@ FAULTS = {
     "device": ('tokens = torch.randint(2048, (64,)).to("cuda")', "tokens = torch.randint(2048, (64,))"),
     "meta": ('model.to_empty(device="cuda")\n', ""),
     "mesh": ("(dist.get_world_size(),)", "(dist.get_world_size() // 3,)"),
-    "batch": ("for step in range(20):", 'assert 100 % dist.get_world_size() == 0, "a batch of 100 does not divide"\nfor step in range(20):'),
+    "batch": (
+        "for step in range(20):",
+        'assert 100 % dist.get_world_size() == 0, "a batch of 100 does not divide"\nfor step in range(20):',
+    ),
 }
 
 
@@ -171,7 +182,9 @@ def test_error_of_production_is_found_with_its_line(launcher: Launcher, tmp_path
 
 
 def test_script_that_needs_values_is_not_called_wrong(launcher: Launcher, tmp_path: Path) -> None:
-    needs = SCRIPT.replace("    print(loss.item())  # the read", '    if loss.item() > 0.5:\n        raise ValueError("diverged")')
+    needs = SCRIPT.replace(
+        "    print(loss.item())  # the read", '    if loss.item() > 0.5:\n        raise ValueError("diverged")'
+    )
     found = judge(rehearsed(launcher, tmp_path, needs), None)
     assert found.trouble is not None and "stand-ins" in found.trouble.unfollowed
     assert found.exit_code == 4
@@ -186,7 +199,15 @@ def test_missing_file_is_not_called_wrong(launcher: Launcher, tmp_path: Path) ->
 
 
 def _judged(tensors: int, reserved: int, memory: int | None, trouble: Trouble | None = None) -> Rehearsed:
-    top = Peak(phase="later steps", bytes=tensors, reserved=reserved, expandable=tensors, kinds={"temporary": tensors}, module="", at_line=None)
+    top = Peak(
+        phase="later steps",
+        bytes=tensors,
+        reserved=reserved,
+        expandable=tensors,
+        kinds={"temporary": tensors},
+        module="",
+        at_line=None,
+    )
     return Rehearsed(Rehearsal(world_size=8, steps=3, peaks=[top]), trouble, memory, 1.0)
 
 
@@ -233,8 +254,17 @@ def test_bad_input_is_refused(command: Command, folder: Path, words: tuple[str, 
 
 def test_collective_is_data() -> None:
     one = Collective(
-        collective="all_gather", group="dp", group_size=8, bytes=16, dtype="bfloat16", count=1, step=1, module="",
-        phase="forward", purpose="parameters", stride=1,
+        collective="all_gather",
+        group="dp",
+        group_size=8,
+        bytes=16,
+        dtype="bfloat16",
+        count=1,
+        step=1,
+        module="",
+        phase="forward",
+        purpose="parameters",
+        stride=1,
     )
     again = Rehearsal.from_json(Rehearsal(world_size=8, steps=1, collectives=[one]).to_json())
     assert again.collectives == [one]

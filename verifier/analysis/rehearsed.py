@@ -13,7 +13,16 @@ from ..trace.events import Collective, End, Peak, Place, Rehearsal
 RESERVE = 1 << 30  # bytes that CUDA's context, NCCL and cuBLAS take beside tensors, at least
 DEVICE, META, MESH, BATCH, OTHER = "device", "meta", "mesh", "batch", "other"
 _SIGNS = (  # in the text of an error, in lower case
-    (DEVICE, ("same device", "device type tensor to numpy", "invalid device ordinal", "different devices", "'cuda' device type")),
+    (
+        DEVICE,
+        (
+            "same device",
+            "device type tensor to numpy",
+            "invalid device ordinal",
+            "different devices",
+            "'cuda' device type",
+        ),
+    ),
     (META, ("meta tensor", "meta device", "on meta", "no data")),
     (MESH, ("mesh", "process group", "world size", "world_size")),
     (BATCH, ("batch", "divisible", "divide")),
@@ -103,6 +112,9 @@ def _trouble(run: Run, record: Rehearsal | None) -> Trouble | None:
         said = run.stderr.get(0, "").strip().rpartition("\n")[2]
         text = f"the script ended with status {end.code}" + (f": {said}" if said else "")
         return Trouble(_kind(text), text, end.frames[0] if end.frames else None)
+    if record is not None and 0 < record.mesh_ranks < record.world_size:
+        text = f"the largest mesh has {record.mesh_ranks} of {record.world_size} ranks: the others take no part"
+        return Trouble(MESH, text, record.mesh_line)
     if record is None or not record.steps:
         return Trouble(OTHER, "no model was called with gradients", None, "it ended before its first step")
     return None
@@ -113,8 +125,11 @@ def _error(end: End, record: Rehearsal | None) -> Trouble:
     text = f"{end.error}: {end.message.strip().partition(chr(10))[0]}"
     why = _UNFOLLOWED.get(end.error, "")
     raised = place is not None and place.code.startswith(("raise ", "assert "))
-    if not why and raised and record is not None and record.reads:
-        lines = ", ".join(f"{read.at_line.line}" for read in record.reads[:3] if read.at_line is not None)
+    reads = [
+        read.at_line.line for read in (record.reads if record is not None else []) if read.in_step and read.at_line
+    ]
+    if not why and raised and reads:
+        lines = ", ".join(map(str, sorted(set(reads))[:3]))
         why = f"the script raised it itself, after it read values that are stand-ins (lines {lines})"
     return Trouble(_kind(text), text, place, why)
 

@@ -18,7 +18,13 @@ from .substitutes import (
 )
 from .substitutes.cuda_on_cpu import streams
 
-_SUBSTITUTES = {"ddp": ddp.install, "alone": one_rank.install, "simulate": simulation.install, "rehearse": hollow.install, "count": hollow.count}
+_SUBSTITUTES = {
+    "ddp": ddp.install,
+    "alone": one_rank.install,
+    "simulate": simulation.install,
+    "rehearse": hollow.install,
+    "count": hollow.count,
+}
 
 
 def install(session: Session) -> None:

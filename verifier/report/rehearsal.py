@@ -51,7 +51,11 @@ def headline(found: Rehearsed, name: str) -> str:
     if found.fits is None:
         return f"{about}: tight in {size(found.memory)}: {peak}"
     gap = found.memory - (found.needed if found.fits else found.least)
-    verdict = f"fits in {size(found.memory)}, {size(gap)} to spare" if found.fits else f"does not fit in {size(found.memory)}, {size(-gap)} too much"
+    verdict = (
+        f"fits in {size(found.memory)}, {size(gap)} to spare"
+        if found.fits
+        else f"does not fit in {size(found.memory)}, {size(-gap)} too much"
+    )
     return f"{about}: {verdict}: {peak}"
 
 
@@ -66,7 +70,9 @@ def size(amount: float) -> str:
 
 def _peaks(peaks: list[Peak]) -> list[str]:
     """A table: a row for each kind of memory, a column for each phase."""
-    kinds = sorted({kind for peak in peaks for kind in peak.kinds}, key=lambda kind: -max(p.kinds.get(kind, 0) for p in peaks))
+    kinds = sorted(
+        {kind for peak in peaks for kind in peak.kinds}, key=lambda kind: -max(p.kinds.get(kind, 0) for p in peaks)
+    )
     rows = [["memory at the peak of", *(peak.phase for peak in peaks)]]
     rows += [[kind, *(size(peak.kinds[kind]) if kind in peak.kinds else "-" for peak in peaks)] for kind in kinds]
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])

@@ -131,6 +131,8 @@ def install(session: Session) -> None:
     def meshed(call: Call) -> None:
         mesh = call.result
         now.mesh |= dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+        if mesh.size() > now.mesh_ranks:
+            now.mesh_ranks, now.mesh_line = mesh.size(), now.frames.here()
 
     session.around("torch.distributed.device_mesh:init_device_mesh", after=meshed)
     for name in ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"):

@@ -79,7 +79,9 @@ class Recorder:
     kinds: list[str] = field(default_factory=list)  # by number
     sizes: list[int] = field(default_factory=list)  # of what is allocated now, by number
     streams: list[int] = field(default_factory=list)  # the current one, by position in `changes`
-    phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, INITIALISATION)])  # (position in `changes`, name)
+    phases: list[tuple[int, str]] = field(
+        default_factory=lambda: [(0, INITIALISATION)]
+    )  # (position in `changes`, name)
     backwards: list[int] = field(default_factory=list)  # positions where one begins
     recomputed: list[int] = field(default_factory=list)  # positions where a call within a backward ends
     lines: dict[int, tuple[Place | None, str]] = field(default_factory=dict)  # position of a new peak: line, module
@@ -87,6 +89,8 @@ class Recorder:
     sent: dict[tuple[Any, ...], Sent] = field(default_factory=dict)
     flops: dict[int, dict[str, Flops]] = field(default_factory=dict)  # by step and module
     mesh: dict[str, int] = field(default_factory=dict)
+    mesh_ranks: int = 0
+    mesh_line: Place | None = None
     names: dict[int, str] = field(default_factory=dict)  # of modules, by id
     stack: list[str] = field(default_factory=list)  # names of the modules that are running
     purpose: list[tuple[str, str]] = field(default_factory=list)  # what FSDP is doing, for which module
@@ -211,4 +215,8 @@ class Recorder:
 
 def plain(name: str) -> str:
     """The name of a module without those of wrappers."""
-    return ".".join(part for part in name.split(".") if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"))
+    return ".".join(
+        part
+        for part in name.split(".")
+        if part not in ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+    )

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 
-from ...trace.events import Collective, Moment, ModuleFlops, Peak, Read, Rehearsal
+from ...trace.events import Collective, ModuleFlops, Moment, Peak, Read, Rehearsal
 from . import recorder as seen
 from .allocator import Allocator
 from .recorder import Recorder
@@ -25,14 +25,14 @@ def record(now: Recorder, world_size: int) -> Rehearsal:
         world_size=world_size,
         steps=now.step,
         mesh=now.mesh,
+        mesh_ranks=now.mesh_ranks,
+        mesh_line=now.mesh_line,
         tokens=now.tokens[last],
         host_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT,
         peaks=peaks,
         course=course,
         collectives=[Collective(**vars(one)) for one in now.sent.values()],
-        flops={
-            name: ModuleFlops(**vars(one)) for name, one in now.flops.get(last, {}).items()
-        },
+        flops={name: ModuleFlops(**vars(one)) for name, one in now.flops.get(last, {}).items()},
         reads=[
             Read(what=key[0], count=count, in_step=key[3], synchronizes=syncs, at_line=place)
             for key, (count, place, syncs) in now.reads.items()

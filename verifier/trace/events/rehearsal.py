@@ -73,7 +73,9 @@ class Rehearsal(Event):
 
     world_size: int
     steps: int
-    mesh: dict[str, int] = field(default_factory=dict)
+    mesh: dict[str, int] = field(default_factory=dict)  # the dims of every mesh
+    mesh_ranks: int = 0  # of the largest one, and the line that makes it
+    mesh_line: Place | None = None
     tokens: int = 0  # integers that this rank gives to its models in one step
     peaks: list[Peak] = field(default_factory=list)
     course: list[Moment] = field(default_factory=list)
@@ -81,4 +83,3 @@ class Rehearsal(Event):
     flops: dict[str, ModuleFlops] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     host_peak: int = 0
-

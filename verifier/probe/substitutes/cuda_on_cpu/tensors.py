@@ -10,8 +10,8 @@ from ...compat.cuda import answer_groups, answer_numbers
 from ...compat.names import WRAPPER
 from ...dispatcher import Call
 from ...session import Session
-from ._answers import always
 from . import marks
+from ._answers import always
 from .marks import CPU, CUDA, device_from, device_of, keep, put
 
 Proceed = Callable[[], Any]

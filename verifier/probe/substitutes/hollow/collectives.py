@@ -63,7 +63,9 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
             Recorder.now.collective(kind, dist.distributed_c10d._resolve_process_group(group), size, _dtype(args))
         return result
     if (kind := _KINDS.get(name)) is not None:
-        group = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.ScriptObject) and _is_group(value))
+        group = next(
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.ScriptObject) and _is_group(value)
+        )
         sides = [_bytes(list(_all((value,)))) for value in args]
         Recorder.now.collective(kind, dist.ProcessGroup.unbox(group), max(sides, default=0), _dtype(args))
     given = list(_all(args))

@@ -62,4 +62,6 @@ def _normed(call: Call, proceed: Callable[[], Any]) -> Any:
         return proceed()
     if weight is not None and (not _on_cuda(weight) or weight.dtype != value.dtype):
         return proceed()
-    return torch.ops.aten._fused_rms_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))[0]
+    return torch.ops.aten._fused_rms_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))[
+        0
+    ]

@@ -23,8 +23,20 @@ LARGEST = 1 << 20  # bytes of a floating-point tensor that is really computed on
 LARGEST_WHOLE = 1 << 28  # of integers
 _META = torch.device("meta")
 _VIEW, _IN_PLACE, _NUMBER, _NEW = "view", "in place", "number", "new"
-# They change the shape, or the storage, of their first argument.
-_SHAPES = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_", "resize_as_", "detach_"}
+# They change the shape, or the storage, of their first argument, or view it.
+_SHAPES = {
+    "resize_",
+    "set_",
+    "t_",
+    "transpose_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
+    "swapaxes_",
+    "resize_as_",
+    "detach_",
+    "_unsafe_view",  # of a matrix product: the schema calls it a new tensor, and it is a view
+}
 
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
@@ -51,7 +63,9 @@ def _executed(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor], there: torch.device | None
 ) -> Any:
     manner, name = _manner(func)
-    if manner == _VIEW or (name == "new_empty" and 0 in args[1]):  # FSDP2 makes an empty chunk for each rank beyond the rows
+    if manner == _VIEW or (
+        name == "new_empty" and 0 in args[1]
+    ):  # FSDP2 makes an empty chunk for each rank beyond the rows
         return func(*args, **kwargs)
     if getattr(kwargs.get("device"), "type", "") == "meta" or any(one.is_meta for one in given):
         return func(*args, **kwargs)  # of the script's own meta tensors
@@ -106,9 +120,7 @@ def _unknown(shape: Tensor, on_cuda: bool) -> bool:
 
 def _on_shapes(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map_only(Tensor, _as_shape, (args, kwargs))
-    if kwargs.get("device") is not None:
-        kwargs["device"] = _META
-    elif _takes_device(func):
+    if kwargs.get("device") is not None or _takes_device(func):
         kwargs["device"] = _META
     kwargs.pop("pin_memory", None)
     if kwargs.get("generator") is not None:
@@ -117,8 +129,7 @@ def _on_shapes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_shape(tensor: Tensor) -> Tensor:
-    """Numbers, such as a factor of a learning rate, stay as they are."""
-    return tensor if tensor.device.type == "meta" else shape_of(tensor)
+    return tensor if tensor.is_meta else shape_of(tensor)
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> Any:

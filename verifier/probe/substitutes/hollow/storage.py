@@ -1,7 +1,7 @@
 """Tensors without memory: they lie in one reserved range of addresses of which no page is ever touched.
 
-A hollow tensor is a CPU tensor with shape, strides, dtype, storage and data pointer, so that autograd, autocast, FSDP2 and DTensor treat it
-as any other. What reads it by mistake finds zeros. Only views and changes of shape run on it; all else is computed on shapes (operators.py).
+A hollow tensor is a CPU tensor with shape, strides, dtype, storage and data pointer, so autograd, autocast, FSDP2 and DTensor treat it as
+any other. What reads it by mistake finds zeros. Only views and changes of shape run on it; all else is computed on shapes (operators.py).
 """
 
 import mmap
