@@ -49,6 +49,7 @@ SAVED_DICT = "torch.distributed.checkpoint.state_dict_saver:_stateful_to_state_d
 WRITING_PROCESS = "torch.distributed.checkpoint._async_process_executor:_AsyncCheckpointProcess.save"
 FUNCTIONAL = "torch.distributed._functional_collectives"
 GROUP_TIMEOUT = "torch.distributed.distributed_c10d:_set_pg_timeout"
+RESOLVE_GROUP = "torch.distributed.distributed_c10d:_resolve_process_group"
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg:FakeStore"
 DTENSOR_PART = "_local_tensor"
 AS_PLAIN = "torch._C:DisableTorchFunctionSubclass"
@@ -104,6 +105,7 @@ TABLE = (
     Name(BUILTINS, "functions of TorchScript", ("_builtin_table",)),
     Name(LAZY_INIT, "CUDA on the CPU"),
     Name(FLOP_FORMULAS, "rehearsals"),
+    Name(RESOLVE_GROUP, "rehearsals"),
     *(Name(one, "CUDA on the CPU") for one in (WRAPPER, FAKE_TENSOR, CURRENT_MODE, FAKE_MODE)),
     Name(CONSTRUCTORS, "the default device"),
     Name("torch._C", "CUDA on the CPU", ACCELERATOR),

@@ -24,10 +24,10 @@ def install(session: Session) -> None:
     reads.install(session)
     storages.install(session)
     placement.execute = execute
-    marks.watch = storages.Watch()
+    marks.watch = storages.Counting()
 
 
 def count(session: Session) -> None:
     """The tensors of CUDA have memory, and it is counted: what a rehearsal is compared with."""
     storages.install(session)
-    marks.watch = storages.Watch()
+    marks.watch = storages.Counting()

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...compat.names import RESOLVE_GROUP, need
 from ...rehearsal.recorder import Recorder
 from .storage import is_hollow
 
@@ -60,14 +61,12 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
         if (kind := _FUNCTIONAL.get(name)) is not None:
             size = max(_bytes(list(_all(args))), _bytes(list(_all((result,)))))
             group = next((value for value in reversed(args) if isinstance(value, str)), "")
-            Recorder.now.collective(kind, dist.distributed_c10d._resolve_process_group(group), size, _dtype(args))
+            Recorder.now.collective(kind, need(RESOLVE_GROUP)(group), size, _dtype(args))
         return result
     if (kind := _KINDS.get(name)) is not None:
-        group = next(
-            value for value in (*args, *kwargs.values()) if isinstance(value, torch.ScriptObject) and _is_group(value)
-        )
+        boxed = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.ScriptObject) and _is_group(one))
         sides = [_bytes(list(_all((value,)))) for value in args]
-        Recorder.now.collective(kind, dist.ProcessGroup.unbox(group), max(sides, default=0), _dtype(args))
+        Recorder.now.collective(kind, dist.ProcessGroup.unbox(boxed), max(sides, default=0), _dtype(args))
     given = list(_all(args))
     if _bytes(given) <= SMALL and not any(is_hollow(one) for one in given):
         return func(*args, **kwargs)  # such as pickled objects

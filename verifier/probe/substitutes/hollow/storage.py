@@ -56,7 +56,8 @@ def hollow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
     for length, step in zip(size, stride, strict=True):
         count += (length - 1) * step
         if length == 0:
-            return _empty_strided(size, stride, dtype=dtype)
+            none: Tensor = _empty_strided(size, stride, dtype=dtype)
+            return none
     memory = _RANGE.memory or _RANGE.reserve()
     needed = count * dtype.itemsize
     if _RANGE.next + needed > _RANGE.size:
@@ -69,7 +70,8 @@ def hollow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
 
 def shape_of(tensor: Tensor) -> Tensor:
     """A meta tensor of the same shape, strides and dtype."""
-    return _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+    shape: Tensor = _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+    return shape
 
 
 def lies_in_range(address: int) -> bool:

@@ -9,12 +9,13 @@ from torch import Tensor
 from ...dispatcher import Call
 from ...rehearsal.recorder import NUMBER, Recorder
 from ...session import Session
+from ..cuda_on_cpu.marks import Watch
 from .storage import lies_in_range
 
 SIZE = "fsdp2_size"
 
 
-class Watch:
+class Counting(Watch):
     """What marks of devices report (cuda_on_cpu/marks.py)."""
 
     def placed(self, tensor: Tensor, storage: Any, device: torch.device) -> None:

@@ -40,7 +40,8 @@ def number(name: str, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor]
 def single(name: str, shape: Tensor) -> Tensor:
     """The stand-in for a tensor of one element."""
     value = name in _YES if shape.dtype is torch.bool else 1
-    return torch.ops.aten.full.default(shape.size(), value, dtype=shape.dtype)
+    filled: Tensor = torch.ops.aten.full.default(shape.size(), value, dtype=shape.dtype)
+    return filled
 
 
 def _every(tensor: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def _every(tensor: Tensor) -> Tensor:
 
 
 def _selected(tensor: Tensor, mask: Tensor) -> Tensor:
-    size = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    size = max(tensor.numel(), mask.numel())
     return hollow((size,), (1,), tensor.dtype)
 
 
