@@ -67,7 +67,8 @@ def _executed(
         name == "new_empty" and 0 in args[1]
     ):  # FSDP2 makes an empty chunk for each rank beyond the rows
         return func(*args, **kwargs)
-    if getattr(kwargs.get("device"), "type", "") == "meta" or any(one.is_meta for one in given):
+    device = kwargs.get("device")
+    if device.type == "meta" if device is not None else any(one.is_meta for one in given):
         return func(*args, **kwargs)  # of the script's own meta tensors
     on_cuda = there is not None and there.type == "cuda"
     hidden = any(is_hollow(one) for one in given)
