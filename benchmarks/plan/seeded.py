@@ -38,8 +38,8 @@ def scripts(faults: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[tuple
 
 
 def fitting(seen: Seen) -> int:
-    """GiB of the smallest GPU that holds a script, with one to spare."""
-    return math.ceil(max((peak.bytes for peak in seen.record.peaks), default=0) / GIB) + 1 if seen.record else 0
+    """GiB of the smallest GPU that holds the tensors of a script."""
+    return math.ceil(max((peak.bytes for peak in seen.record.peaks), default=0) / GIB) if seen.record else 0
 
 
 def complaints(seen: Seen, limit: int) -> list[str]:
