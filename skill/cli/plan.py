@@ -69,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
+    from ...verifier.launch.planned import PlannedRun
     from ...verifier.launch.preparation import prepare
-    from ...verifier.launch.rehearsal import rehearse
+    from ...verifier.launch.rehearsal import STEPS, rehearse
     from ...verifier.report import rehearsal
 
     gpu = _gpu(options)
@@ -81,7 +82,20 @@ def run(options: argparse.Namespace) -> int:
         target = _target(options, work)
         if target.prepare:
             prepare([sys.executable, *target.prepare], target.cwd, target.timeout, work / "prepare.log")
-        made = rehearse(target, work, sys.executable, per_node)
+        planned = PlannedRun(
+            role="rehearse",
+            world_size=target.nproc,
+            script=target.script,
+            cwd=target.cwd,
+            module=target.module,
+            project=target.project,
+            launcher=target.launcher,
+            timeout=target.timeout,
+            grace=0.0,
+            arguments=(*target.args, *target.save_args),
+            steps=target.steps or STEPS,
+        )
+        made = rehearse(planned, work, sys.executable, per_node)
         if words := usage_error(made):
             raise UserError(f"the script refuses its arguments: {words}")
         for error in made.probe_errors:

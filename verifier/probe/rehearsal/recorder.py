@@ -97,6 +97,7 @@ class Recorder:
     vocabularies: set[int] = field(default_factory=set)
     total: int = 0
     highest: int = 0  # in this phase
+    most: int = 0  # since the script last reset it
     nodes: dict[int, str] = field(default_factory=dict)  # module by the sequence number of its autograd node
     tokens: Counter[int] = field(default_factory=Counter)  # integers that the roots are given, by step
 
@@ -120,6 +121,7 @@ class Recorder:
         self.changes.append((number, change))
         self.streams.append(self.stream())
         self.total += change
+        self.most = max(self.most, self.total)
         if self.total > self.highest:
             self.highest = self.total
             self.lines[len(self.changes) - 1] = (self.frames.here(), self.module())

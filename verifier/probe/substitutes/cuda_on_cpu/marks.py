@@ -25,6 +25,17 @@ class Watch:
     def moved(self, tensor: Tensor, target: torch.device, waits: bool) -> None:
         """A tensor is copied from CUDA to the CPU; the host waits for it, or not."""
 
+    def held(self) -> int | None:
+        """Bytes of tensors on CUDA; None if nobody counts them."""
+        return None
+
+    def peak(self) -> int | None:
+        """The most of them."""
+        return None
+
+    def reset(self) -> None:
+        """Begin the peak anew."""
+
 
 watch = Watch()
 

@@ -87,8 +87,8 @@ def _is_group(value: Any) -> bool:
 def _small(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.ops.aten.empty.memory_format([0], dtype=value.dtype)
-    if isinstance(value, list | tuple):
-        return type(value)(_small(item) for item in value)
+    if isinstance(value, list | tuple):  # those of numbers are the parts of an all-to-all
+        return type(value)(_small(item) for item in value if not isinstance(item, int))
     return value
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 from ...dispatcher import Call
 from ...session import Session
@@ -16,6 +17,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def install(session: Session) -> None:
     """Choose as CUDA does."""
+    # Tensor's own constructor refuses what a dispatch mode has made.
+    CausalBias.__new__ = lambda cls, *args, **kwargs: Tensor._make_subclass(cls, torch.empty(0))  # type: ignore[method-assign]
     functional = "torch.nn.functional"
     session.around(f"{functional}:scaled_dot_product_attention", replace=_attended)
     session.around(f"{functional}:dropout", replace=_dropped)
@@ -29,7 +32,7 @@ def _on_cuda(value: Any) -> bool:
 def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
     q, k, v = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
     mask, drop, causal = call.given(3, "attn_mask"), call.given(4, "dropout_p", 0.0), call.given(5, "is_causal", False)
-    if not all(_on_cuda(one) for one in (q, k, v)) or q.dim() != 4:
+    if not all(_on_cuda(one) for one in (q, k, v)) or q.dim() != 4 or isinstance(mask, CausalBias):
         return proceed()
     if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")

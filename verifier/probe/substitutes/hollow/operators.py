@@ -85,7 +85,9 @@ def _executed(
     if not hidden and not on_cuda and given:
         return func(*args, **kwargs)
     if hidden and (known := unknown.RESULTS.get(name)) is not None:
-        return known(*args, **kwargs)
+        result = known(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
     return _new(func, args, kwargs, hidden, on_cuda, bool(given))
 
 

@@ -27,6 +27,18 @@ class Counting(Watch):
         """A tensor is copied from CUDA to the CPU."""
         Recorder.now.read(f"copy to the {target.type.upper()}", waits)
 
+    def held(self) -> int:
+        """Bytes of tensors on CUDA."""
+        return Recorder.now.total
+
+    def peak(self) -> int:
+        """The most of them since the script last asked for a new count."""
+        return Recorder.now.most
+
+    def reset(self) -> None:
+        """Begin the peak anew."""
+        Recorder.now.most = Recorder.now.total
+
 
 def install(session: Session) -> None:
     """Answer and count the sizes of storages."""

@@ -1,7 +1,7 @@
 """What a script gets where it asks for a value that is unknown: a stand-in, which is recorded with its line.
 
 A number is 1 (a loss of 1.0, one token), a truth is False (nothing overflowed), but for `all`. Operators
-whose values give the size of their result give as much as they can: `nonzero` finds every element.
+whose values give the size of their result give as much as they can: `nonzero` finds every element, `bincount` as many of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,26 @@ def _selected(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def _counted(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    return hollow((max(minlength, 1),), (1,), torch.int64 if weights is None else weights.dtype)
+    """As many of each: a router that balances its experts."""
+    return _balanced(tensor.numel(), max(minlength, 1), torch.int64 if weights is None else weights.dtype)
+
+
+def _added(tensor: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """Integers that are counted by `scatter_add`, as the tokens of each expert are."""
+    if tensor.dim() != 1 or tensor.is_floating_point():
+        return NotImplemented
+    return _balanced(index.numel(), tensor.numel(), tensor.dtype)
+
+
+def _histogram(tensor: Tensor, bins: int = 100, *bounds: Any) -> Tensor:
+    return _balanced(tensor.numel(), bins, tensor.dtype)
+
+
+def _balanced(total: int, parts: int, dtype: torch.dtype) -> Tensor:
+    each, rest = divmod(total, parts)
+    counts: Tensor = torch.ops.aten.full.default([parts], each, dtype=dtype)
+    torch.ops.aten.add_.Scalar(counts[:rest], 1)
+    return counts
 
 
 def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,6 +95,8 @@ RESULTS: dict[str, Callable[..., Any]] = {
     "nonzero": _every,
     "masked_select": _selected,
     "bincount": _counted,
+    "histc": _histogram,
+    "scatter_add": _added,
     "_unique2": _unique,
     "unique_consecutive": _unique,
     "repeat_interleave": _repeated,
