@@ -38,6 +38,8 @@ _SHAPES = {
     "_unsafe_view",  # of a matrix product: the schema calls it a new tensor, and it is a view
 }
 
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
 
@@ -71,6 +73,13 @@ def _executed(
     if device.type == "meta" if device is not None else any(one.is_meta for one in given):
         return func(*args, **kwargs)  # of the script's own meta tensors
     on_cuda = there is not None and there.type == "cuda"
+    if name in _INDEXED and any(one is not None and one.dtype is torch.bool for one in args[1]):
+        args = (args[0], unknown.places(args[1]), *args[2:])
+        given = [*given, *(one for one in args[1] if one is not None)]
+        if on_cuda:
+            unknown.note("indexing with a boolean mask")
+    if on_cuda and name in unknown.SIZED:
+        unknown.note(name)
     hidden = any(is_hollow(one) for one in given)
     if manner == _NUMBER:
         if on_cuda:
