@@ -1,9 +1,10 @@
 """Rehearse seeded faults of production and their right twins: is each found, with its line, and is nothing said of the twins?
 
 `python benchmarks/plan/seeded.py [NAME...]` makes the scripts from faults/decoder.py and faults/faults.yaml, rehearses each as rank 0 of 64
-and prints a line for each; without names it writes benchmarks/results/plan_faults.json.
+and prints a line for each; benchmarks/results/plan_faults.json has the newest of each.
 """
 
+import json
 import math
 import sys
 import tempfile
@@ -95,10 +96,12 @@ def main() -> None:
                 f"{row['name']:26} found {row['found']!s:5}  line {row['line']!s:5}  {row['reported']}  twin {row['twin']}",
                 flush=True,
             )
+    known = json.loads(RESULT.read_text())["rows"] if names and RESULT.is_file() else []
+    by_name = {row["name"]: row for row in (*known, *rows)}
+    rows = [by_name[fault["name"]] for fault in data["faults"] if fault["name"] in by_name]
     found, lines, false = (sum(map(bool, (row[key] for row in rows))) for key in ("found", "line", "twin"))
     print(f"{found} of {len(rows)} found, {lines} with the line, {false} twins with a complaint")
-    if not names:
-        write(RESULT, {"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows})
+    write(RESULT, {"faults": len(rows), "found": found, "lines": lines, "false": false, "rows": rows})
 
 
 if __name__ == "__main__":
