@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import yaml
+from llama import SIZES, Decoder, RMSNorm, apply_ac, apply_fsdp, arguments, mean_loss
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from llama import SIZES, Decoder, RMSNorm, apply_ac, apply_fsdp, arguments, mean_loss
 
 GIB = 1 << 30
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from llama import SIZES, arguments
+
 from rehearse import GIB, Seen, rehearsing
 from results_file import write
 from verified_fsdp2.verifier.analysis.bound import bound
