@@ -55,7 +55,9 @@ def add_parser(commands: Any) -> None:
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
     add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB (default: that of --gpu)")
-    add("--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step")
+    add(
+        "--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step"
+    )
     add("--gpus-per-node", metavar="N", help="ranks of a node (default: those of --gpu, else 8)")
     add("--network", metavar="GBIT", help="Gbit/s between nodes for one GPU (default: that of --gpu)")
     add("--steps", metavar="K", help="optimizer steps to follow (default 3)")
@@ -76,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
     gpu = _gpu(options)
     memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
-    per_node = _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else PER_NODE
+    per_node = (
+        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else PER_NODE
+    )
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
     try:
         target = _target(options, work)

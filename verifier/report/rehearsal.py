@@ -104,10 +104,17 @@ def _bound(least: Bound) -> list[str]:
     """The bound on the time of a step, and what it is made of."""
     speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
     line = f"a step on {least.device} ({least.per_node} in a node) takes at least {_time(least.step)}{speed}, MFU at most {least.mfu:.0%}"
-    parts = {"compute": least.compute, "collectives that it waits for": least.waited, "first and last of FSDP": least.exposed}
+    parts = {
+        "compute": least.compute,
+        "collectives that it waits for": least.waited,
+        "first and last of FSDP": least.exposed,
+    }
     parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
     shown = ", ".join(f"{name} {_time(seconds)}" for name, seconds in parts.items() if seconds)
-    return [*wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."), *wrapped(shown, "  ", "  ")]
+    return [
+        *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
+        *wrapped(shown, "  ", "  "),
+    ]
 
 
 def _time(seconds: float) -> str:

@@ -97,7 +97,9 @@ def _raise(peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: in
     position, name = at
     if name not in peaks or total > peaks[name].bytes:
         line, module = now.lines.get(position, (None, ""))
-        peaks[name] = Peak(phase=name, bytes=total, reserved=0, expandable=0, kinds=_positive(held), module=module, at_line=line)
+        peaks[name] = Peak(
+            phase=name, bytes=total, reserved=0, expandable=0, kinds=_positive(held), module=module, at_line=line
+        )
 
 
 def _positive(held: Counter[str]) -> dict[str, int]:
