@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 
-.PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness versions libraries scan installs test-engines version clean
+.PHONY: help demo test test-all lint types unit unit-all references docs detection zoo grader mutation launchers robustness versions libraries plan scan installs test-engines version clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ versions: $(VENV)/installed-test  ## each version of torch and Python in an envi
 libraries: $(VENV)/installed-test  ## published faults of libraries and their fixes in pinned versions; FOLDER=... (network, gigabytes)
 	$(BIN)/python benchmarks/libraries.py $(FOLDER)
 	$(BIN)/python benchmarks/library_blocks.py $(FOLDER)
+
+plan: $(VENV)/installed-test  ## `fsdp2 plan` beside published figures of GPUs, and seeded faults of production size (half an hour)
+	$(BIN)/python benchmarks/plan/trust.py
+	$(BIN)/python benchmarks/plan/seeded.py
 
 scan: $(VENV)/installed-test  ## a skill scanner on the installed copy, in an environment of its own (network)
 	test -x $(VENV)-scan/bin/skill-scanner || $(PYTHON) -m venv $(VENV)-scan

@@ -17,11 +17,13 @@ from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
 
 if TYPE_CHECKING:
+    from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
     from ..spec import Spec
 
 MADE_UP = "data={kind: synthetic}"
 SPECS = (".yaml", ".yml")
+PER_NODE = 8  # ranks of a node
 UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
 EPILOG = """\
 One process runs the script as rank 0 of N, unmodified, on tensors that have shapes and no memory, on a device that calls itself CUDA.
@@ -30,6 +32,7 @@ Numbers that the script reads from tensors, such as a loss, are stand-ins.
 examples:
   fsdp2 plan spec.yaml --nproc 64 --device-memory 80GiB         a spec, before anything is generated
   fsdp2 plan my-run --nproc 64 --device-memory 80GiB            a scaffold at its full size
+  fsdp2 plan spec.yaml --nproc 64 --gpu h100 --network 200       and the least time that a step can take
   fsdp2 plan spec.yaml --nproc 8 --set train.micro_batch=2
   fsdp2 plan train.py --nproc 64 -- --config 8b.yaml            a script, with its arguments of production
   fsdp2 plan train.py --nproc 512 --json -- --layers 80 > plan.json
@@ -51,8 +54,12 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
-    add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB")
-    add("--gpus-per-node", metavar="N", default="8", help="ranks of a node (default 8)")
+    add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB (default: that of --gpu)")
+    add(
+        "--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step"
+    )
+    add("--gpus-per-node", metavar="N", help="ranks of a node (default: those of --gpu, else 8)")
+    add("--network", metavar="GBIT", help="Gbit/s between nodes for one GPU (default: that of --gpu)")
     add("--steps", metavar="K", help="optimizer steps to follow (default 3)")
     add("--timeout", metavar="S", default="600", help="seconds at most (default 600)")
     add_set(parser, "change one value of a spec (repeatable)")
@@ -61,6 +68,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Rehearse, print, return the exit code."""
+    from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
     from ...verifier.launch.planned import PlannedRun
@@ -68,8 +76,11 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.launch.rehearsal import STEPS, rehearse
     from ...verifier.report import rehearsal
 
-    memory = _memory(options.device_memory) if options.device_memory is not None else None
-    per_node = _whole("--gpus-per-node", options.gpus_per_node)
+    gpu = _gpu(options)
+    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
+    per_node = (
+        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else PER_NODE
+    )
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
     try:
         target = _target(options, work)
@@ -97,9 +108,25 @@ def run(options: argparse.Namespace) -> int:
     finally:
         with defer_signals():
             shutil.rmtree(work, ignore_errors=True)
-    name = str(options.target)
-    emit_json(rehearsal.data(found, name)) if options.json else say(rehearsal.text(found, name))
+    name, record = str(options.target), found.record
+    least = bound(record, gpu.with_node(per_node)) if gpu and record is not None and record.flops else None
+    emit_json(rehearsal.data(found, name, least)) if options.json else say(rehearsal.text(found, name, least))
     return found.exit_code
+
+
+def _gpu(options: argparse.Namespace) -> Device | None:
+    """The GPU that was named, with the network that was given."""
+    from ...verifier.config.devices import device
+
+    if options.gpu is None:
+        if options.network is not None:
+            raise UserError("--network: needs --gpu, whose bound on time it is for")
+        return None
+    if options.network is None:
+        return device(options.gpu)
+    if re.fullmatch(r"\d+(\.\d+)?", options.network) is None or not float(options.network):
+        raise UserError(f"--network: expected Gbit/s above 0, such as 400, found {options.network!r}")
+    return device(options.gpu).with_node(network=float(options.network))
 
 
 def _target(options: argparse.Namespace, work: Path) -> Target:

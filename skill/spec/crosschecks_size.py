@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...verifier.config.devices import GIB, named
 from ...verifier.config.reading.validation import Fault
 from .build import debug_model, ffn_size, sized_experts
 from .crosschecks import Values, fault, needs
@@ -18,19 +19,6 @@ BYTES = {
     "muon": 12,
     "schedule_free": 16,
 }  # of a parameter: float32 weight, gradient, and Adam's two moments or one momentum
-GIB = 1 << 30
-DEVICE_MEMORY = {  # GiB, of GPUs as SkyPilot calls them
-    "A100": 40,
-    "A100-80GB": 80,
-    "A10G": 24,
-    "B200": 180,
-    "H100": 80,
-    "H200": 141,
-    "L4": 24,
-    "L40S": 48,
-    "T4": 16,
-    "V100": 16,
-}
 SHAPE = ("layers", "width", "heads", "kv_heads", "ffn", "experts", "qk_norm", "vocabulary", "tied_embeddings")
 
 
@@ -47,7 +35,7 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
     if needed > memory:
         state = f"{count:,} parameters x {BYTES[optimizer]} bytes (weight, gradient, {optimizer})"
         least = -(-count * BYTES[optimizer] // int(memory * GIB))
-        message = f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device has {memory:g}"
+        message = f"on the mesh {mesh}: {state} / {ranks} ranks of a copy = {needed:.1f} GiB, a device has {memory:.4g}"
         key = "parallel.dp_shard" if values.written("parallel.dp_shard") else "launch.nodes"
         yield fault(key, f"is too small {message}; shard over {least} ranks or more")
 
@@ -56,9 +44,10 @@ def device_memory(launch: Mapping[str, Any]) -> float | None:
     """GiB of a device, if the section says or names it."""
     if not launch["engines"] or launch["device"] != "cuda":
         return None
-    named = DEVICE_MEMORY.get(launch["skypilot_accelerator"] or "")
-    found = launch["device_memory"] or named
-    return None if found is None else float(found)
+    if launch["device_memory"]:
+        return float(launch["device_memory"])
+    known = named(launch["skypilot_accelerator"] or "")
+    return None if known is None else known.memory / GIB
 
 
 @needs("verify.model", "model.kind")

@@ -10,7 +10,6 @@ from scripts import Command, written
 from verified_fsdp2.verifier.analysis.rehearsed import RESERVE, Rehearsed, Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
-from verified_fsdp2.verifier.probe.rehearsal.allocator import LARGE_SEGMENT, SEGMENT, Allocator
 from verified_fsdp2.verifier.trace import Run, read_run
 from verified_fsdp2.verifier.trace.events import Collective, Peak, Rehearsal
 
@@ -201,7 +200,13 @@ def test_missing_file_is_not_called_wrong(launcher: Launcher, tmp_path: Path) ->
 
 def _judged(tensors: int, reserved: int, memory: int | None, trouble: Trouble | None = None) -> Rehearsed:
     top = Peak(
-        phase="later steps", bytes=tensors, reserved=reserved, kinds={"temporary": tensors}, module="", at_line=None
+        phase="later steps",
+        bytes=tensors,
+        reserved=reserved,
+        expandable=tensors,
+        kinds={"temporary": tensors},
+        module="",
+        at_line=None,
     )
     return Rehearsed(Rehearsal(world_size=8, steps=3, peaks=[top]), trouble, memory, 1.0)
 
@@ -225,38 +230,6 @@ def test_fits(memory: int | None, trouble: Trouble | None, fits: bool | None, ti
     assert (found.fits, found.tight, found.exit_code) == (fits, tight, code)
 
 
-def test_allocator_rounds_and_reuses() -> None:
-    allocator = Allocator()
-    allocator.resize(0, 1, 0)
-    assert allocator.reserved == SEGMENT
-    for number in range(1, SEGMENT // 512):
-        allocator.resize(number, 512, 0)
-    assert allocator.reserved == SEGMENT
-    allocator.resize(9000, 512, 0)
-    assert allocator.reserved == 2 * SEGMENT
-    allocator.resize(9001, 3 << 20, 0)
-    assert allocator.reserved == 2 * SEGMENT + LARGE_SEGMENT
-    allocator.resize(9002, 31 << 20, 0)
-    assert allocator.reserved == 2 * SEGMENT + LARGE_SEGMENT + (32 << 20)
-    allocator.resize(9002, 0, 0)
-    allocator.resize(9003, 32 << 20, 0)
-    assert allocator.reserved == 2 * SEGMENT + LARGE_SEGMENT + (32 << 20)
-    allocator.resize(9003, 0, 0)
-    allocator.resize(9004, 32 << 20, 1)  # another stream
-    assert allocator.reserved == 2 * SEGMENT + LARGE_SEGMENT + (64 << 20)
-
-
-def test_allocator_merges_neighbours() -> None:
-    allocator = Allocator()
-    for number in range(4):
-        allocator.resize(number, 5 << 20, 0)
-    assert allocator.reserved == LARGE_SEGMENT
-    for number in (0, 2, 1, 3):
-        allocator.resize(number, 0, 0)
-    allocator.resize(5, 20 << 20, 0)
-    assert allocator.reserved == LARGE_SEGMENT
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -265,6 +238,10 @@ def test_allocator_merges_neighbours() -> None:
         (("train.py", "--nproc", "8", "--device-memory", "much"), "--device-memory"),
         (("train.py", "--nproc", "8", "--set", "a=1"), "--set"),
         (("train.py", "--nproc", "8", "--gpus-per-node", "x"), "--gpus-per-node"),
+        (("train.py", "--nproc", "8", "--gpu", "h10"), "'h100'"),
+        (("train.py", "--nproc", "8", "--gpu", "none.yaml"), "none.yaml"),
+        (("train.py", "--nproc", "8", "--network", "400"), "--gpu"),
+        (("train.py", "--nproc", "8", "--gpu", "h100", "--network", "fast"), "--network"),
         (("none.py", "--nproc", "8"), "none.py"),
         (("none.yaml", "--nproc", "8"), "none.yaml"),
     ],

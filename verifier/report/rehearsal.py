@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..analysis.bound import Bound
 from ..analysis.rehearsed import RESERVE, Rehearsed, by_part, totals
 from ..trace.events import Peak, Place, Rehearsal
 from .wrapping import wrapped
@@ -12,8 +13,8 @@ KINDS, ROWS, READS = 5, 8, 6
 GIB = 1 << 30
 
 
-def text(found: Rehearsed, name: str) -> str:
-    """The plan on one screen."""
+def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
+    """The plan on one screen. `least`: the bound on the time of a step."""
     record = found.record
     lines = [*wrapped(headline(found, name), "", "  ")]
     if found.trouble is not None:
@@ -29,6 +30,7 @@ def text(found: Rehearsed, name: str) -> str:
         lines += [f"highest at {_place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
     lines += ["", *_collectives(record)] if record.collectives else []
     lines += ["", *_flops(record)] if record.flops else []
+    lines += ["", *_bound(least)] if least is not None else []
     lines += ["", *_reads(record)] if any(read.in_step for read in record.reads) else []
     limits = "Tensors of PyTorch, with eager kernels; torch.compile is left out. "
     limits += f"{size(RESERVE)} beside them stand for CUDA's context, NCCL and cuBLAS."
@@ -75,6 +77,7 @@ def _peaks(peaks: list[Peak]) -> list[str]:
     rows += [[kind, *(size(peak.kinds[kind]) if kind in peak.kinds else "-" for peak in peaks)] for kind in kinds]
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])
     rows.append(["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)])
+    rows.append(["  with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)])
     return _table(rows)
 
 
@@ -95,6 +98,27 @@ def _flops(record: Rehearsal) -> list[str]:
     line += f" ({_flop(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
     return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  ")]
+
+
+def _bound(least: Bound) -> list[str]:
+    """The bound on the time of a step, and what it is made of."""
+    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
+    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {_time(least.step)}{speed}, MFU at most {least.mfu:.0%}"
+    parts = {
+        "compute": least.compute,
+        "collectives that it waits for": least.waited,
+        "first and last of FSDP": least.exposed,
+    }
+    parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
+    shown = ", ".join(f"{name} {_time(seconds)}" for name, seconds in parts.items() if seconds)
+    return [
+        *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
+        *wrapped(shown, "  ", "  "),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _flop(amount: float) -> str:
@@ -129,7 +153,7 @@ def _table(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def data(found: Rehearsed, name: str) -> dict[str, Any]:
+def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, Any]:
     """The plan as JSON data."""
     trouble = found.trouble
     shown = None
@@ -146,6 +170,7 @@ def data(found: Rehearsed, name: str) -> dict[str, Any]:
         "needed": found.needed,
         "reserve": RESERVE,
         "trouble": shown,
+        "bound": least.to_dict() if least is not None else None,
         "seconds": found.seconds,
         "rehearsal": found.record.to_json() if found.record is not None else None,
     }

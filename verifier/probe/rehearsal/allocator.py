@@ -1,91 +1,115 @@
-"""CUDA's caching allocator with its default settings: what it takes from the device for the tensors of a rehearsal.
+"""CUDA's caching allocator, simulated: what it takes from CUDA for a course of allocations.
 
-Requests are rounded to 512 bytes. Those of at most 1 MiB share segments of 2 MiB; others below 10 MiB segments of 20 MiB; larger ones have
-segments of their own, rounded to 2 MiB. A freed block serves later requests of its own stream, the smallest that suffices first, and is
-split if enough remains; segments are kept. So `reserved` holds what fragmentation costs. Left out: that the allocator returns unused
-segments before it reports out of memory, expandable segments, and what CUDA, NCCL and cuBLAS take for themselves.
+As c10/cuda/CUDACachingAllocator.cpp of torch 2.13 does it where memory is enough: a block is a multiple of 512 bytes and belongs to the
+stream on which it was allocated; the smallest free block that is large enough is taken, and split; a freed block merges with its free
+neighbours. What no block can hold is taken from CUDA: in segments of 2 MiB (requests up to 1 MiB), of 20 MiB (below 10 MiB), else of the
+size asked in multiples of 2 MiB; with `expandable_segments:True`, by growing the one segment of the stream in steps of 2 or 20 MiB.
+Nothing is given back to CUDA, so what is reserved only grows. Not simulated: what libraries take for themselves (NCCL, cuBLAS).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
 
-ROUND, SMALL, MEDIUM, SEGMENT, LARGE_SEGMENT = 512, 1 << 20, 10 << 20, 2 << 20, 20 << 20
-
-
-@dataclass(eq=False, repr=False)
-class Block:
-    """A part of a segment, with its neighbours."""
-
-    size: int
-    pool: tuple[int, bool]  # stream, whether it is for small requests
-    serial: int
-    free: bool = False
-    before: Block | None = None
-    after: Block | None = None
+_MIB = 1 << 20
+_BLOCK = 512
+_SMALL, _SMALL_SEGMENT = _MIB, 2 * _MIB
+_MIDDLE, _LARGE_SEGMENT, _ROUNDED = 10 * _MIB, 20 * _MIB, 2 * _MIB
 
 
-@dataclass
 class Allocator:
-    """The blocks of one device."""
+    """The memory of one device. `reserved`: what was taken from CUDA so far."""
 
-    reserved: int = 0
-    _held: dict[int, Block] = field(default_factory=dict)  # by number of a storage
-    _free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = field(default_factory=dict)
-    _serial: int = 0
+    def __init__(self, expandable: bool) -> None:
+        self.expandable = expandable
+        self.reserved = 0
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._held: dict[int, tuple[_Pool, int, int]] = {}  # by number: pool, address, size
 
-    def resize(self, number: int, size: int, stream: int) -> None:
-        """Give a storage a block of its new size; 0 frees it."""
-        old = self._held.pop(number, None)
-        if old is not None:
-            self._release(old)
-        if size:
-            self._held[number] = self._request(-(-size // ROUND) * ROUND, stream)
+    def resized(self, number: int, size: int, stream: int) -> None:
+        """The storage of this number is freed, and allocated anew if it has a size."""
+        if (held := self._held.pop(number, None)) is not None:
+            pool, address, given = held
+            pool.give(address, given)
+        if size <= 0:
+            return
+        asked = -(-size // _BLOCK) * _BLOCK
+        key = (stream, asked <= _SMALL)
+        pool = self._pools.setdefault(key, _Pool(asked <= _SMALL, self.expandable))
+        before = pool.reserved
+        self._held[number] = (pool, *pool.take(asked))
+        self.reserved += pool.reserved - before
 
-    def _request(self, size: int, stream: int) -> Block:
-        pool = (stream, size <= SMALL)
-        free = self._free.setdefault(pool, [])
-        at = bisect_left(free, (size,))
-        if at < len(free):
-            block = free.pop(at)[2]
-        else:
-            segment = SEGMENT if size <= SMALL else LARGE_SEGMENT if size < MEDIUM else -(-size // SEGMENT) * SEGMENT
-            self.reserved += segment
-            block = self._block(segment, pool)
-        block.free = False
-        rest = block.size - size
-        if rest >= ROUND if pool[1] else rest > SMALL:
-            other = self._block(rest, pool)
-            other.before, other.after, block.after = block, block.after, other
-            if other.after is not None:
-                other.after.before = other
-            block.size = size
-            self._offer(other)
-        return block
 
-    def _release(self, block: Block) -> None:
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            self._withdraw(before)
-            block.size, block.before = block.size + before.size, before.before
-            if block.before is not None:
-                block.before.after = block
-        if after is not None and after.free:
-            self._withdraw(after)
-            block.size, block.after = block.size + after.size, after.after
-            if block.after is not None:
-                block.after.before = block
-        self._offer(block)
+class _Pool:
+    """The blocks of one stream and kind. Addresses of segments that are apart do not touch."""
 
-    def _block(self, size: int, pool: tuple[int, bool]) -> Block:
-        self._serial += 1
-        return Block(size, pool, self._serial)
+    def __init__(self, small: bool, expandable: bool) -> None:
+        self.small, self.expandable = small, expandable
+        self.reserved = 0
+        self._end = 0  # of the last segment
+        self._free: list[tuple[int, int]] = []  # (size, address), sorted
+        self._sizes: dict[int, int] = {}  # of free blocks, by address
+        self._starts: dict[int, int] = {}  # of free blocks, by their end
 
-    def _offer(self, block: Block) -> None:
-        block.free = True
-        insort(self._free.setdefault(block.pool, []), (block.size, block.serial, block))
+    def take(self, asked: int) -> tuple[int, int]:
+        """Address and size of a block of at least this size."""
+        address, size = self._fitting(asked) or self._grown(asked)
+        rest = size - asked
+        least = _BLOCK if self.small or self.expandable else _SMALL + 1
+        if rest < least:
+            return address, size
+        self._put(address + asked, rest)
+        return address, asked
 
-    def _withdraw(self, block: Block) -> None:
-        free = self._free[block.pool]
-        del free[bisect_left(free, (block.size, block.serial))]
+    def give(self, address: int, size: int) -> None:
+        """A block is free."""
+        start = self._starts.get(address)
+        if start is not None:
+            size += self._remove(start)
+            address = start
+        if address + size in self._sizes:
+            size += self._remove(address + size)
+        self._put(address, size)
+
+    def _fitting(self, asked: int) -> tuple[int, int] | None:
+        position = bisect_left(self._free, (asked, -1))
+        if self.expandable and position + 1 < len(self._free) and sum(self._free[position]) == self._end:
+            position += 1  # the last block can grow: it counts as larger than all others
+        if position == len(self._free):
+            return None
+        size, address = self._free[position]
+        self._remove(address)
+        return address, size
+
+    def _grown(self, asked: int) -> tuple[int, int]:
+        if not self.expandable:
+            size = self._segment(asked)
+            address = self._end + _BLOCK
+            self._end = address + size
+            self.reserved += size
+            return address, size
+        start = self._starts.get(self._end)
+        there = 0 if start is None else self._remove(start)
+        step = _SMALL_SEGMENT if self.small else _LARGE_SEGMENT
+        more = -(-(asked - there) // step) * step
+        address = self._end - there
+        self._end += more
+        self.reserved += more
+        return address, there + more
+
+    def _segment(self, asked: int) -> int:
+        if self.small:
+            return _SMALL_SEGMENT
+        return _LARGE_SEGMENT if asked < _MIDDLE else -(-asked // _ROUNDED) * _ROUNDED
+
+    def _put(self, address: int, size: int) -> None:
+        insort(self._free, (size, address))
+        self._sizes[address] = size
+        self._starts[address + size] = address
+
+    def _remove(self, address: int) -> int:
+        size = self._sizes.pop(address)
+        del self._starts[address + size]
+        del self._free[bisect_left(self._free, (size, address))]
+        return size

@@ -78,7 +78,7 @@ class Recorder:
     changes: list[tuple[int, int]] = field(default_factory=list)  # (number of a storage, bytes)
     kinds: list[str] = field(default_factory=list)  # by number
     sizes: list[int] = field(default_factory=list)  # of what is allocated now, by number
-    streams: list[int] = field(default_factory=list)  # on which it was allocated, by number
+    streams: list[int] = field(default_factory=list)  # the current one, by position in `changes`
     phases: list[tuple[int, str]] = field(
         default_factory=lambda: [(0, INITIALISATION)]
     )  # (position in `changes`, name)
@@ -109,7 +109,6 @@ class Recorder:
         setattr(storage, NUMBER, number)
         self.kinds.append(self._kind(tensor))
         self.sizes.append(0)
-        self.streams.append(self.stream())
         weakref.finalize(storage, self.resized, number, 0).atexit = False
         self.resized(number, storage.nbytes())
 
@@ -120,6 +119,7 @@ class Recorder:
             return
         self.sizes[number] = size
         self.changes.append((number, change))
+        self.streams.append(self.stream())
         self.total += change
         self.most = max(self.most, self.total)
         if self.total > self.highest:

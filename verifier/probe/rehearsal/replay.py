@@ -64,7 +64,7 @@ def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
     """The peak of each phase, and the course."""
     kinds, sizes = final_kinds(now), [0] * len(now.kinds)
     held: Counter[str] = Counter()
-    allocator = Allocator()
+    allocators = Allocator(expandable=False), Allocator(expandable=True)
     peaks: dict[str, Peak] = {}
     course: list[Moment] = []
     highest: tuple[int, Counter[str]] = 0, Counter()
@@ -78,11 +78,12 @@ def _followed(now: Recorder) -> tuple[list[Peak], list[Moment]]:
         total += change
         held[kinds[number]] += change
         sizes[number] += change
-        allocator.resize(number, sizes[number], now.streams[number])
+        for allocator in allocators:
+            allocator.resized(number, sizes[number], now.streams[position])
         name = phases[phase][1]
         if change > 0:
             _raise(peaks, now, (position, name), total, held)
-        peaks[name] = replace(peaks[name], reserved=allocator.reserved)
+        peaks[name] = replace(peaks[name], reserved=allocators[0].reserved, expandable=allocators[1].reserved)
         if total >= highest[0]:
             highest = total, held.copy()
         if position % every == every - 1:
@@ -96,7 +97,9 @@ def _raise(peaks: dict[str, Peak], now: Recorder, at: tuple[int, str], total: in
     position, name = at
     if name not in peaks or total > peaks[name].bytes:
         line, module = now.lines.get(position, (None, ""))
-        peaks[name] = Peak(phase=name, bytes=total, reserved=0, kinds=_positive(held), module=module, at_line=line)
+        peaks[name] = Peak(
+            phase=name, bytes=total, reserved=0, expandable=0, kinds=_positive(held), module=module, at_line=line
+        )
 
 
 def _positive(held: Counter[str]) -> dict[str, int]:

@@ -9,11 +9,13 @@ class Peak(Part):
     """The most memory of CUDA that a phase needs at a time, by kind, and the line of the user's code that reaches it.
 
     `reserved`: what CUDA's caching allocator has taken from the device by the end of the phase (probe/rehearsal/allocator.py).
+    `expandable`: the same with `expandable_segments:True`.
     """
 
     phase: str  # initialisation, first step, later steps, save
     bytes: int
     reserved: int
+    expandable: int
     kinds: dict[str, int]
     module: str
     at_line: Place | None

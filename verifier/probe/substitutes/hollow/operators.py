@@ -23,7 +23,7 @@ LARGEST = 1 << 20  # bytes of a floating-point tensor that is really computed on
 LARGEST_WHOLE = 1 << 28  # of integers
 _META = torch.device("meta")
 _VIEW, _IN_PLACE, _NUMBER, _NEW = "view", "in place", "number", "new"
-# They change the shape, or the storage, of their first argument.
+# They change the shape, or the storage, of their first argument, or view it.
 _SHAPES = {
     "resize_",
     "set_",
@@ -35,7 +35,10 @@ _SHAPES = {
     "swapaxes_",
     "resize_as_",
     "detach_",
+    "_unsafe_view",  # of a matrix product: the schema calls it a new tensor, and it is a view
 }
+
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
@@ -66,9 +69,17 @@ def _executed(
         name == "new_empty" and 0 in args[1]
     ):  # FSDP2 makes an empty chunk for each rank beyond the rows
         return func(*args, **kwargs)
-    if getattr(kwargs.get("device"), "type", "") == "meta" or any(one.is_meta for one in given):
+    device = kwargs.get("device")
+    if device.type == "meta" if device is not None else any(one.is_meta for one in given):
         return func(*args, **kwargs)  # of the script's own meta tensors
     on_cuda = there is not None and there.type == "cuda"
+    if name in _INDEXED and any(one is not None and one.dtype is torch.bool for one in args[1]):
+        args = (args[0], unknown.places(args[1]), *args[2:])
+        given = [*given, *(one for one in args[1] if one is not None)]
+        if on_cuda:
+            unknown.note("indexing with a boolean mask")
+    if on_cuda and name in unknown.SIZED:
+        unknown.note(name)
     hidden = any(is_hollow(one) for one in given)
     if manner == _NUMBER:
         if on_cuda:

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from ...rehearsal.recorder import Recorder
-from .storage import hollow
+from .storage import hollow, is_hollow
 
 _CALLED = {"_local_scalar_dense": "item()", "is_nonzero": "bool()"}
 _TRUE = frozenset(("equal", "allclose", "is_same_size"))
 _YES = frozenset(("all", "isfinite"))
 _VALUES = frozenset(("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"))
+SIZED = frozenset(
+    ("nonzero", "masked_select", "_unique2", "unique_consecutive")
+)  # the host waits for the size of the result
 
 
 def note(name: str) -> None:
     """Record that a value of CUDA is read."""
-    if name in _VALUES:
+    if name in _VALUES or name in SIZED or " " in name:
         Recorder.now.read(_CALLED.get(name, name), True)
 
 
@@ -46,6 +49,17 @@ def single(name: str, shape: Tensor) -> Tensor:
 
 def _every(tensor: Tensor) -> Tensor:
     return hollow((tensor.numel(), tensor.dim()), (1, max(tensor.numel(), 1)), torch.int64)
+
+
+def places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Indices without boolean masks: the places that a mask selects, or all of them if its values are unknown."""
+    found: list[Tensor | None] = []
+    for one in indices:
+        if one is None or one.dtype is not torch.bool:
+            found.append(one)
+        else:
+            found += (_every(one) if is_hollow(one) else torch.ops.aten.nonzero.default(one)).unbind(1)
+    return found
 
 
 def _selected(tensor: Tensor, mask: Tensor) -> Tensor:

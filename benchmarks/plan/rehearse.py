@@ -1,0 +1,68 @@
+"""Rehearsals for the measurements of this folder: one launcher for all, so that torch is imported once."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from verified_fsdp2.verifier.launch.client import Launcher
+from verified_fsdp2.verifier.launch.request import Request
+from verified_fsdp2.verifier.trace import read_run
+from verified_fsdp2.verifier.trace.events import End, Rehearsal
+
+GIB = 1 << 30
+sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this import
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A rehearsal as a user meets it. `errors`: line and text of what the script raised."""
+
+    record: Rehearsal | None
+    errors: tuple[str, ...]
+    seconds: float
+
+
+Rehearse = Callable[[Path, Sequence[str], int], Seen]  # script, arguments, ranks
+
+
+@contextmanager
+def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
+    """A function that rehearses a script as rank 0."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Launcher(sys.executable, Path(folder) / "launcher.log", "cpu") as launcher,
+    ):
+        made = 0
+
+        def rehearse(script: Path, arguments: Sequence[str], nproc: int) -> Seen:
+            nonlocal made
+            made += 1
+            own = Path(folder) / str(made)
+            own.mkdir()
+            request = Request(
+                folder=str(own),
+                script=str(script),
+                cwd=str(own),
+                world_size=nproc,
+                argv=list(arguments),
+                mode="rehearse",
+                cuda_on_cpu=True,
+                steps=steps,
+                timeout=timeout,
+                per_node=8,
+            )
+            started = time.monotonic()
+            run = read_run(own, "rehearse", launcher.run(request), nproc, "")
+            records = run.traces[0].records
+            record = next((one for one in reversed(records) if isinstance(one, Rehearsal)), None)
+            ends = [one for one in records if isinstance(one, End) and one.how == "exception"]
+            errors = tuple(
+                f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]" for one in ends
+            )
+            return Seen(record, errors, time.monotonic() - started)
+
+        yield rehearse

@@ -1,0 +1,176 @@
+"""The least time that a step can take on given GPUs: a bound, no forecast.
+
+From a rehearsal: matrix products at the peak of the GPU, collectives at the peak of the link that they need, and of both only what cannot
+overlap added up. No kernel reaches the peaks: a real step takes longer.
+
+A group of n ranks lies on m nodes with k of its ranks each. L: bytes/s of the link inside a node, N: bytes/s of network, both of one GPU
+and one direction; B: bytes of the whole tensor. Each rank must receive what the others hold, and each node what the other nodes hold:
+
+    all-gather, reduce-scatter   (n-1)/n B / L                                              one node
+                                 max((m-1)/m B / (k N), (n-1)/n B / (L + N))                several: k network cards share the traffic
+    all-reduce                   twice that (no reduction inside switches)
+    all-to-all                   max((n-k)/n B / N, (k-1)/n B / L)
+    broadcast, reduce, others    B / L on one node, B / (k N) on several
+
+    step >= max(compute + waited + exposed, most loaded link) + optimizer
+
+`waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
+compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..config.devices import Device
+from ..trace.events import Collective, ModuleFlops, Rehearsal
+
+PARAMETERS, GRADIENTS = "parameters", "gradients"  # purposes of FSDP's own collectives
+STATE = "optimizer state"  # a kind of memory
+LINK, NETWORK = "link", "network"
+FLOAT8 = 2  # times as fast as bfloat16
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a rank sends over one group in a step, for one purpose."""
+
+    group: str
+    size: int
+    nodes: int
+    purpose: str  # parameters, gradients, or "" for what compute waits for
+    over: str  # link or network
+    collectives: int
+    bytes: int  # of the whole tensors
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least seconds of a step, and what they are made of. `tokens_per_second` is that of one GPU; both it and `mfu` are at most."""
+
+    device: str
+    per_node: int
+    compute: float
+    optimizer: float
+    waited: float
+    exposed: float
+    link: float
+    network: float
+    step: float
+    limited_by: str  # compute or communication
+    mfu: float
+    tokens_per_second: float | None
+    traffic: tuple[Traffic, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bound:
+    """The bound on the last step of a rehearsal. `tokens`: those of a rank in a step, if the rehearsal does not know them."""
+    sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps]
+    found = traffic(sent, device)
+    modules = list(rehearsal.flops.values())
+    compute = sum(_executed(one) / rate(one.dtype, device) for one in modules)
+    waited = sum(one.seconds for one in found if not one.purpose)
+    exposed = _exposed(sent, device)
+    loads = {over: sum(one.seconds for one in found if one.over == over) for over in (LINK, NETWORK)}
+    state = max((peak.kinds.get(STATE, 0) for peak in rehearsal.peaks), default=0)
+    optimizer = 2 * state / device.memory_bandwidth
+    computing, sending = compute + waited + exposed, max(loads.values())
+    step = max(computing, sending) + optimizer
+    whole = sum((one.forward + one.backward - one.recompute) / rate(one.dtype, device) for one in modules)
+    known = tokens or rehearsal.tokens
+    return Bound(
+        device=device.name,
+        per_node=device.per_node,
+        compute=compute,
+        optimizer=optimizer,
+        waited=waited,
+        exposed=exposed,
+        link=loads[LINK],
+        network=loads[NETWORK],
+        step=step,
+        limited_by="communication" if sending > computing or waited + exposed > compute else "compute",
+        mfu=whole / step if step else 0.0,
+        tokens_per_second=known / step if known and step else None,
+        traffic=tuple(found),
+    )
+
+
+def traffic(sent: Iterable[Collective], device: Device) -> list[Traffic]:
+    """The traffic of a rank, by group and purpose, most seconds first."""
+    grouped: dict[tuple[str, int, int, str], list[Collective]] = {}
+    for one in sent:
+        if one.group_size > 1 and one.bytes:
+            grouped.setdefault((one.group, one.group_size, one.stride, _purpose(one)), []).append(one)
+    found = []
+    for (group, size, stride, purpose), ones in grouped.items():
+        inside, nodes = layout(size, stride, device.per_node)
+        found.append(
+            Traffic(
+                group=group,
+                size=size,
+                nodes=nodes,
+                purpose=purpose,
+                over=LINK if nodes == 1 else NETWORK,
+                collectives=sum(one.count for one in ones),
+                bytes=sum(one.bytes * one.count for one in ones),
+                seconds=sum(one.count * seconds(one.collective, one.bytes, inside, nodes, device) for one in ones),
+            )
+        )
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+def layout(size: int, stride: int, per_node: int) -> tuple[int, int]:
+    """(ranks of a group in one node, nodes of the group): its ranks are `stride` apart, nodes hold consecutive ranks."""
+    inside = min(size, max(1, per_node // stride))
+    return inside, -(-size // inside)
+
+
+def seconds(kind: str, size: int, inside: int, nodes: int, device: Device) -> float:
+    """The least time of one collective of `size` bytes over `nodes` with `inside` ranks each."""
+    ranks, link, network = inside * nodes, device.link, device.network
+    if kind == "all_to_all":
+        return max((ranks - inside) / ranks * size / network, (inside - 1) / ranks * size / link)
+    if kind not in ("all_gather", "reduce_scatter", "all_reduce"):
+        return size / link if nodes == 1 else size / (inside * network)
+    times = 2 if kind == "all_reduce" else 1
+    if nodes == 1:
+        return times * (ranks - 1) / ranks * size / link
+    into_node = (nodes - 1) / nodes * size / (inside * network)
+    into_rank = (ranks - 1) / ranks * size / (link + network)
+    return times * max(into_node, into_rank)
+
+
+def rate(dtype: str, device: Device) -> float:
+    """FLOP/s at most of products of this dtype; those of float32 at the rate of TF32, which a script may allow."""
+    if dtype == "float32":
+        return max(device.flops["float32"], device.flops["tfloat32"])
+    if dtype.startswith("float8"):
+        return FLOAT8 * device.flops["bfloat16"]
+    return device.flops.get(dtype) or max(device.flops.values())
+
+
+def _executed(one: ModuleFlops) -> int:
+    """What a kernel computes: attention skips what a causal mask hides."""
+    return one.forward + one.backward - one.masked
+
+
+def _purpose(one: Collective) -> str:
+    return one.purpose if one.purpose in (PARAMETERS, GRADIENTS) else ""
+
+
+def _exposed(sent: Sequence[Collective], device: Device) -> float:
+    """Seconds of the first all-gather, before any compute, and of the last reduction of gradients in each group, after all of it."""
+    first = next((one for one in sent if _purpose(one) == PARAMETERS), None)
+    last = {one.group: one for one in sent if _purpose(one) == GRADIENTS}
+    edges = [*([first] if first else []), *last.values()]
+    return sum(
+        seconds(one.collective, one.bytes, *layout(one.group_size, one.stride, device.per_node), device)
+        for one in edges
+        if one.group_size > 1
+    )
