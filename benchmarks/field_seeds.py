@@ -1,0 +1,166 @@
+"""Silent faults seeded in public trainers and in their libraries: which of them a verification finds.
+
+    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--full]
+
+Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
+installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so). The edit is made in a copy
+in a temporary folder, never in the checkout or the environment. The first verification is of the copy as it is. A seed counts as found
+where a rule fails that passes without it, as named where the first such finding is of one of its rules, and as located where that finding
+is in the seeded file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from field import HERE, Ready, checked_out, entry_of, python_of
+
+from machine import environment
+from results_file import write
+
+RESULTS = HERE.parent / "results" / "field_seeds.json"
+KEYS = {"id", "in", "file", "old", "new", "wrong", "rules"}
+NOT_COPIED = shutil.ignore_patterns(".git", "__pycache__", "docs", "tests")
+
+
+def seeds_of(path: Path) -> list[dict[str, Any]]:
+    """The seeds of one trainer. Raises SystemExit if a key is missing or unknown."""
+    seeds: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for seed in seeds:
+        if wrong := KEYS ^ seed.keys():
+            raise SystemExit(f"{path}: {seed.get('id', 'a seed')}: missing or unknown: {', '.join(sorted(wrong))}")
+    return seeds
+
+
+def package_folder(name: str, python: str) -> Path:
+    """Where an environment has a package."""
+    code = f"import importlib.util; print(importlib.util.find_spec({name!r}).origin)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip()).parent
+
+
+def planted(seed: dict[str, Any], ready: Ready, into: Path) -> Ready:
+    """The trainer with one fault, in a copy of what the fault is in."""
+    into.mkdir()
+    if seed["in"] == "checkout":
+        base = into / ready.folder.name
+        shutil.copytree(ready.folder, base, symlinks=True, ignore=NOT_COPIED)
+        made = dataclasses.replace(ready, folder=base)
+    else:
+        base = into / "site-packages"  # before the installed one on the path
+        package = package_folder(seed["in"], ready.python)
+        shutil.copytree(package, base / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        above = ready.entry["environment"].get("PYTHONPATH")
+        path = f"{base}:{above}" if above else str(base)
+        made = dataclasses.replace(
+            ready, entry={**ready.entry, "environment": {**ready.entry["environment"], "PYTHONPATH": path}}
+        )
+    file = base / seed["file"]
+    text = file.read_text(encoding="utf-8")
+    if text.count(seed["old"]) != 1:
+        raise SystemExit(f"{seed['id']}: `old` is {text.count(seed['old'])} times in {file}, not once")
+    file.write_text(text.replace(seed["old"], seed["new"]), encoding="utf-8")
+    return made
+
+
+def failures(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The failures of a report, causes before consequences."""
+    failed = [one for one in report["findings"] if one["status"] == "fail"]
+    return sorted(failed, key=lambda one: bool(one.get("consequence")))
+
+
+def row_of(seed: dict[str, Any], report: dict[str, Any], before: set[str], seconds: float) -> dict[str, Any]:
+    """The row of one seed; `before` are the rules that fail without it."""
+    new = [one for one in failures(report) if one["rule"] not in before]
+    first = new[0] if new else {}
+    place = first.get("location") or {}
+    return {
+        "id": seed["id"],
+        "verdict": report["verdict"],
+        "found": bool(new),
+        "named": first.get("rule") in seed["rules"],
+        "located": bool(place) and place["file"].endswith(seed["file"]),
+        "first": f"{first['rule']} at {Path(place['file']).name}:{place['line']}" if place else first.get("rule", ""),
+        "others": [one["rule"] for one in new[1:]],
+        "seconds": round(seconds, 1),
+    }
+
+
+def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one trainer. Raises SystemExit where its checkout cannot be used."""
+    entry = entry_of(HERE / f"{name}.yaml")
+    folder = options.checkouts / entry.get("checkout", name)
+    if trouble := checked_out(entry, folder):
+        raise SystemExit(f"{name}: {trouble}")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fsdp2-seeds-") as there:
+        ready = Ready(entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data"))
+        ready.data.mkdir()
+        ready.prepare()
+        report, seconds = ready.verified(not options.full)
+        keep(options.reports, name, report)
+        before = {one["rule"] for one in failures(report)}
+        unseeded = {"fails": sorted(before), "verdict": report["verdict"], "seconds": round(seconds, 1)}
+        print(json.dumps({"unseeded": name, **unseeded}), flush=True)
+        if not report["counts"]:
+            raise SystemExit(f"{name}: no report without a seed: {report['verdict']}")
+        for number, seed in enumerate(seeds):
+            seeded = planted(seed, ready, Path(there, str(number)))
+            report, seconds = seeded.verified(not options.full)
+            keep(options.reports, seed["id"], report)
+            shutil.rmtree(Path(there, str(number)))
+            rows.append({"trainer": name, **row_of(seed, report, before, seconds)})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def keep(folder: Path, name: str, report: dict[str, Any]) -> None:
+    """Keep a whole report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many seeds were found, rightly named, and named and located."""
+    named = [row for row in rows if row["named"]]
+    located = sum(row["located"] for row in named)
+    return {
+        "seeds": len(rows),
+        "found": sum(row["found"] for row in rows),
+        "named": len(named),
+        "named_and_located": located,
+    }
+
+
+def main() -> None:
+    """Plant the seeds, verify, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkouts", type=Path, required=True)
+    parser.add_argument("--environments", type=Path)
+    parser.add_argument("--only", default="", help="names of trainers")
+    parser.add_argument("--seeds", default="", help="ids of seeds")
+    parser.add_argument("--full", action="store_true", help="without --quick")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="rows of seeds that are not run again stay")
+    parser.add_argument("--reports", type=Path, default=HERE.parents[1] / "build" / "field_seeds")
+    options = parser.parse_args()
+    for path in sorted((HERE / "seeds").glob("*.yaml")):
+        seeds = [seed for seed in seeds_of(path) if not options.seeds or seed["id"] in options.seeds.split(",")]
+        if not seeds or (options.only and path.stem not in options.only.split(",")):
+            continue
+        rows = measured(path.stem, seeds, options)
+        old = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+        kept = [row for row in old if row["id"] not in {new["id"] for new in rows}]
+        every = sorted([*kept, *rows], key=lambda row: (row["trainer"], row["id"]))
+        write(options.out, {"environment": environment(), "totals": totals(every), "rows": every})
+
+
+if __name__ == "__main__":
+    main()
