@@ -128,16 +128,42 @@ def keep(folder: Path, name: str, report: dict[str, Any]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
 
 
-def totals(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many seeds were found, rightly named, and named and located."""
-    named = [row for row in rows if row["named"]]
-    located = sum(row["located"] for row in named)
-    return {
-        "seeds": len(rows),
-        "found": sum(row["found"] for row in rows),
-        "named": len(named),
-        "named_and_located": located,
-    }
+SIGHT = ("found", "named", "located", "first")
+
+
+def again(row: dict[str, Any], old: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row with what the first verification of its seed said, if this is not the first."""
+    for earlier in old:
+        if earlier["id"] == row["id"]:
+            return {**row, "first_sight": earlier.get("first_sight") or {key: earlier[key] for key in SIGHT}}
+    return row
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many seeds were found, rightly named, and named and located: at first sight, and now."""
+
+    def counted(sights: list[dict[str, Any]]) -> dict[str, int]:
+        named = [one for one in sights if one["named"]]
+        located = sum(one["located"] for one in named)
+        found = sum(one["found"] for one in sights)
+        return {"seeds": len(sights), "found": found, "named": len(named), "named_and_located": located}
+
+    return {"first_sight": counted([row.get("first_sight", row) for row in rows]), "now": counted(rows)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as references/reliability.md shows them."""
+    seeds = {seed["id"]: seed for path in (HERE / "seeds").glob("*.yaml") for seed in seeds_of(path)}
+    lines = ["| seeded in | fault | first finding that is new |", "|---|---|---|"]
+    for row in rows:
+        seed = seeds[row["id"]]
+        where = f"{row['trainer']}: `{seed['file']}`"
+        short = [] if row["named"] or not row["found"] else ["does not say what is wrong"]
+        short += [] if row["located"] or not row["found"] else ["another file"]
+        limits = f" ({', '.join(short)})" if short else ""
+        said = f"{row['first']}{limits}" if row["found"] else "not found"
+        lines.append(f"| {where} | {seed['wrong']} | {said} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -148,7 +174,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of trainers")
     parser.add_argument("--seeds", default="", help="ids of seeds")
     parser.add_argument("--full", action="store_true", help="without --quick")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="rows of seeds that are not run again stay")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results to write; rows of other seeds stay")
     parser.add_argument("--reports", type=Path, default=HERE.parents[1] / "build" / "field_seeds")
     options = parser.parse_args()
     for path in sorted((HERE / "seeds").glob("*.yaml")):
@@ -158,7 +184,7 @@ def main() -> None:
         rows = measured(path.stem, seeds, options)
         old = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
         kept = [row for row in old if row["id"] not in {new["id"] for new in rows}]
-        every = sorted([*kept, *rows], key=lambda row: (row["trainer"], row["id"]))
+        every = sorted([*kept, *(again(row, old) for row in rows)], key=lambda row: (row["trainer"], row["id"]))
         write(options.out, {"environment": environment(), "totals": totals(every), "rows": every})
 
 
