@@ -17,6 +17,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,12 @@ def row_of(seed: dict[str, Any], report: dict[str, Any], before: set[str], secon
     }
 
 
-def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one trainer. Raises SystemExit where its checkout cannot be used."""
+def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of one trainer, one after another. Raises SystemExit where its checkout cannot be used."""
     entry = entry_of(HERE / f"{name}.yaml")
     folder = options.checkouts / entry.get("checkout", name)
     if trouble := checked_out(entry, folder):
         raise SystemExit(f"{name}: {trouble}")
-    rows = []
     with tempfile.TemporaryDirectory(prefix="fsdp2-seeds-") as there:
         ready = Ready(entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data"))
         ready.data.mkdir()
@@ -117,9 +117,7 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
             report, seconds = seeded.verified(not options.full)
             keep(options.reports, seed["id"], report)
             shutil.rmtree(Path(there, str(number)))
-            rows.append({"trainer": name, **row_of(seed, report, before, seconds)})
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            yield {"trainer": name, **row_of(seed, report, before, seconds)}
 
 
 def keep(folder: Path, name: str, report: dict[str, Any]) -> None:
@@ -181,11 +179,12 @@ def main() -> None:
         seeds = [seed for seed in seeds_of(path) if not options.seeds or seed["id"] in options.seeds.split(",")]
         if not seeds or (options.only and path.stem not in options.only.split(",")):
             continue
-        rows = measured(path.stem, seeds, options)
-        old = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
-        kept = [row for row in old if row["id"] not in {new["id"] for new in rows}]
-        every = sorted([*kept, *(again(row, old) for row in rows)], key=lambda row: (row["trainer"], row["id"]))
-        write(options.out, {"environment": environment(), "totals": totals(every), "rows": every})
+        for row in measured(path.stem, seeds, options):
+            print(json.dumps(row), flush=True)
+            old = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+            kept = [earlier for earlier in old if earlier["id"] != row["id"]]
+            every = sorted([*kept, again(row, old)], key=lambda one: (one["trainer"], one["id"]))
+            write(options.out, {"environment": environment(), "totals": totals(every), "rows": every})
 
 
 if __name__ == "__main__":
