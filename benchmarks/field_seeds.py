@@ -1,11 +1,11 @@
 """Silent faults seeded in public trainers and in their libraries: which of them a verification finds.
 
-    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--full]
+    python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--known] [--full]
 
 Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
 installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so). The edit is made in a copy
-in a temporary folder, never in the checkout or the environment. The first verification is of the copy as it is. A seed counts as found
-where a rule fails that passes without it, as named where the first such finding is of one of its rules, and as located where that finding
+in a temporary folder, never in the checkout or the environment. The first verification is without an edit (`--known`: its failures are
+read from `benchmarks/results/field.json`). A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules, and as located where that finding
 is in the seeded file.
 """
 
@@ -105,19 +105,31 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
         ready = Ready(entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data"))
         ready.data.mkdir()
         ready.prepare()
-        report, seconds = ready.verified(not options.full)
-        keep(options.reports, name, report)
-        before = {one["rule"] for one in failures(report)}
-        unseeded = {"fails": sorted(before), "verdict": report["verdict"], "seconds": round(seconds, 1)}
-        print(json.dumps({"unseeded": name, **unseeded}), flush=True)
-        if not report["counts"]:
-            raise SystemExit(f"{name}: no report without a seed: {report['verdict']}")
+        before = known(name) if options.known else unseeded(name, ready, options)
         for number, seed in enumerate(seeds):
             seeded = planted(seed, ready, Path(there, str(number)))
             report, seconds = seeded.verified(not options.full)
             keep(options.reports, seed["id"], report)
             shutil.rmtree(Path(there, str(number)))
             yield {"trainer": name, **row_of(seed, report, before, seconds)}
+
+
+def known(name: str) -> set[str]:
+    """The rules that fail without a seed, as `benchmarks/results/field.json` has them."""
+    rows = json.loads((HERE.parent / "results" / "field.json").read_text(encoding="utf-8"))["rows"]
+    return {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
+
+
+def unseeded(name: str, ready: Ready, options: argparse.Namespace) -> set[str]:
+    """The rules that fail without a seed. Raises SystemExit where there is no report."""
+    report, seconds = ready.verified(not options.full)
+    keep(options.reports, name, report)
+    before = {one["rule"] for one in failures(report)}
+    said = {"unseeded": name, "fails": sorted(before), "verdict": report["verdict"], "seconds": round(seconds, 1)}
+    print(json.dumps(said), flush=True)
+    if not report["counts"]:
+        raise SystemExit(f"{name}: no report without a seed: {report['verdict']}")
+    return before
 
 
 def keep(folder: Path, name: str, report: dict[str, Any]) -> None:
@@ -171,6 +183,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--only", default="", help="names of trainers")
     parser.add_argument("--seeds", default="", help="ids of seeds")
+    parser.add_argument("--known", action="store_true", help="failures without a seed are those of results/field.json")
     parser.add_argument("--full", action="store_true", help="without --quick")
     parser.add_argument("--out", type=Path, default=RESULTS, help="results to write; rows of other seeds stay")
     parser.add_argument("--reports", type=Path, default=HERE.parents[1] / "build" / "field_seeds")
