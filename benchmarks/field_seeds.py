@@ -5,8 +5,8 @@
 Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
 installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so). The edit is made in a copy
 in a temporary folder, never in the checkout or the environment. The first verification is without an edit (`--known`: its failures are
-read from `benchmarks/results/field.json`). A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules, and as located where that finding
-is in the seeded file.
+read from `benchmarks/results/field.json`). A seed counts as found where a rule fails that does not fail without it, as named where the
+first such finding is of one of its rules, and as located where that finding is in the seeded file.
 """
 
 from __future__ import annotations
