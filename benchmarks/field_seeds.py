@@ -3,8 +3,9 @@
     python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--known] [--full]
 
 Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
-installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so). The edit is made in a copy
-in a temporary folder, never in the checkout or the environment. The first verification is without an edit (`--known`: its failures are
+installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so), and `full`
+where all of them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the
+environment. The first verification is without an edit (`--known`: its failures are
 read from `benchmarks/results/field.json`). A seed counts as found where a rule fails that does not fail without it, as named where the
 first such finding is of one of its rules, and as located where that finding is in the seeded file.
 """
@@ -36,7 +37,7 @@ def seeds_of(path: Path) -> list[dict[str, Any]]:
     """The seeds of one trainer. Raises SystemExit if a key is missing or unknown."""
     seeds: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     for seed in seeds:
-        if wrong := KEYS ^ seed.keys():
+        if wrong := KEYS ^ (seed.keys() - {"full"}):
             raise SystemExit(f"{path}: {seed.get('id', 'a seed')}: missing or unknown: {', '.join(sorted(wrong))}")
     return seeds
 
@@ -108,7 +109,7 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
         before = known(name) if options.known else unseeded(name, ready, options)
         for number, seed in enumerate(seeds):
             seeded = planted(seed, ready, Path(there, str(number)))
-            report, seconds = seeded.verified(not options.full)
+            report, seconds = seeded.verified(not (options.full or seed.get("full")))
             keep(options.reports, seed["id"], report)
             shutil.rmtree(Path(there, str(number)))
             yield {"trainer": name, **row_of(seed, report, before, seconds)}
