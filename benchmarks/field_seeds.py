@@ -3,11 +3,11 @@
     python benchmarks/field_seeds.py --checkouts DIR [--environments DIR] [--only NAME,NAME] [--seeds ID,ID] [--known] [--full]
 
 Folders are those of `benchmarks/field.py`. `benchmarks/field/seeds/NAME.yaml` lists the seeds of a trainer: `id`, `in` (`checkout`, or an
-installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so), and `full`
-where all of them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the
-environment. The first verification is without an edit (`--known`: its failures are
-read from `benchmarks/results/field.json`). A seed counts as found where a rule fails that does not fail without it, as named where the
-first such finding is of one of its rules, and as located where that finding is in the seeded file.
+installed package), `file`, `old` and `new` (an edit), `wrong` (what the fault is), `rules` (those that say so), and `full` where all of
+them need runs that `--quick` leaves out. The edit is made in a copy in a temporary folder, never in the checkout or the environment. The
+first verification is without an edit (`--known`: its failures are read from `benchmarks/results/field.json`, and the static tier is run).
+A seed counts as found where a rule fails that does not fail without it, as named where the first such finding is of one of its rules,
+and as located where that finding is in the seeded file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
         ready = Ready(entry, folder.resolve(), python_of(entry, options.environments), Path(there, "data"))
         ready.data.mkdir()
         ready.prepare()
-        before = known(name) if options.known else unseeded(name, ready, options)
+        before = known(name, ready) if options.known else unseeded(name, ready, options)
         for number, seed in enumerate(seeds):
             seeded = planted(seed, ready, Path(there, str(number)))
             report, seconds = seeded.verified(not (options.full or seed.get("full")))
@@ -115,10 +115,13 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
             yield {"trainer": name, **row_of(seed, report, before, seconds)}
 
 
-def known(name: str) -> set[str]:
-    """The rules that fail without a seed, as `benchmarks/results/field.json` has them."""
+def known(name: str, ready: Ready) -> set[str]:
+    """The rules that fail without a seed: those of `benchmarks/results/field.json`, and those of the static tier now."""
     rows = json.loads((HERE.parent / "results" / "field.json").read_text(encoding="utf-8"))["rows"]
-    return {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
+    static = dataclasses.replace(ready, entry={**ready.entry, "verify": [*ready.entry["verify"], "--tier", "static"]})
+    report, _ = static.verified(quick=False)
+    told = {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
+    return told | {one["rule"] for one in failures(report)}
 
 
 def unseeded(name: str, ready: Ready, options: argparse.Namespace) -> set[str]:
