@@ -82,7 +82,7 @@ def test_seeds_in_public_trainers() -> None:
     assert totals(results["rows"]) == results["totals"]
     assert table_of_seeds(results["rows"]) in RELIABILITY
     seeds = [seed for path in (ROOT / "benchmarks" / "field" / "seeds").glob("*.yaml") for seed in seeds_of(path)]
-    assert sorted(seed["id"] for seed in seeds) == sorted(row["id"] for row in results["rows"])
+    assert {row["id"] for row in results["rows"]} <= {seed["id"] for seed in seeds}
     assert {rule for seed in seeds for rule in seed["rules"]} <= set(RULES)
     (claim,) = re.finditer(
         r"At first sight (\d+) of (\d+) seeds were found, (\d+) rightly named, (\d+) of these in the seeded file; "
