@@ -120,8 +120,8 @@ def known(name: str, ready: Ready) -> set[str]:
     rows = json.loads((HERE.parent / "results" / "field.json").read_text(encoding="utf-8"))["rows"]
     static = dataclasses.replace(ready, entry={**ready.entry, "verify": [*ready.entry["verify"], "--tier", "static"]})
     report, _ = static.verified(quick=False)
-    told = {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
-    return told | {one["rule"] for one in failures(report)}
+    known_before = {one["rule"] for row in rows if row["name"] == name for one in row["failures"]}
+    return known_before | {one["rule"] for one in failures(report)}
 
 
 def unseeded(name: str, ready: Ready, options: argparse.Namespace) -> set[str]:
