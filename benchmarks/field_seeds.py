@@ -111,6 +111,8 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
             seeded = planted(seed, ready, Path(there, str(number)))
             report, seconds = seeded.verified(not (options.full or seed.get("full")))
             keep(options.reports, seed["id"], report)
+            if not report["counts"]:
+                raise SystemExit(f"{seed['id']}: no report: {report['verdict']}")
             shutil.rmtree(Path(there, str(number)))
             yield {"trainer": name, **row_of(seed, report, before, seconds)}
 
