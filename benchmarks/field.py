@@ -12,6 +12,7 @@ The trainer's code is never edited: a checkout with changes is refused.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -57,6 +58,12 @@ def checked_out(entry: dict[str, Any], folder: Path) -> str:
     )
 
 
+def python_of(entry: dict[str, Any], environments: Path | None) -> str:
+    """The Python that has the trainer's packages."""
+    own = environments / entry.get("checkout", entry["name"]) / "bin" / "python" if environments else None
+    return str(own) if own and own.exists() else sys.executable
+
+
 def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -> tuple[int, float, str]:
     """(exit code, seconds, last line of stderr) of a command in the trainer's folder; the code is 124 where the time was over."""
     started = time.monotonic()
@@ -71,33 +78,73 @@ def timed(command: list[str], entry: dict[str, Any], root: Path, limit: float) -
     return done.returncode, time.monotonic() - started, lines[-1][:200] if lines else ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A trainer whose data lie in `data`: what to start, and where."""
+
+    entry: dict[str, Any]
+    folder: Path
+    python: str
+    data: Path
+
+    def filled(self, text: object) -> str:
+        """A text of the YAML with its placeholders replaced."""
+        return str(text).replace("{data}", str(self.data)).replace("{checkout}", str(self.folder.resolve()))
+
+    @property
+    def root(self) -> Path:
+        """The folder to start in."""
+        return self.folder / self.filled(self.entry["root"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The entry with its environment filled in."""
+        return {**self.entry, "environment": {key: self.filled(it) for key, it in self.entry["environment"].items()}}
+
+    @property
+    def command(self) -> tuple[list[str], list[str]]:
+        """What to run, and its arguments."""
+        script, *args = map(self.filled, shlex.split(self.entry["command"]))
+        return (["-m", args.pop(0)] if script == "-m" else [script]), args
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `fsdp2 verify`."""
+        return [self.filled(word) for word in self.entry["verify"]]
+
+    def prepare(self) -> None:
+        """Write the data."""
+        if "prepare" in self.entry:
+            command = [self.python, str(HERE / self.entry["prepare"]), str(self.data)]
+            subprocess.run(command, cwd=self.root, check=True, capture_output=True)
+
+    def plain(self) -> tuple[int, float, str]:
+        """A run without the verifier; see `timed`."""
+        target, args = self.command
+        ranks = self.options[self.options.index("--nproc") + 1] if "--nproc" in self.options else "2"
+        torchrun = [self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        return timed([*torchrun, *target, *args], self.settings, self.root, PLAIN_LIMIT)
+
+    def verified(self, quick: bool) -> tuple[dict[str, Any], float]:
+        """(report, seconds) of a verification."""
+        target, args = self.command
+        report = self.data.parent / "report.json"
+        report.unlink(missing_ok=True)
+        options = [*self.options, "--report", f"json={report}", *(["--quick"] if quick else [])]
+        fsdp2 = [self.python, str(HERE.parents[1] / "skill"), "verify", *target, *options]
+        ended, took, _ = timed([*fsdp2, *(["--", *args] if args else [])], self.settings, self.root, VERIFY_LIMIT)
+        nothing = {"verdict": f"exit {ended}", "findings": [], "counts": {}}
+        return json.loads(report.read_text()) if report.exists() else nothing, took
+
+
 def measure(entry: dict[str, Any], folder: Path, python: str, quick: bool) -> dict[str, Any]:
     """The row of one trainer."""
     with tempfile.TemporaryDirectory(prefix="fsdp2-field-") as name:
-        data, report = Path(name, "data"), Path(name, "report.json")
-        data.mkdir()
-
-        def filled(text: object) -> str:
-            return str(text).replace("{data}", str(data)).replace("{checkout}", str(folder.resolve()))
-
-        root = folder / filled(entry["root"])
-        entry = {**entry, "environment": {key: filled(value) for key, value in entry["environment"].items()}}
-        if "prepare" in entry:
-            subprocess.run([python, str(HERE / entry["prepare"]), str(data)], cwd=root, check=True, capture_output=True)
-        script, *args = map(filled, shlex.split(entry["command"]))
-        target = ["-m", args.pop(0)] if script == "-m" else [script]
-        options = [filled(word) for word in entry["verify"]]
-        ranks = options[options.index("--nproc") + 1] if "--nproc" in options else "2"
-        torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        code, seconds, last = timed([*torchrun, *target, *args], entry, root, PLAIN_LIMIT)
-        options += ["--report", f"json={report}", *(["--quick"] if quick else [])]
-        fsdp2 = [python, str(HERE.parents[1] / "skill"), "verify", *target, *options, *(["--", *args] if args else [])]
-        ended, took, _ = timed(fsdp2, entry, root, VERIFY_LIMIT)
-        found = (
-            json.loads(report.read_text())
-            if report.exists()
-            else {"verdict": f"exit {ended}", "findings": [], "counts": {}}
-        )
+        ready = Ready(entry, folder, python, Path(name, "data"))
+        ready.data.mkdir()
+        ready.prepare()
+        code, seconds, last = ready.plain()
+        found, took = ready.verified(quick)
     plain = {"exit": code, "seconds": round(seconds, 1), **({"error": last} if code else {})}
     row = {"name": entry["name"], "commit": entry["commit"][:12], "plain": plain, "verify_seconds": round(took, 1)}
     return {**row, "verdict": found["verdict"], "counts": found["counts"], **judged(found, entry)}
@@ -159,15 +206,10 @@ def main() -> None:
         if options.only and entry["name"] not in options.only.split(","):
             continue
         folder = options.checkouts / entry.get("checkout", entry["name"])
-        own = (
-            options.environments / entry.get("checkout", entry["name"]) / "bin" / "python"
-            if options.environments
-            else None
-        )
         if "not_run" in entry or (trouble := checked_out(entry, folder)):
             row = {"name": entry["name"], "commit": entry["commit"][:12], "not_run": entry.get("not_run") or trouble}
         else:
-            row = measure(entry, folder, str(own) if own and own.exists() else sys.executable, options.quick)
+            row = measure(entry, folder, python_of(entry, options.environments), options.quick)
         print(json.dumps(row), flush=True)
         rows.append(row)
     if options.out:

@@ -9,6 +9,8 @@ import gpu
 import versions
 from exam import by_law
 from field import table as table_of_trainers
+from field_seeds import seeds_of, totals
+from field_seeds import table as table_of_seeds
 
 import detection
 from check_grader import KINDS
@@ -23,6 +25,7 @@ from transformers_models import MODELS
 from transformers_models import right as there_and_back
 from verified_fsdp2.skill import installer
 from verified_fsdp2.verifier.probe.compat.names import VERSIONS
+from verified_fsdp2.verifier.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "benchmarks" / "results" / "corpus.json"
@@ -72,6 +75,24 @@ def test_public_trainers() -> None:
     assert claimed(r"(\d+) public trainers.*?(\d+) failures") == (len(judged), len(failures))
     for row in rows:
         assert list((ROOT / "benchmarks" / "field").glob(f"{row['name']}.yaml")), row["name"]
+
+
+def test_seeds_in_public_trainers() -> None:
+    results = result("field_seeds")
+    assert totals(results["rows"]) == results["totals"]
+    assert table_of_seeds(results["rows"]) in RELIABILITY
+    seeds = [seed for path in (ROOT / "benchmarks" / "field" / "seeds").glob("*.yaml") for seed in seeds_of(path)]
+    assert {row["id"] for row in results["rows"]} <= {seed["id"] for seed in seeds}
+    assert {rule for seed in seeds for rule in seed["rules"]} <= set(RULES)
+    (claim,) = re.finditer(
+        r"At first sight (\d+) of (\d+) seeds were found, (\d+) rightly named, (\d+) of these in the seeded file; "
+        r"now (\d+), (\d+) and (\d+)",
+        " ".join(RELIABILITY.split()),
+    )
+    sight, now = results["totals"]["first_sight"], results["totals"]["now"]
+    order = ("found", "seeds", "named", "named_and_located")
+    expected = [*(sight[key] for key in order), *(now[key] for key in order if key != "seeds")]
+    assert [int(one) for one in claim.groups()] == expected
 
 
 def test_every_mutant_was_killed() -> None:

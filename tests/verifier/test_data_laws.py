@@ -1,11 +1,16 @@
 """Law L9 on recorded traces: each sample once in an epoch, on one rank; nothing evaluated is trained on; a resume goes on."""
 
+import itertools
 import random
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from records import cases, judge, judged_as, micro, row, run, step, stepped
 from verified_fsdp2.verifier.evidence import Sources
+from verified_fsdp2.verifier.probe.events.data import _parts as divided
 from verified_fsdp2.verifier.trace import Run
 from verified_fsdp2.verifier.trace.events import Place
 
@@ -28,8 +33,8 @@ def sampler(**more: Any) -> dict[str, Any]:
     return {"kind": "sampler", "shuffle": True, "samples": 32, "parts": 2, "at_line": HERE, **more}
 
 
-def order(digest: int, samples: int = 64) -> dict[str, Any]:
-    return {"kind": "order", "samples": samples, "digest": digest, "at_line": HERE}
+def order(digest: int, samples: int = 64, **more: Any) -> dict[str, Any]:
+    return {"kind": "order", "samples": samples, "digest": digest, "at_line": HERE, **more}
 
 
 def cut(rows: Rows, size: int = 8) -> list[Rows]:
@@ -100,6 +105,38 @@ test_samplers = judged_as(
     ),
     row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), sampler(seed=r)] for r in (0, 1)]),  # not trained on
 )
+test_orders_that_a_batch_sampler_divides = judged_as(
+    *(
+        row(
+            ONCE,
+            status,
+            *(trained(cut(range(r, 64, 2)), {1: [order(own, parts=parts)]}) for r, own in enumerate(ranks)),
+        )
+        for status, parts, ranks in (("fail", 2, (1, 2)), ("pass", 2, (1, 1)), ("pass", 1, (1, 2)))
+    ),
+    row(ONCE, "pass", *[[*trained(cut(range(r, 64, 2))), order(r, parts=2)] for r in (0, 1)]),  # not trained on
+)
+
+
+def test_who_divides_the_order_of_a_random_sampler() -> None:
+    seen = []
+
+    class Shuffled(RandomSampler):
+        def __iter__(self) -> Iterator[int]:
+            seen.append(divided(sys._getframe()))
+            return super().__iter__()
+
+    class Part(BatchSampler):
+        num_processes, process_index = 2, 0
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return itertools.islice(super().__iter__(), self.process_index, None, self.num_processes)
+
+    list(DataLoader(range(8), batch_sampler=Part(Shuffled(range(8)), 2, False)))
+    list(DataLoader(range(8), batch_size=2, sampler=Shuffled(range(8))))
+    assert seen == [2, 0]
+
+
 test_later = judged_as(
     row(ONCE, "fail", sliced(0, 8, 16, 24, 32, 40), sliced(8, 16, 24, 32, 40, 48)),
     row(ONCE, "fail", sliced(0, 16, 32, 48, 64, 80), sliced(16, 32, 48, 64, 80, 96)),

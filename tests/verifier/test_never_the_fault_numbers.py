@@ -14,6 +14,7 @@ from records import (
     cases,
     end,
     entropy,
+    event,
     judge,
     judged_as,
     micro,
@@ -54,6 +55,17 @@ test_without_noise = judged_as(
         for perturbed, status in ((SHORT, "inconclusive"), (BROKEN, "inconclusive"), (WHOLE, "fail"))
     ),
 )
+
+
+def test_numbers_that_are_not_finite_say_from_when_and_what_would_show_why() -> None:
+    nan = trained(losses=(float("nan"),) * 3)
+    emptied = replace(
+        nan, traces=tuple(replace(own, records=(event({"kind": "to_empty"}), *own.records)) for own in nan.traces)
+    )
+    for own, more, said in ((nan, {}, False), (emptied, {}, True), (emptied, {"provoked": trained()}, False)):
+        found = judge(SINGLE, own, single=trained(1, losses=(float("nan"),) * 3), **more)
+        assert (found.status, "loss from step 1 on" in found.evidence) == ("inconclusive", True)
+        assert ("without --quick" in found.evidence) is said
 
 
 @cases("length, made", (1.0, []), (1.001, ["perturbed"]))

@@ -2,9 +2,11 @@
 
 import functools
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.data
 
 from ...trace.events import LoaderStarted, Order, Sampler, SetEpoch
 from ..dispatcher import Call
@@ -14,7 +16,7 @@ from ..sketch import row_hashes
 
 ORDERS = 256  # that are recorded of a line
 LONGEST = 1 << 20
-OWN_ORDER = "torch/utils/data/sampler.py"  # of a RandomSampler, which knows of no other ranks
+OWN_ORDER = "torch/utils/data/sampler.py"  # of a RandomSampler, which knows of no other ranks: recorded where another sampler divides it
 DRAWS = {
     "torch:randperm": None,
     "random:shuffle": 0,
@@ -54,14 +56,30 @@ def install(session: Session) -> None:
 
 def _drawn(session: Session, last: dict[tuple[str, int, int], int], position: int | None, call: Call) -> None:
     order = call.result if position is None else call.given(position, "x")
-    if caller().f_code.co_filename.endswith(OWN_ORDER) or not 1 < len(order) <= LONGEST:
+    own = caller()
+    parts = _parts(own) if own.f_code.co_filename.endswith(OWN_ORDER) else 1
+    if parts == 0 or not 1 < len(order) <= LONGEST:
         return
     if (digest := _digest(order)) is None or (place := session.here()) is None:
         return
     key = place.file, place.line, len(order)
     if digest != last.get(key) and session.first(key, most=ORDERS):
         last[key] = digest
-        session.write(Order(samples=len(order), digest=digest, at_line=place))
+        session.write(Order(samples=len(order), digest=digest, parts=parts, at_line=place))
+
+
+def _parts(frame: FrameType | None) -> int:
+    """In how many parts a sampler further up divides the order that a RandomSampler draws; 0 if it is not divided."""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.utils.data.Sampler):
+            parts = getattr(owner, "num_processes", 0) if hasattr(owner, "process_index") else 0
+            if isinstance(parts, int) and parts > 1:
+                return parts
+        elif isinstance(owner, torch.utils.data.DataLoader):
+            return 0
+        frame = frame.f_back
+    return 0
 
 
 def _digest(order: torch.Tensor | Sequence[Any]) -> int | None:

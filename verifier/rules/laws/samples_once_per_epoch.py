@@ -43,7 +43,7 @@ class SamplesOncePerEpoch(Rule):
 
     def judge(self, evidence: Evidence) -> Finding:
         run = evidence.trained
-        found = self._parts(run) or self._orders(evidence.sources, run) or self._later(run)
+        found = self._parts(run) or self._divided(run) or self._orders(evidence.sources, run) or self._later(run)
         if found is not None:
             return found
         steps = [run.global_batch(step) for step in range(1, run.steps() + 1)]
@@ -63,6 +63,18 @@ class SamplesOncePerEpoch(Rule):
                     which = f"epochs {epochs}" if len(epochs) > 1 else f"seeds {seeds}"
                     what = f"the ranks take their parts of different orders: those of the {which}"
                     return self.failed(what, orders[0].at_line)
+        return None
+
+    def _divided(self, run: Run) -> Finding | None:
+        """A batch sampler gives each rank its part of an order that is another one on each rank."""
+        drawn = [_by_line(trace) for trace in run.traces if trace.rank in run.sample_ranks]
+        last = max((micro.seq for trace in run.traces for micro in trace.of(Micro)), default=-1)
+        for key, orders in drawn[0].items():
+            firsts = [own[key][0] for own in drawn if key in own and own[key][0].seq < last]
+            apart = len({one.digest for one in firsts}) > 1
+            if len(firsts) == len(drawn) and apart and min(one.parts for one in firsts) > 1:
+                what = f"each rank takes one of {orders[0].parts} parts of an order of its own of {orders[0].samples} samples"
+                return self.failed(what, orders[0].at_line)
         return None
 
     def _orders(self, sources: Sources, run: Run) -> Finding | None:

@@ -1,9 +1,11 @@
 """How a run is compared with an oracle, and how the difference is reported."""
 
+import math
+
 from ...analysis.comparison import Limits, compare, first_updates_apart, incomparable, limits, parted, undecided, unlike
 from ...analysis.localise import meaning, part, where
 from ...analysis.scaling import clip_was_reached
-from ...trace.events import Micro, Step, Stepped, Stress
+from ...trace.events import Micro, Step, Stepped, Stress, ToEmpty
 from ..base import Evidence, Finding, Rule, Run, count, some
 
 UNREPRODUCIBLE = 0.05
@@ -48,7 +50,7 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     if found.update_size == 0.0:
         return rule.unknown("no weight changed in any step: nothing to compare")
     if not found.finite:
-        return rule.unknown("losses or gradients are not finite")
+        return rule.unknown(_not_finite(evidence, run))
     if not oracle.reduces_loss() and losses and losses[-1] >= losses[0]:
         return rule.unknown("the loss did not fall and the updates do not reduce it to first order: nothing is learned")
     if limit.noise > UNREPRODUCIBLE:
@@ -83,6 +85,15 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
     line = run.line_of(Micro if parting.stage in ("gradient", "loss") else Step)
     fix = {"fix": _ON_SHARDS} if parting.stage in ("clip", "optimizer") and same_script else {}
     return rule.failed(f"differs from {label} {text}", line, measured=over[name], limit=allowed[name], **fix)
+
+
+def _not_finite(evidence: Evidence, run: Run) -> str:
+    """Since when numbers are not finite, and what would show why."""
+    step = next((n for n, loss in enumerate(run.losses, 1) if loss is not None and not math.isfinite(loss)), None)
+    text = f"losses or gradients are not finite{'' if step is None else f', the loss from step {step} on'}"
+    if evidence.provoked is not None or not run.all(ToEmpty):
+        return text
+    return f"{text}: the script calls to_empty, and whether all of that memory is filled is shown without --quick"
 
 
 def _second(evidence: Evidence, run: Run, label: str, limit: Limits) -> str | None:

@@ -174,10 +174,14 @@ class Sampler(Located):
 
 
 class Order(Located):
-    """The script has drawn an order of so many samples, other than the one before at this line (events/data.py)."""
+    """The script has drawn an order of so many samples, other than the one before at this line (events/data.py).
+
+    `parts`: in so many parts, one a rank, a batch sampler divides it (accelerate's BatchSamplerShard).
+    """
 
     samples: int
     digest: int
+    parts: int = 1
 
 
 class Evaluated(Located):
