@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,8 +15,8 @@ from .reading.problems import NotValid
 from .reading.schema import Form, filled
 from .reading.words import similar
 
-TABLE = Path(__file__).with_name("devices.yaml")
-FORM = Form(Path(__file__).with_name("device.schema.json"), "the device")
+TABLE = "devices.yaml"
+FORM = Form(__name__, "device.schema.json", "the device")
 NOUN = "a device"
 GIB = 1 << 30
 OWN = (".yaml", ".yml")  # how the name of a user's file ends
@@ -66,7 +67,7 @@ def named(name: str) -> Device | None:
 @cache
 def table() -> dict[str, Device]:
     """The devices that are known, by name. Do not change what it returns."""
-    found = files.parsed(files.read_bytes(TABLE, NOUN), TABLE, NOUN)
+    found = files.parsed(pkgutil.get_data(__name__, TABLE) or b"", Path(TABLE), NOUN)
     if found.problems:
         raise NotValid(found.problems)
     return {name: _device(name, values) for name, values in found.data.items()}

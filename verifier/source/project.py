@@ -89,6 +89,11 @@ class Module:
         self.names: dict[str, Any] = {}  # the module's globals, once it has been followed
         self.state = ""  # "", "running", "done"
 
+    @property
+    def installed(self) -> bool:
+        """Whether it is a library's file, of which only the calls that a script makes are followed."""
+        return not {"site-packages", "dist-packages"}.isdisjoint(self.path.parts)
+
     def code(self, line: int) -> str:
         """The text of a line, stripped."""
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""

@@ -1,16 +1,9 @@
-import math
-from collections.abc import Mapping
-
 from ...source.looks import SETTERS, has_option, made_by, options_of, state_given, text
 from ...source.values import reach
 from ...trace.events import Saving, Step
 from ..base import Event, Evidence, Finding, Flow, Hits, count, some
-from ._resumed import ResumeRule, load_line, save_line, saved_at
+from ._resumed import ResumeRule, load_line, saved_at
 from .saved_while_replaced import replaced
-
-EIGHT_BITS = 2.0**-7
-LOW = {"bfloat16", "float16"}
-_WHOLE = "Save weights in the dtype in which the optimizer keeps them, float32; round a copy that is only read."
 
 
 class LoadWithoutSet(ResumeRule):
@@ -41,11 +34,6 @@ class LoadWithoutSet(ResumeRule):
         initial = sum(resumed[0].weights.get(n) == fresh.get(n) for n in wrong)
         still = f"; {initial} of them still have their initial values" if initial else ""
         which = f"{len(wrong)} of {len(saved[0].weights)} parameters ({some(wrong)})"
-        if (off := _rounded(saved[0].weights, resumed[0].weights, fresh, wrong)) and (
-            kept := _low_in_the_save(evidence)
-        ):
-            what = f"{which} come back rounded, off by up to {off:.1e} relative: the save was given {kept}"
-            return self.failed(what, save_line(evidence) or load_line(evidence), fix=_WHOLE)
         if not _not_in_the_save(evidence, saved[0], wrong):
             return self.failed(f"{which} are not what was saved{still}", load_line(evidence))
         fix = "Save and restore this model too, or build it so that a resumed run initialises it to the same values."
@@ -68,32 +56,6 @@ def _sets_model(event: Event) -> bool:
     if event.method == "load_state_dict" and event.on is not None and event.on.name.startswith("torch.optim"):
         return False
     return event.op in SETTERS[:2] or event.method in ("load_state_dict", "copy_")
-
-
-def _rounded(
-    saved: dict[str, list[float]],
-    resumed: dict[str, list[float]],
-    fresh: Mapping[str, list[float] | None],
-    wrong: list[str],
-) -> float:
-    """How far, relative to its length, the weight that is off most is; 0.0 if that is more than rounding to 8 bits gives."""
-    apart = {name: _apart(saved[name], resumed.get(name)) for name in wrong if name in saved}
-    trained = sum(_apart(saved[name], fresh.get(name)) for name in apart)
-    off = max((value / (math.sqrt(saved[name][0]) or 1.0) for name, value in apart.items()), default=math.inf)
-    return off if off <= EIGHT_BITS and 4 * sum(apart.values()) < trained else 0.0
-
-
-def _apart(a: list[float], b: list[float] | None) -> float:
-    """The largest difference of two sketches, of which the first number is no projection."""
-    return max((abs(x - y) for x, y in zip(a[1:], b[1:], strict=True)), default=math.inf) if b else math.inf
-
-
-def _low_in_the_save(evidence: Evidence) -> str:
-    """`bfloat16` where tensors of a save have 16 bits though no weight has; "" elsewhere."""
-    entries = [entry for save in evidence.trained.traces[0].of(Saving) for entry in save.entries.values()]
-    held = {part.dtype for parts in evidence.trained.parameters.values() for part in parts}
-    low = sorted({str(entry.dtype) for entry in entries} & LOW - held)
-    return ", ".join(low)
 
 
 def _not_in_the_save(evidence: Evidence, before: Step, wrong: list[str]) -> bool:

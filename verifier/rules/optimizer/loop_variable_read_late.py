@@ -43,7 +43,7 @@ class LoopVariableReadLate(SourceRule):
     """
 
     def detect(self, flow: Flow) -> Hits:
-        for module in flow.project.modules:
+        for module in (one for one in flow.project.modules if not one.installed):
             for line, name, function in _in_file(module):
                 what = f"{function} reads `{name}` when it is called: all that this loop makes see its last value"
                 yield what, hit_at("", "", module, line, "").location
