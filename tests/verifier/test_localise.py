@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from records import DIRECTION, LINE, NAMES, cases, end, judge, model, run, trained
+from records import DIRECTION, LINE, NAMES, cases, end, judge, micro, model, run, trained, wrap
 from verified_fsdp2.verifier.analysis.comparison import CANCELLED, FLOOR, MEASURES, compare, limits
 from verified_fsdp2.verifier.analysis.factors import DIVIDED_TWICE, NOT_DIVIDED, readings
 from verified_fsdp2.verifier.analysis.localise import meaning, part, where
@@ -20,6 +20,12 @@ ALLOWED = dict.fromkeys(MEASURES, FLOOR)
 def said(mine: Run, oracle: Run, label: str = "DDP", other: str | None = None) -> str:
     parting = part(mine, oracle, ALLOWED)
     return f"{where(parting)}; {meaning(parting, mine, label, other, None, ALLOWED)}"
+
+
+@cases("factor", 0.5, 2.0, 0.25, 4.0)
+def test_ranks_that_share_their_samples_do_not_divide(factor: float) -> None:
+    ranks = [[wrap([0, 2]), micro(1)] for _ in range(4)]  # 2 x 2, with tensor parallelism
+    assert {reading.cause for reading in readings(factor, run(*ranks))} == {"ranks"}
 
 
 @cases(

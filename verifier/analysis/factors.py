@@ -29,7 +29,9 @@ def readings(factor: float, run: Run, oracle: Run | None = None) -> list[Reading
     `oracle`: the same script in another run; None where the factor is against what is right.
     """
     theirs = micro_batches(oracle) if oracle is not None else 1
-    found = [r for r in _known(run.world_size, micro_batches(run), theirs) if near(factor, r.factor)]
+    sizes = sorted({len(run.data_ranks) or run.world_size, run.world_size})  # of them, TP ranks share their samples
+    known = [r for size in sizes for r in _known(size, micro_batches(run), theirs)]
+    found = [r for r in dict.fromkeys(known) if near(factor, r.factor)]
     if len(found) < 2:
         return found
     return [r for r in found if r.cause not in _ruled_out(run, oracle)] or found

@@ -28,7 +28,9 @@ def install(session: Session) -> None:
         saved_sharded(call, proceed)
         done: Any = Future()
         done.set_result(None)
-        done.staging_completion = done.upload_completion = done  # of the response that a save with a stager of its own gives
+        done.staging_completion = done.upload_completion = (
+            done  # of the response that a save with a stager of its own gives
+        )
         return done
 
     def loads(call: Call) -> None:
