@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from verified_fsdp2.verifier import config
 from verified_fsdp2.verifier.config.devices import FORM, GIB, NOUN, TABLE, Device, device, named, table
 from verified_fsdp2.verifier.config.reading import files, validation
 from verified_fsdp2.verifier.config.reading.problems import NotValid
 from verified_fsdp2.verifier.errors import UserError
 
+PLACE = Path(config.__file__).parent
 FIGURES = ("memory", "flops", "memory_bandwidth", "link", "network")
 OWN = """\
 title: NVIDIA GB200
@@ -21,7 +23,7 @@ network: 400
 
 
 def written() -> dict[str, dict[str, object]]:
-    found = files.parsed(files.read_bytes(TABLE, NOUN), TABLE, NOUN)
+    found = files.parsed((PLACE / TABLE).read_bytes(), PLACE / TABLE, NOUN)
     assert not found.problems
     data: dict[str, dict[str, object]] = found.data
     return data

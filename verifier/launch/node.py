@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -150,15 +151,21 @@ def _address(host: str, nodes: int) -> str:
     if (given := os.environ.get("MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")) != "":
         return given
     for name in (host.rpartition("@")[2], socket.gethostname()):
-        try:
-            address = str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
-        except OSError:
-            continue
-        if not address.startswith("127."):
+        address = _looked_up(name)
+        if address and not address.startswith("127."):
             return address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect(("192.0.2.1", 9))  # sends nothing: the kernel chooses the address
         return str(asked.getsockname()[0])
+
+
+def _looked_up(name: str) -> str:
+    """The address of a host by the system's own command; "" if it knows none, or there is no such command."""
+    try:
+        found = subprocess.run(["getent", "ahostsv4", name], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return next(iter(found.stdout.split()), "")
 
 
 def _free_port() -> int:

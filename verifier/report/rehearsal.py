@@ -33,7 +33,8 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
     lines += ["", *_bound(least)] if least is not None else []
     lines += ["", *_reads(record)] if any(read.in_step for read in record.reads) else []
     limits = "Tensors of PyTorch, with eager kernels; torch.compile is left out. "
-    limits += f"{size(RESERVE)} beside them stand for CUDA's context, NCCL and cuBLAS."
+    limits += f"{size(RESERVE)} beside them stand for CUDA's context, NCCL and cuBLAS. "
+    limits += f"Planned in {found.seconds:.0f} s, with {size(record.host_peak)} of this machine's memory."
     return "\n".join([*lines, "", *wrapped(limits)])
 
 

@@ -140,6 +140,20 @@ def modules_of(state: Any) -> tuple[nn.Module, ...]:
     return found
 
 
+def module_name(group: Any) -> str:
+    """The name of the module of a group; "" where it has none yet."""
+    return str(getattr(group, "_module_fqn", None) or "")
+
+
+def whole_gradients(group: Any) -> list[Any]:
+    """The gradients of whole parameters that a group holds, which its reduction takes."""
+    found = []
+    for item in group.fsdp_params:
+        whole = getattr(item, "_unsharded_param", None)
+        found += [item.unsharded_accumulated_grad, None if whole is None else whole.grad]
+    return [grad for grad in found if grad is not None]
+
+
 def not_all_reduced(group: Any) -> bool:
     """Whether a group holds a gradient that was reduced over only a part of its ranks."""
     return getattr(group, "_partial_reduce_output", None) is not None

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..compat.groups import slots
+from ..compat.groups import module_name, slots, whole_gradients
 from ..compat.names import PARAM_GROUP
 from ..compat.tensors import tensors
 from ..dispatcher import Call, Leave
@@ -83,11 +83,8 @@ def install(session: Session) -> None:
         def before(call: Call) -> Leave:
             group = call.args[0]
             if kind == kinds.REDUCTION:
-                for item in group.fsdp_params:
-                    whole = getattr(item, "_unsharded_param", None)
-                    held = [item.unsharded_accumulated_grad, None if whole is None else whole.grad]
-                    now.label([grad for grad in held if grad is not None], kinds.UNSHARDED_GRADIENTS)
-            now.purpose.append((kind, kinds.plain(str(getattr(group, "_module_fqn", None) or ""))))
+                now.label(whole_gradients(group), kinds.UNSHARDED_GRADIENTS)
+            now.purpose.append((kind, kinds.plain(module_name(group))))
             return now.purpose.pop
 
         return before

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...trace.events import Place
+from ..compat.operators import node_of_backward, node_of_forward
 from ..compat.tensors import local, tensors
 from ..frames import Frames
 
@@ -190,11 +191,11 @@ class Recorder:
     def computed(self, amount: int, dtype: torch.dtype, masked: bool) -> None:
         """Floating-point operations of one operator; a causal mask hides half of those of attention."""
         if self.in_backward and not self.depth:
-            node = torch._C._current_autograd_node()
-            name = self.nodes.get(node._sequence_nr(), "") if node is not None else ""
+            number = node_of_backward()
+            name = self.nodes.get(number, "") if number is not None else ""
         else:
             name = self.module()
-            self.nodes[torch._C._autograd._get_sequence_nr() - 1] = name
+            self.nodes[node_of_forward()] = name
         found = self.flops.setdefault(self.step, {}).setdefault(name, Flops())
         found.dtype = str(dtype).removeprefix("torch.")
         found.masked += amount // 2 if masked else 0

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...compat.names import RESOLVE_GROUP, need
+from ...compat.operators import is_process_group, schema
 from ...rehearsal.recorder import Recorder
 from .storage import is_hollow
 
@@ -55,7 +56,7 @@ def is_collective(func: Any) -> bool:
 
 def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Callable[[], Any]) -> Any:
     """The result of a collective. `execute` gives that of a functional one on shapes."""
-    name = func._schema.name.partition("::")[2]
+    name = schema(func).name.partition("::")[2]
     if func.namespace != "c10d":
         result = execute()
         if (kind := _FUNCTIONAL.get(name)) is not None:
@@ -64,7 +65,9 @@ def communicate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execut
             Recorder.now.collective(kind, need(RESOLVE_GROUP)(group), size, _dtype(args))
         return result
     if (kind := _KINDS.get(name)) is not None:
-        boxed = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.ScriptObject) and _is_group(one))
+        boxed = next(
+            one for one in (*args, *kwargs.values()) if isinstance(one, torch.ScriptObject) and is_process_group(one)
+        )
         sides = [_bytes(list(_all((value,)))) for value in args]
         Recorder.now.collective(kind, dist.ProcessGroup.unbox(boxed), max(sides, default=0), _dtype(args))
     given = list(_all(args))
@@ -78,10 +81,6 @@ def _with_own(result: Any, args: Any) -> Any:
     if not isinstance(result, tuple | list):
         return result
     return type(result)(args[0] if position == 0 else part for position, part in enumerate(result))
-
-
-def _is_group(value: Any) -> bool:
-    return "ProcessGroup" in str(value._type())
 
 
 def _small(value: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
+from ...compat.operators import efficient_attention, empty_subclass, flash_attention, fused_norm
 from ...dispatcher import Call
 from ...session import Session
 from ..cuda_on_cpu.marks import device_of
@@ -17,8 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def install(session: Session) -> None:
     """Choose as CUDA does."""
-    # Tensor's own constructor refuses what a dispatch mode has made.
-    CausalBias.__new__ = lambda cls, *args, **kwargs: Tensor._make_subclass(cls, torch.empty(0))  # type: ignore[method-assign]
+    CausalBias.__new__ = lambda cls, *args, **kwargs: empty_subclass(cls)  # type: ignore[assignment, method-assign]
     functional = "torch.nn.functional"
     session.around(f"{functional}:scaled_dot_product_attention", replace=_attended)
     session.around(f"{functional}:dropout", replace=_dropped)
@@ -39,16 +39,14 @@ def _attended(call: Call, proceed: Callable[[], Any]) -> Any:
         q, k, v = (one.to(low) if one.is_floating_point() else one for one in (q, k, v))
     scale = call.kwargs.get("scale")
     if q.dtype in _HALF and mask is None and q.shape[-1] <= _WIDEST and q.shape[-1] == v.shape[-1]:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, drop, causal, False, scale=scale)[0]
+        return flash_attention(q, k, v, drop, causal, scale)
     if q.shape[-3] != k.shape[-3]:  # groups of queries: the kernel with masks has none
         k, v = (one.repeat_interleave(q.shape[-3] // one.shape[-3], -3) for one in (k, v))
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask.logical_not(), float("-inf"))
     if mask is not None:
         mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    needs = any(one.requires_grad for one in (q, k, v))
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attention(q, k, v, mask, needs, drop, causal, scale=scale)[0]
+    return efficient_attention(q, k, v, mask, drop, causal, scale)
 
 
 def _dropped(call: Call, proceed: Callable[[], Any]) -> Any:
@@ -61,10 +59,9 @@ def _dropped(call: Call, proceed: Callable[[], Any]) -> Any:
 
 def _normed(call: Call, proceed: Callable[[], Any]) -> Any:
     value, weight = call.given(0, "input"), call.given(2, "weight")
-    if not _on_cuda(value) or not hasattr(torch.ops.aten, "_fused_rms_norm"):
+    if not _on_cuda(value):
         return proceed()
     if weight is not None and (not _on_cuda(weight) or weight.dtype != value.dtype):
         return proceed()
-    return torch.ops.aten._fused_rms_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))[
-        0
-    ]
+    found = fused_norm(value, list(call.given(1, "normalized_shape")), weight, call.given(3, "eps"))
+    return proceed() if found is None else found

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from ...compat.names import FLOP_FORMULAS, need
+from ...compat.operators import schema, tree_map_only
 from ...rehearsal.recorder import Recorder
 from . import unknown
 from .collectives import communicate, is_collective
@@ -58,7 +58,7 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
 @functools.cache
 def _causal(func: Any) -> int | None:
     """The position of the argument that says whether attention is causal."""
-    return next((at for at, argument in enumerate(func._schema.arguments) if argument.name == "is_causal"), None)
+    return next((at for at, argument in enumerate(schema(func).arguments) if argument.name == "is_causal"), None)
 
 
 def _executed(
@@ -147,31 +147,31 @@ def _as_shape(tensor: Tensor) -> Tensor:
 def _changed(func: Any, args: Any, kwargs: Any) -> Any:
     """The arguments that an operator in place returns."""
     found = []
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[position] if position < len(args) else kwargs.get(argument.name))
-    returns = len(func._schema.returns)
+    returns = len(schema(func).returns)
     return None if returns == 0 else found[0] if returns == 1 else tuple(found[:returns])
 
 
 @functools.cache
 def _takes_device(func: Any) -> bool:
     """Whether it makes tensors of no inputs."""
-    arguments = func._schema.arguments
+    arguments = schema(func).arguments
     return any(a.name == "device" for a in arguments) and not any("Tensor" in str(a.type) for a in arguments)
 
 
 @functools.cache
 def _manner(func: Any) -> tuple[str, str]:
-    schema = func._schema
-    name = schema.name.partition("::")[2]
+    known = schema(func)
+    name = known.name.partition("::")[2]
     if name in _SHAPES:
         return _VIEW, name
-    aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
+    aliases = [a.alias_info for a in known.arguments if a.alias_info is not None]
     if any(one.is_write for one in aliases):
         return _IN_PLACE, name
-    if aliases and any(r.alias_info is not None for r in schema.returns):
+    if aliases and any(r.alias_info is not None for r in known.returns):
         return _VIEW, name
-    if not any("Tensor" in str(r.type) for r in schema.returns):
+    if not any("Tensor" in str(r.type) for r in known.returns):
         return _NUMBER, name
     return _NEW, name

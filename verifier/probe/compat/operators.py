@@ -1,0 +1,56 @@
+"""What a rehearsal asks of torch's operators and of its autograd graph by private names; run on torch 2.13.0."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+FUSED_NORM = "_fused_rms_norm"
+
+
+def schema(operator: Any) -> Any:
+    """The schema of an operator: name, arguments, returns."""
+    return operator._schema
+
+
+def is_process_group(value: Any) -> bool:
+    """Whether an argument of a collective is the group."""
+    return "ProcessGroup" in str(value._type())
+
+
+def node_of_backward() -> int | None:
+    """The number of the autograd node that runs, which is that of the forward's operator; None outside a backward."""
+    node = torch._C._current_autograd_node()
+    return node._sequence_nr() if node is not None else None
+
+
+def node_of_forward() -> int:
+    """The number of the autograd node that the operator has made that ran last."""
+    return int(torch._C._autograd._get_sequence_nr()) - 1
+
+
+def empty_subclass(cls: type[Tensor]) -> Tensor:
+    """A tensor without elements of a subclass, whose own constructor refuses what a dispatch mode has made."""
+    return Tensor._make_subclass(cls, torch.empty(0))
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, drop: float, causal: bool, scale: float | None) -> Tensor:
+    """CUDA's flash attention; tensors of [batch, heads, sequence, head]."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention
+    return attention(q, k, v, drop, causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def efficient_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, drop: float, causal: bool, scale: float | None
+) -> Tensor:
+    """CUDA's memory-efficient attention, which takes a mask; tensors of [batch, heads, sequence, head]."""
+    needs = any(one.requires_grad for one in (q, k, v))
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attention(q, k, v, mask, needs, drop, causal, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def fused_norm(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor | None:
+    """RMS norm in one kernel; None on a torch without it."""
+    norm = getattr(torch.ops.aten, FUSED_NORM, None)
+    return None if norm is None else norm(value, shape, weight, eps)[0]
