@@ -49,7 +49,7 @@ def package_folder(name: str, python: str) -> Path:
     return Path(done.stdout.strip()).parent
 
 
-def planted(seed: dict[str, Any], ready: Ready, into: Path) -> Ready:
+def seeded(seed: dict[str, Any], ready: Ready, into: Path) -> Ready:
     """The trainer with one fault, in a copy of what the fault is in."""
     into.mkdir()
     if seed["in"] == "checkout":
@@ -108,9 +108,9 @@ def measured(name: str, seeds: list[dict[str, Any]], options: argparse.Namespace
         ready.prepare()
         before = known(name, ready) if options.known else unseeded(name, ready, options)
         for number, seed in enumerate(seeds):
-            seeded = planted(seed, ready, Path(there, str(number)))
+            copy = seeded(seed, ready, Path(there, str(number)))
             quick = not (options.full or seed.get("full"))
-            report, seconds = seeded.verified(quick)
+            report, seconds = copy.verified(quick)
             keep(options.reports, seed["id"], report)
             if not report["counts"]:
                 raise SystemExit(f"{seed['id']}: no report: {report['verdict']}")
@@ -185,7 +185,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Plant the seeds, verify, and write the results."""
+    """Edit a copy for each seed, verify it, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkouts", type=Path, required=True)
     parser.add_argument("--environments", type=Path)

@@ -280,7 +280,7 @@ def apply(plans: Sequence[Plan]) -> None:
             if plan.action == "uninstall":
                 shutil.rmtree(
                     copies.cache(str(plan.target.folder)), ignore_errors=True
-                )  # bytecode, which nobody else reads
+                )  # bytecode, which nothing else reads
     except BaseException:
         for folder, before in reversed(done):
             write_files(before, folder)

@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         )
         made = rehearse(planned, work, sys.executable, per_node)
         if words := usage_error(made):
-            raise UserError(f"the script refuses its arguments: {words}")
+            raise UserError(f"the script rejects its arguments: {words}")
         for error in made.probe_errors:
             log(f"a fault of fsdp2 in the rehearsal: {error}")
         found = judge(made, memory)

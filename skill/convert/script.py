@@ -1,4 +1,4 @@
-"""The whole of a converted script: the edits, the function that shards, imports, and what nobody uses any more."""
+"""The whole of a converted script: the edits, the function that shards, imports, and what is no longer used."""
 
 from __future__ import annotations
 

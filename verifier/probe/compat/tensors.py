@@ -15,6 +15,11 @@ from torch.distributed.tensor import DTensor
 from ...trace.events import Mesh
 from .names import LEAVES, SHARD_POSITION, need
 
+NO_STORAGE = (
+    NotImplementedError,
+    RuntimeError,
+)  # what the storage of a sparse tensor raises, and that of one of functorch
+
 
 def own_tensors() -> AbstractContextManager[None]:
     """While the probe computes: its tensors, and those that torch's helpers make for it, do not follow a default device of the script."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...trace.events import Place
 from ..compat.operators import node_of_backward, node_of_forward
-from ..compat.tensors import local, tensors
+from ..compat.tensors import NO_STORAGE, local, tensors
 from ..frames import Frames
 
 NUMBER = "fsdp2_number"
@@ -143,8 +143,8 @@ class Recorder:
         for tensor in tensors(values):
             try:
                 number = getattr(local(tensor).untyped_storage(), NUMBER, None)
-            except (NotImplementedError, RuntimeError):
-                continue  # without a storage: a sparse tensor
+            except NO_STORAGE:
+                continue
             if number is not None and self.kinds[number] not in unless:
                 self.kinds[number] = kind
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ...compat.cuda import TENSOR_DEVICE, inner_tensor, note_initialized
+from ...compat.tensors import NO_STORAGE
 
 CPU = torch.device("cpu")
 MARK = "fsdp2_device"
-_NO_STORAGE = (NotImplementedError, RuntimeError)  # sparse tensors, and those of functorch
 PLAIN = (Tensor, nn.Parameter)
 
 
 class Watch:
-    """Who is informed of devices; nobody."""
+    """What is informed of the devices of tensors; by default, nothing is."""
 
     def placed(self, tensor: Tensor, storage: Any, device: torch.device) -> None:
         """A tensor was placed on a device."""
@@ -26,7 +26,7 @@ class Watch:
         """A tensor is copied from CUDA to the CPU; the host waits for it, or not."""
 
     def held(self) -> int | None:
-        """Bytes of tensors on CUDA; None if nobody counts them."""
+        """Bytes of tensors on CUDA; None if they are not counted."""
         return None
 
     def peak(self) -> int | None:
@@ -83,7 +83,7 @@ def mark_of(tensor: Tensor) -> torch.device | None:
         return mark_of(inner)
     try:
         return getattr(tensor.untyped_storage(), MARK, None)
-    except _NO_STORAGE:
+    except NO_STORAGE:
         return None
 
 
@@ -92,7 +92,7 @@ def put(tensor: Any, device: torch.device) -> Any:
     if type(tensor) not in PLAIN and (inner := inner_tensor(tensor)) is not None:
         put(inner, device)
     elif TENSOR_DEVICE(tensor).type == "cpu":
-        with contextlib.suppress(*_NO_STORAGE):
+        with contextlib.suppress(*NO_STORAGE):
             storage = tensor.untyped_storage()
             setattr(storage, MARK, device)
             watch.placed(tensor, storage, device)
