@@ -51,6 +51,7 @@ class Settings:
     tier: str = "ranks"
     original_distributed: bool = False  # whether the script that it was converted from knows of other ranks
     from_sharding_on: bool = False  # whether the script trains other models before it shards one, or prepares that one
+    own_steps: str = ""  # where a step ends in a script that updates its weights itself (probe/events/own_updates.py)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -82,7 +83,8 @@ class Settings:
         target = self.target
         same = {name: getattr(target, name) for name in ("script", "cwd", "module", "launcher", "timeout")}
         same |= {"steps": self.steps, "grace": min(GRACE, target.timeout), "arguments": (*target.args, *own)}
-        probe: dict[str, Any] = {"from_sharding_on": True} if self.from_sharding_on else {}
+        asked = {"from_sharding_on": self.from_sharding_on, "own_steps": self.own_steps}
+        probe: dict[str, Any] = {name: value for name, value in asked.items() if value}
         probe |= {"watch": [one.expression for one in target.watch]} if target.watch else {}
         if probe:
             same["probe"] = probe | fields.pop("probe", {})

@@ -20,6 +20,7 @@ from .scaling import reduced_by_the_script
 MULTIPLE = 16.0
 FLOOR = 2.0**-18  # 32 units in the last place of float32
 CANCELLED = 16.0  # times FLOOR, for a gradient: a sum whose terms may cancel
+FROM_LOSSES = 2.0**-10  # for an update made of a difference of two losses, whose rounding it multiplies
 CLEARLY = 8.0  # times what is allowed, where single parameters are judged
 GROSS = 0.05  # ten times the largest difference between right runs that was measured (AdamW parameters, 5e-3)
 Gradients = dict[str, Sketch | None]
@@ -211,6 +212,9 @@ def limits(evidence: Evidence, rule: str) -> Limits:
         why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
     allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
     allowed |= {name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]}
+    run = evidence.full_precision
+    if run is not None and run.traces and not any(step.grads for step in run.traces[0].steps):
+        allowed["update"] = max(allowed["update"], FROM_LOSSES * evidence.times(rule))
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
 

@@ -38,6 +38,8 @@ class Request:
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one
     from_sharding_on: bool = False
+    # "backwards", "forwards": an update without an optimizer is over at the first of them on other samples; else each is a step
+    own_steps: str = ""
     fill: bool = False  # NaN in the memory that `to_empty` allocates
     stress: bool = False  # huge gradients in the step after the last
     full_precision: bool = False  # no mixed precision, autocast or dropout

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ..analysis.checkpoints import no_checkpoint, only_exports, unseen_save
+from ..analysis.checkpoints import no_checkpoint, only_exports, own_files, unseen_save
 from ..analysis.presence import never_sharded, trainings, unnamed, went_through, without_steps
 from ..analysis.root_cause import RootCause, root_cause
 from ..analysis.wording import count, some
@@ -83,6 +83,8 @@ class Rule(ABC):
             return f"not applicable with one rank: {self.one_rank}"
         if not self.about_checkpoints:
             return ""
+        if self.needs & {"crash", "damaged"} and (reason := own_files(evidence)):
+            return reason
         return no_checkpoint(evidence) or ("" if self.judges_exports else only_exports(evidence))
 
     def unseen(self, evidence: Evidence) -> str:

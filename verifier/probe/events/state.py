@@ -24,7 +24,7 @@ from ..compat.tensors import elements, layout, local, own_buffers, own_parameter
 from ..session import Session
 from ..sketch import sketch
 from ..watched import evaluated, variables
-from .own_updates import OwnUpdates
+from .own_updates import FORWARDS, OwnUpdates
 
 LEAVES = 512  # values that are kept of a rank
 _DEPTH = 6
@@ -182,7 +182,7 @@ class Watch:
     def called(self, module: nn.Module, given: object) -> None:
         """A module is called by the script."""
         if any(module is root for _, root in self.session.roots):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or self.session.request["own_steps"] == FORWARDS:
                 self._record()
             else:
                 self.evaluations += 1
