@@ -104,6 +104,7 @@ class Evidence:
     options: tuple[Option, ...] = ()  # the settings that the sources and configuration files show
     watch: tuple[Watched, ...] = ()  # values that somebody asked to compare
     cuda_on_cpu: bool = False  # whether the script asked for CUDA, and had one that computes on the CPU
+    kink: int | None = None  # the step from which on one process is not compared (analysis/kinks.py)
     average: float | None = None  # the mean of 1 and 2 by gloo, where that was measured
     hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict)  # by rule: what the static tier saw
     tolerances: Mapping[str, Widening] = field(default_factory=dict)  # by rule: limits that a team has widened

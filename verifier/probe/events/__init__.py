@@ -25,7 +25,7 @@ FIRST = (
 LAST = ("stress", "memory")
 
 
-SURVEY = ("checkpoints", "merged", "random_stream", "sharding", "survey", "ending")
+SURVEY = ("checkpoints", "merged", "overwritten", "random_stream", "sharding", "survey", "ending")
 ENDING = ("checkpoints", "sharding", "ending")
 REHEARSAL = ("rehearsal",)
 REHEARSING = ("rehearse", "count")  # modes that record a rehearsal

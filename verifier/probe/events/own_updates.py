@@ -76,19 +76,26 @@ class OwnUpdates:
         return {s.name: local(s.param.grad).clone() for s in self._slots() if s.param.grad is not None}
 
     def called(self, module: nn.Module, given: Callable[[], list[torch.Tensor]]) -> None:
-        """A model is called. Forwards without gradients may try weights that the update does not keep."""
-        if not torch.is_grad_enabled() and self.by != FORWARDS:
+        """A model is called. A forward without gradients on samples of the step may try weights that the update does not keep."""
+        session = self.session
+        if session.optimizers.of_torch or session.in_backward or all(module is not root for _, root in session.roots):
             return
-        if not self.by:
+        tries = not torch.is_grad_enabled() and self.by != FORWARDS
+        if tries and not self.before:
+            return
+        rows = row_hashes(given())
+        if tries:
+            if rows and tuple(rows) not in self.batches:
+                self.look()
+        elif self.by:
+            self._given(rows)
+        else:
             self.look()
-        elif any(module is root for _, root in self.session.roots) and not self.session.in_backward:
-            self._given(row_hashes(given()))
+            self.batches.add(tuple(rows))
 
     def _given(self, rows: list[int]) -> None:
         """The samples of a forward: with others than those of the step, it is over."""
         session = self.session
-        if session.optimizers.of_torch:
-            return
         if not rows or tuple(rows) not in self.batches:  # here come all ranks
             self.look()
             if session.step_number() > session.steps:

@@ -70,6 +70,9 @@ def judge_against(rule: Rule, evidence: Evidence, role: str, label: str, same_ba
         name = max(measures.keys() - over, key=lambda n: measures[n] / allowed[n])
         loss = "loss of another scale" if over else f"loss within {measures['loss']:.1e}"
         others = f" (from step {step} on the two were given other samples)" if step == until + 1 else ""
+        if oracle is evidence.single and evidence.kink is not None:
+            jump = f"the gradient of step {evidence.kink} jumps from equal weights and losses"
+            others = f" ({jump}, as at the kink of a ReLU or a maximum: later steps are not compared)"
         text = (
             f"agrees with {label} for {count(until, 'step')}{others}: {loss}, "
             f"gradient norm {measures['gradient norm']:.1e}, update {measures['update']:.1e}; {substance(evidence, run)}"

@@ -54,4 +54,6 @@ def _lost(trace: Trace) -> dict[str, list[tuple[float, Place | None]]]:
         for path, held in record.values.items():
             if held.lost is not None:
                 found[path].append((held.lost, record.at_line))
+        for path, lost in record.frozen.items():
+            found[path].append((lost, record.at_line))
     return dict(found)

@@ -108,6 +108,13 @@ class Untied(Located):
     by: str
 
 
+class Overwritten(Located):
+    """Parameters that a state dict filled `at_line`, and that held other values when a forward first read them (events/overwritten.py)."""
+
+    names: list[str]
+    of: int  # parameters that the state dict filled, without constant ones
+
+
 class Late(Located):
     """Parameters added to a module after it was sharded (events/wrapping.py)."""
 
