@@ -212,11 +212,15 @@ def limits(evidence: Evidence, rule: str) -> Limits:
         why = f"the perturbed run has no finite difference of {', '.join(name for name in noise if name not in known)}"
     allowed = {name: evidence.times(rule) * (MULTIPLE * known.get(name, 0.0) + FLOOR) for name in MEASURES}
     allowed |= {name: max(allowed[name], CANCELLED * FLOOR * evidence.times(rule)) for name in MEASURES[2:4]}
-    run = evidence.full_precision
-    if run is not None and run.traces and not any(step.grads for step in run.traces[0].steps):
+    if evidence.full_precision is not None and without_gradients(evidence.full_precision):
         allowed["update"] = max(allowed["update"], FROM_LOSSES * evidence.times(rule))
     gross = {name: max(value, GROSS) if why else value for name, value in allowed.items()}
     return Limits(allowed, gross, known.get("loss", 0.0), why)
+
+
+def without_gradients(run: Run) -> bool:
+    """Whether no step has a gradient: the script changes its weights by losses alone."""
+    return bool(run.traces) and not any(record.grads for record in run.traces[0].steps)
 
 
 def _unmeasured(evidence: Evidence) -> str:
