@@ -27,7 +27,7 @@ from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
 from .rules import RULES
 from .trace import Run
-from .trace.events import Inexact, ToEmpty
+from .trace.events import Inexact, ToEmpty, signature
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
@@ -189,6 +189,15 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return [settings.run("inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False)]
 
 
+def _models(train: Run) -> dict[str, str]:
+    """The models of the train run, by the prefix of their names, if they are several."""
+    found = {
+        model.root: signature((p.name.removeprefix(model.root), p.shape) for p in model.parameters)
+        for model in train.models
+    }
+    return found if len(found) > 1 else {}
+
+
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
@@ -203,7 +212,7 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact}}
+        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact, "models": _models(train)}}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
@@ -299,6 +308,7 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
     target, course = settings.target, evidence.course
     if course.crashed is not None:
         fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
+        fields["probe"] = {"models": _models(train)}
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     found = []
     for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
@@ -313,7 +323,7 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     """The script resumes from a checkpoint with a damaged file."""
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
     fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
-    fields["expected"] = "fault injection: its checkpoint is damaged"
+    fields |= {"expected": "fault injection: its checkpoint is damaged", "probe": {"models": _models(train)}}
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 

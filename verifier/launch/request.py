@@ -52,6 +52,8 @@ class Request:
     watch: list[str] = field(
         default_factory=list
     )  # expressions in the frames of the training loop, `file:` and patterns
+    # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
+    models: dict[str, str] = field(default_factory=dict)
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never

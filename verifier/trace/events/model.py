@@ -1,7 +1,14 @@
 """Events of models: what is sharded how, what a model is at its first forward."""
 
+from collections.abc import Iterable
+
 from ..typed import Event, Located, Part, Place
 from .distributed import Mesh
+
+
+def signature(parameters: Iterable[tuple[str, list[int]]]) -> str:
+    """What tells a model from others: the names and shapes of its parameters, as text."""
+    return str(sorted(parameters))
 
 
 class Parameter(Part):
