@@ -3,10 +3,11 @@
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
@@ -26,7 +27,12 @@ class Seen:
     seconds: float
 
 
-Rehearse = Callable[[Path, Sequence[str], int], Seen]  # script, arguments, ranks
+class Rehearse(Protocol):
+    """Rehearse a script; with mode="count" run it on `nproc` ranks, on real tensors whose memory is counted in the same way."""
+
+    def __call__(
+        self, script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+    ) -> Seen: ...
 
 
 @contextmanager
@@ -38,7 +44,9 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
     ):
         made = 0
 
-        def rehearse(script: Path, arguments: Sequence[str], nproc: int) -> Seen:
+        def rehearse(
+            script: Path, arguments: Sequence[str], nproc: int, mode: str = "rehearse", cwd: Path | None = None
+        ) -> Seen:
             nonlocal made
             made += 1
             own = Path(folder) / str(made)
@@ -46,10 +54,10 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             request = Request(
                 folder=str(own),
                 script=str(script),
-                cwd=str(own),
+                cwd=str(cwd or own),
                 world_size=nproc,
-                argv=list(arguments),
-                mode="rehearse",
+                argv=[word.replace("{checkpoint}", str(own / "out")) for word in arguments],
+                mode=mode,
                 cuda_on_cpu=True,
                 steps=steps,
                 timeout=timeout,

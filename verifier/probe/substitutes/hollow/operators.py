@@ -18,6 +18,7 @@ from ...rehearsal.recorder import Recorder
 from . import unknown
 from .collectives import communicate, is_collective
 from .storage import hollow, is_hollow, shape_of
+from .traffic import moved
 
 LARGEST = 1 << 20  # bytes of a floating-point tensor that is really computed on the CPU
 LARGEST_WHOLE = 1 << 28  # of integers
@@ -48,7 +49,11 @@ def execute(func: Any, given: Sequence[Tensor], there: torch.device | None, *arg
     if is_collective(func):
         return communicate(func, args, kwargs, lambda: _executed(func, args, kwargs, given, there))
     result = _executed(func, args, kwargs, given, there)
-    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is not None and there is not None:
+    if there is None or there.type != "cuda":
+        return result
+    if (count := FORMULAS.get(getattr(func, "_overloadpacket", None))) is None:
+        Recorder.now.moves(moved(func, given, result))
+    else:
         causal = _causal(func)
         masked = causal is not None and (args[causal] if causal < len(args) else kwargs.get("is_causal", False))
         Recorder.now.computed(int(count(*args, **kwargs, out_val=result)), given[0].dtype, bool(masked))
