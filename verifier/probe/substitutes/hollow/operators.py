@@ -41,6 +41,9 @@ _SHAPES = {
 
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
+_RESULTS: dict[Any, Any] = {}
+_MOST_RESULTS = 1 << 14
+
 FORMULAS: dict[Any, Callable[..., int]] = need(FLOP_FORMULAS)
 
 
@@ -136,6 +139,28 @@ def _unknown(shape: Tensor, on_cuda: bool) -> bool:
 
 
 def _on_shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result on meta tensors; the layers of a model, and its steps, ask for the same ones."""
+    try:
+        key = func, _key(args), _key(tuple(kwargs.items()))
+        known = _RESULTS.get(key)
+    except TypeError:  # an argument that cannot be hashed
+        return _computed(func, args, kwargs)
+    if known is None:
+        if len(_RESULTS) >= _MOST_RESULTS:
+            _RESULTS.clear()
+        known = _RESULTS[key] = _computed(func, args, kwargs)
+    return known
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.size(), value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return value.__class__, value
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map_only(Tensor, _as_shape, (args, kwargs))
     if kwargs.get("device") is not None or _takes_device(func):
         kwargs["device"] = _META
