@@ -31,14 +31,18 @@ from verified_fsdp2.verifier.launch.preparation import prepare
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "plan_real.json"
 STEPS, LEAST, ALLOWED = 3, 0.01, 0.02
-RUNS = 3  # on real tensors: threads of gloo keep the buffer of a collective now and then, so the least peak of them counts
+RUNS = (
+    3  # on real tensors: threads of gloo keep the buffer of a collective now and then, so the least peak of them counts
+)
 Row = dict[str, Any]
 
 
 def script_of(case: Row, folder: Path) -> tuple[Path, list[str], Path]:
     """The script of a case, its arguments, and where it runs."""
     if "spec" in case:
-        source = shutil.copytree((ROOT / "examples" / case["spec"]).parent, folder / "examples") / Path(case["spec"]).name
+        source = (
+            shutil.copytree((ROOT / "examples" / case["spec"]).parent, folder / "examples") / Path(case["spec"]).name
+        )
         if "before" in case:
             subprocess.run([sys.executable, *shlex.split(case["before"])], cwd=source.parent, check=True)
         spec = load(source, case.get("set", []), offline=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from verified_fsdp2.verifier.analysis.rehearsed import Trouble, judge
 from verified_fsdp2.verifier.launch.client import Launcher
 from verified_fsdp2.verifier.launch.request import Request
 from verified_fsdp2.verifier.trace import read_run
@@ -20,11 +21,12 @@ sys.path.append(str(Path(__file__).parents[1]))  # for results_file, after this 
 
 @dataclass(frozen=True)
 class Seen:
-    """A rehearsal as a user meets it. `errors`: line and text of what the script raised."""
+    """A rehearsal as a user meets it. `errors`: line and text of what the script raised; `trouble`: what the plan says of it."""
 
     record: Rehearsal | None
     errors: tuple[str, ...]
     seconds: float
+    trouble: Trouble | None = None
 
 
 class Rehearse(Protocol):
@@ -71,6 +73,6 @@ def rehearsing(steps: int = 2, timeout: float = 900.0) -> Iterator[Rehearse]:
             errors = tuple(
                 f"{one.frames[0].code if one.frames else ''} [{one.error}: {one.message[:100]}]" for one in ends
             )
-            return Seen(record, errors, time.monotonic() - started)
+            return Seen(record, errors, time.monotonic() - started, judge(run, None).trouble)
 
         yield rehearse

@@ -12,7 +12,15 @@ from ...compat.operators import schema
 _PARTS = frozenset(
     (
         *("embedding", "index", "gather", "index_select", "nll_loss_forward", "nll_loss_backward", "select_backward"),
-        *("slice_backward", "embedding_dense_backward", "index_put", "scatter", "scatter_add", "index_copy", "zeros_like"),
+        *(
+            "slice_backward",
+            "embedding_dense_backward",
+            "index_put",
+            "scatter",
+            "scatter_add",
+            "index_copy",
+            "zeros_like",
+        ),
         *("ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like"),
     )
 )
