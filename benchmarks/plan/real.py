@@ -1,7 +1,8 @@
 """Is the memory of a rehearsal that of real tensors? The same scripts with CUDA on the CPU, where every allocation is counted.
 
 `python benchmarks/plan/real.py [NAME...]` rehearses the scripts of real.yaml as rank 0, runs them on as many ranks on real tensors, and
-compares the peak of each phase, and each kind of memory that is at least 1 % of it. benchmarks/results/plan_real.json has the newest of each.
+compares the peak of each phase, and each kind of memory that is at least 1 % of it. benchmarks/results/plan_real.json has the newest of
+each.
 
 Real tensors here are computed with the CPU's kernels of attention, RMS norm and dropout, so they are compared with a rehearsal that has
 these too. `gpu` is the difference that CUDA's kernels make to the highest peak, in the rehearsal that `fsdp2 plan` makes.
@@ -21,6 +22,7 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1]))  # for for_gpus and results_file
 
 from for_gpus import for_gpus
+
 from rehearse import Rehearse, Seen, rehearsing
 from results_file import write
 from verified_fsdp2.skill import scaffold

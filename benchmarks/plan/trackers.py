@@ -1,8 +1,8 @@
 """Torch's own trackers of memory beside `fsdp2 plan`: FSDPMemTracker on cases of published.yaml, on fake CPU tensors.
 
-`python benchmarks/plan/trackers.py NAME...` adds `tracker` (GiB at the peak, by kind, seconds) to these cases in benchmarks/results/plan.json.
-On fake CUDA tensors a torch without CUDA cannot run it: `--cuda` shows the error. The tracker sees what the script gives it, so the training
-step of llama.py is called from here. Its kernels are those of the CPU.
+`python benchmarks/plan/trackers.py NAME...` adds `tracker` (GiB at the peak, by kind, seconds) to these cases in
+benchmarks/results/plan.json. On fake CUDA tensors a torch without CUDA cannot run it: `--cuda` shows the error. The tracker sees what the
+script gives it, so the training step of llama.py is called from here. Its kernels are those of the CPU.
 """
 
 import json

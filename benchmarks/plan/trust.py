@@ -1,7 +1,7 @@
 """How far `fsdp2 plan` can be trusted: its memory and its bound on speed beside figures that others measured on GPUs and published.
 
-`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table and writes benchmarks/results/plan.json, which
-has the newest of each. `--table` prints what is there. No figure of a case is used to compute a prediction.
+`python benchmarks/plan/trust.py [NAME...]` rehearses the cases of published.yaml, prints a table and writes benchmarks/results/plan.json,
+which has the newest of each. `--table` prints what is there. No figure of a case is used to compute a prediction.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Does a plan complain of right scripts? Each right script of tests/zoo, in the spelling of GPUs, is rehearsed at its own size.
 
-`python benchmarks/plan/zoo.py [NAME...]` prints and stores what is said of each: nothing, an error, or why it was not followed to its end. Where
-an error is said, the script runs on real tensors too: one that it raises there is an error of the spelling (`real`), else it is a false one.
+`python benchmarks/plan/zoo.py [NAME...]` prints and stores what is said of each: nothing, an error, or why it was not followed to its
+end. Where an error is said, the script runs on real tensors too: one that it raises there is an error of the spelling (`real`), else it
+is a false one.
 """
 
 import json
@@ -13,8 +14,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for corpus, for_gpus and results_file
 
-from corpus import Case, right
 from for_gpus import for_gpus
+
+from corpus import Case, right
 from rehearse import Rehearse, rehearsing
 from results_file import write
 

@@ -17,9 +17,9 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
 `waited`: collectives that the next operator needs (tensor parallelism, gradient norm). `exposed`: of FSDP's own, which run beside
 compute, the first all-gather and the last reduction of each group. `optimizer`: reading and writing the optimizer state once.
 
-`eager` is what remains if two things of practice are granted that physics does not demand: products run at the best rate that was measured on
-the GPU (where the table has one), and each operator without products is a kernel of its own, which reads and writes memory (`moved`). A
-script with torch.compile can be faster than `eager`, never than `step`.
+`eager` is what remains if two things of practice are granted that physics does not demand: products run at the best rate that was
+measured on the GPU (where the table has one), and each operator without products is a kernel of its own, which reads and writes memory
+(`moved`). A script with torch.compile can be faster than `eager`, never than `step`.
 """
 
 from __future__ import annotations
