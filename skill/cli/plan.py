@@ -53,6 +53,12 @@ def add_parser(commands: Any) -> None:
     parser.usage = "fsdp2 plan TARGET [options] [-- SCRIPT ARGS]"
     add = parser.add_argument
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
+    add(
+        "-m",
+        "--module",
+        metavar="MODULE",
+        help="run this module, as `torchrun -m` does; TARGET is the folder where it is found",
+    )
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
     add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB (default: that of --gpu)")
     add(
@@ -140,7 +146,7 @@ def _target(options: argparse.Namespace, work: Path) -> Target:
         path = work / "project"
     elif options.set:
         raise UserError("--set: only for a spec; the arguments of a script go after `--`")
-    flags: dict[str, Any] = {"timeout": options.timeout}
+    flags: dict[str, Any] = {"timeout": options.timeout, "module": options.module}
     scaffold = path.is_dir() and (path / MANIFEST).is_file()
     flags["nproc"] = options.nproc or _ranks(spec or (_spec_of(path) if scaffold else None))
     given = list(options.script_args or [])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-ONE_PROCESS = ("simulate", "rehearse")  # modes in which one process acts as rank 0
+ONE_PROCESS = ("simulate", "rehearse", "rehearse_as_cpu")  # modes in which one process acts as rank 0
 OUTPUTS = "outputs"  # the folder within that of a run where its ranks note what they write elsewhere
 # What a rank does with the fields of a Request, and its number; the answer is its exit code.
 Live = Callable[[dict[str, Any], int], int]
@@ -31,7 +31,8 @@ class Request:
     timeout: float = 60.0
     grace: float = 5.0  # for the other ranks after the first has failed
     # "ddp": DDP replaces fully_shard; "alone": each rank shards over itself; "simulate": a fake process group
-    # "rehearse": the same on tensors without memory; "count": what that records, of a run on real ones
+    # "rehearse": the same on tensors without memory; "rehearse_as_cpu": with attention, norms and dropout of the CPU
+    # "count": what a rehearsal records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
     steps: int = 1

@@ -114,6 +114,7 @@ def _bound(least: Bound) -> list[str]:
     shown = ", ".join(f"{name} {_time(seconds)}" for name, seconds in parts.items() if seconds)
     return [
         *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
+        *wrapped(f"without torch.compile, at rates that were measured: at least {_time(least.eager)}", "  ", "  "),
         *wrapped(shown, "  ", "  "),
     ]
 

@@ -28,7 +28,7 @@ LAST = ("stress", "memory")
 SURVEY = ("checkpoints", "merged", "overwritten", "random_stream", "sharding", "survey", "ending")
 ENDING = ("checkpoints", "sharding", "ending")
 REHEARSAL = ("rehearsal",)
-REHEARSING = ("rehearse", "count")  # modes that record a rehearsal
+REHEARSING = ("rehearse", "rehearse_as_cpu", "count")  # modes that record a rehearsal
 
 
 def topics(mode: str = "fsdp", ending: bool = False) -> Iterator[Callable[[Any], None]]:
