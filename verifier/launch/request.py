@@ -50,6 +50,7 @@ class Request:
     watch: list[str] = field(
         default_factory=list
     )  # expressions in the frames of the training loop, `file:` and patterns
+    lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never

@@ -36,6 +36,9 @@ steps = 8
 dataset = "c4_test"
 dataset_path = "{folder}/c4"
 
+[debug]
+seed = 1
+
 [metrics]
 log_freq = 1
 
