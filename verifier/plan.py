@@ -26,6 +26,7 @@ from .judge import judge_one
 from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
 from .rules import RULES
+from .rules.base import lines_to_reach
 from .trace import Run
 from .trace.events import Inexact, ToEmpty, signature
 
@@ -123,7 +124,9 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
         return []
     if settings.tier == "simulate":
         return [settings.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)]
-    options = {"leave_starting_point": True, "watch_saves": True}
+    options: dict[str, Any] = {"leave_starting_point": True, "watch_saves": True}
+    if lines := lines_to_reach(evidence, (RULES[name] for name in settings.chosen)):
+        options["lines"] = lines
     given = "--save-args" if target.save_args else "the arguments after `--`"
     fields = {"files": "empty", "keeps": True, "given": given, "probe": options}
     return [settings.run("train", target.nproc, *target.save_args, **fields)]

@@ -72,6 +72,8 @@ torch.backends.cuda.matmul.allow_tf32 in (True, False) and torch.backends.cudnn.
 not torch.is_autocast_enabled("cuda")
 pickle.loads(pickle.dumps(torch.device("cuda:1"))) == torch.device("cuda", 1)
 torch.distributed.is_nccl_available() and torch.cuda.nccl.version() > (2, 0)
+torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True).is_high_priority_stream
+not isinstance(torch.distributed.group.WORLD, torch.distributed.distributed_c10d.ProcessGroupNCCL)
 str(torch.ones(1, device="cuda")).endswith("device='cuda:0')")
 """
 

@@ -55,6 +55,7 @@ class Request:
     )  # expressions in the frames of the training loop, `file:` and patterns
     # {prefix of the names of a model: its parameters and their shapes} of the train run: a resumed one may build the last of them only
     models: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)  # {file: lines}: record which of them the ranks reach
     checkpoint: str = ""  # the folder that `{checkpoint}` stands for
     ending: bool = False  # the whole script, of which only the end is recorded
     reseed_after: int = 0  # optimizer steps behind which the default generators get another seed; 0: never

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import PROBE_FAILED
 from ..launch import processes
-from ..trace.events import End, Start
+from ..trace.events import End, Start, Visited
 from ..trace.writer import Writer
 from . import children, outputs
 from .frames import Frames
@@ -68,6 +68,7 @@ class _Probe:
         self.writer = Writer(Path(request["folder"], f"rank{rank}.jsonl"), request["secret"])
         self.frames = Frames(request["project"] or str(Path(request["script"]).parent))
         self.lines = Lines(self.frames) if request["mode"] == "survey" else None
+        self.asked = Lines(self.frames, request["lines"]) if request["lines"] else None
 
     def start(self) -> None:
         """Record from now on. An error of the probe ends this rank here: during `import torch` it would look like the script's."""
@@ -89,8 +90,9 @@ class _Probe:
 
 
 def _run_script(request: dict[str, Any], probe: _Probe) -> int:
-    if probe.lines is not None:
-        probe.lines.start()
+    for lines in (probe.lines, probe.asked):
+        if lines is not None:
+            lines.start()
     try:
         if request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -115,6 +117,9 @@ def _run_script(request: dict[str, Any], probe: _Probe) -> int:
         probe.writer.write(End(how="return"))
         return 0
     finally:
+        if probe.asked is not None:
+            reached = probe.asked.new()
+            probe.writer.write(Visited(lines={file: reached.get(file, []) for file in request["lines"]}))
         probe.publish("ended")
 
 

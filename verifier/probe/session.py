@@ -74,6 +74,7 @@ class Session:
         )  # whether weights have changed since the last step that is recorded
         self.rows: list[int] = []
         self.rows_in_eval: list[int] = []  # of forwards in eval mode: those of a script that trains in it
+        self.tokens = 0
         self.criteria: list[Criterion] = []
         self.random_state: str | None = None
         self.grads: dict[str, list[float] | None] = {}  # after the last backward
