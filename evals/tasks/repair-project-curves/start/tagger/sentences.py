@@ -68,4 +68,6 @@ class Grammar:
 def treebanks(settings: SentenceSettings) -> tuple[Treebank, Treebank]:
     """Training and held-out sentences of one grammar."""
     grammar = Grammar(settings)
-    return grammar.treebank(settings.training, settings.seed + 1), grammar.treebank(settings.held_out, settings.seed + 2)
+    return grammar.treebank(settings.training, settings.seed + 1), grammar.treebank(
+        settings.held_out, settings.seed + 2
+    )

@@ -69,7 +69,9 @@ def go_on(run: Run, path: str) -> None:
 def train(run: Run) -> None:
     """Up to the last step."""
     settings = run.settings
-    journals = [Journal(settings.out, name, first=run.count["step"], console=True) for name in ("train.jsonl", "val.jsonl")]
+    journals = [
+        Journal(settings.out, name, first=run.count["step"], console=True) for name in ("train.jsonl", "val.jsonl")
+    ]
     if comm.is_main():
         config.write(settings, settings.out / "settings.yaml")
     while run.count["step"] < settings.steps:
