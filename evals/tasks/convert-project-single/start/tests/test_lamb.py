@@ -49,3 +49,14 @@ def test_an_order_goes_on_where_it_was():
     again = Order(10, 4, seed=1)
     again.load_state_dict({"number": 3})
     assert again.take().tolist() == first[3]
+
+
+def test_vectors_do_not_adapt():
+    from shelves.lamb import make
+    from shelves.model import Recommender
+    from shelves.settings import Settings
+
+    optimizer = make(Recommender(Settings()), LambSettings())
+    adapting, rest = optimizer.param_groups
+    assert all(p.ndim == 2 for p in adapting["params"])
+    assert all(p.ndim == 1 for p in rest["params"]) and not rest["adapt"]
