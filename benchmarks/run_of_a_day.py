@@ -103,9 +103,9 @@ class Day:
 
 
 def worth_showing(lines: list[str]) -> list[str]:
-    """What tells a reader how it went; else the end."""
-    told = [line for line in lines if line.strip() and "it/s]" not in line]
-    return ([line for line in told if SHOWN.match(line)] or told[-2:])[-9:]
+    """What shows how it went; else the end."""
+    printed = [line for line in lines if line.strip() and "it/s]" not in line]
+    return ([line for line in printed if SHOWN.match(line)] or printed[-2:])[-9:]
 
 
 def a_rank(torchrun: int) -> int:
@@ -178,8 +178,8 @@ def the_day(work: Path) -> dict[str, Any]:
         "transformers answers alike": again.splitlines()[-1] == answer.splitlines()[-1],
     }
     ok = max(apart.values()) < LIMIT and checks["answer was taught"] and checks["transformers answers alike"]
-    told = {"ok": ok, "seconds": round(time.monotonic() - started), "load": round(os.getloadavg()[2], 1)}
-    return {**told, "checks": checks, "commands": day.rows}
+    summary = {"ok": ok, "seconds": round(time.monotonic() - started), "load": round(os.getloadavg()[2], 1)}
+    return {**summary, "checks": checks, "commands": day.rows}
 
 
 def main() -> int:
