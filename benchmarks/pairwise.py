@@ -265,9 +265,11 @@ def main() -> int:
             if not options.list:
                 rows.append(found := verified(number, labels, folder))
                 print(f"    {found['verdict']} {found['seconds']} s {' '.join(found['findings'])}", flush=True)
-    if options.out and not options.list:
-        held = pairs(complete(row["combination"]) for row in rows) & possible
-        write(options.out, {"environment": environment(), "pairs": len(held), "possible": len(possible), "rows": rows})
+            if options.out and not options.list:  # after each: the next may take long
+                held = len(pairs(complete(row["combination"]) for row in rows) & possible)
+                write(
+                    options.out, {"environment": environment(), "pairs": held, "possible": len(possible), "rows": rows}
+                )
     return 0 if all(r["verdict"] == "pass" and r["linted"] for r in rows) else 1
 
 
