@@ -98,6 +98,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="specs whose name contains this")
     parser.add_argument("--missing", action="store_true", help="keep the rows of the file and add those that it lacks")
     options = parser.parse_args()
+    if options.missing and not options.out:
+        parser.error("--missing needs --out, the file whose rows stay")
     rows: list[dict[str, Any]] = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.missing else []
     there = {row["spec"] for row in rows}
     print(f"{'spec':<24}{'ranks':<12}{'lint':<6}{'verdict':<14}{'apart':<10}seconds")

@@ -250,6 +250,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no combination after this time")
     parser.add_argument("--list", action="store_true", help="show the combinations and verify none")
     options = parser.parse_args()
+    if options.add and not options.out:
+        parser.error("--add needs --out, the file whose rows stay")
     rows: list[dict[str, Any]] = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.add else []
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fsdp2-pairwise-") as name:
