@@ -79,7 +79,7 @@ def _peaks(peaks: list[Peak]) -> list[str]:
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])
     rows.append(["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)])
     rows.append(["  with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)])
-    return _table(rows)
+    return table(rows)
 
 
 def _collectives(record: Rehearsal) -> list[str]:
@@ -87,7 +87,7 @@ def _collectives(record: Rehearsal) -> list[str]:
     found = totals(record)
     for one, count, amount in found[:ROWS]:
         rows.append([one.collective, one.group, str(one.group_size), one.dtype, one.phase, f"{count:,}", size(amount)])
-    return [*_table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
+    return [*table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
 
 
 def _flops(record: Rehearsal) -> list[str]:
@@ -95,8 +95,8 @@ def _flops(record: Rehearsal) -> list[str]:
     forward, backward = (sum(getattr(one, key) for one in record.flops.values()) for key in ("forward", "backward"))
     again = sum(one.recompute for one in record.flops.values())
     total = max(forward + backward, 1)
-    line = f"FLOPs of a step of this rank: {_flop(total)}, forward {_flop(forward)}, backward {_flop(backward)}"
-    line += f" ({_flop(again)} of it recomputed)" if again else ""
+    line = f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward {flops(backward)}"
+    line += f" ({flops(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
     return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  ")]
 
@@ -104,25 +104,27 @@ def _flops(record: Rehearsal) -> list[str]:
 def _bound(least: Bound) -> list[str]:
     """The bound on the time of a step, and what it is made of."""
     speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
-    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {_time(least.step)}{speed}, MFU at most {least.mfu:.0%}"
+    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}, MFU at most {least.mfu:.0%}"
     parts = {
         "compute": least.compute,
         "collectives that it waits for": least.waited,
         "first and last of FSDP": least.exposed,
     }
     parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
-    shown = ", ".join(f"{name} {_time(seconds)}" for name, seconds in parts.items() if seconds)
+    shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
         *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
         *wrapped(shown, "  ", "  "),
     ]
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+def seconds(amount: float) -> str:
+    """A time for people."""
+    return f"{amount:.2f} s" if amount >= 1 else f"{1000 * amount:.3g} ms"
 
 
-def _flop(amount: float) -> str:
+def flops(amount: float) -> str:
+    """A number of FLOPs for people."""
     for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
         if amount >= scale:
             return f"{amount / scale:.1f} {unit}"
@@ -143,11 +145,12 @@ def _place(place: Place | None) -> str:
     return f"{place.file.rpartition('/')[2]}:{place.line}  {place.code}"
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
+    """Lines with columns: those of `words` to the left, others to the right where they have digits."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if column == 0 or not any(c.isdigit() for c in cell) else cell.rjust(width)
+            cell.ljust(width) if column in words or not any(c.isdigit() for c in cell) else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
