@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,8 @@ examples:
   fsdp2 plan spec.yaml --nproc 8 --set train.micro_batch=2
   fsdp2 plan train.py --nproc 64 -- --config 8b.yaml            a script, with its arguments of production
   fsdp2 plan train.py --nproc 512 --json -- --layers 80 > plan.json
-  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore              which settings fit, and which of them is fastest at most
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore              which settings fit, and which of them promises most
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore --html plan.html    the same as a page, with plots
   fsdp2 plan train.py --nproc 8 --gpu h100 --explore "--batch 1,2,4" --explore "--ac none,full"
 
 exit codes: 0 it fits (or no memory was given), 1 it does not fit or an error was found, 2 bad usage, 4 the script could not be followed
@@ -71,6 +73,7 @@ def add_parser(commands: Any) -> None:
         help="compare settings that change no mathematics: for a spec or scaffold by itself (mesh, resharding, checkpointing, "
         "micro-batch, chunked loss, offload), for a script the values of an option, such as '--batch 1,2,4' (repeatable)",
     )
+    add("--html", metavar="FILE", type=Path, help="write the plan as one self-contained HTML file, too")
     add("--timeout", metavar="S", default="600", help="seconds at most (default 600)")
     add_set(parser, "change one value of a spec (repeatable)")
     parser.set_defaults(script_args=None)
@@ -83,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     from ...verifier.analysis.usage import usage_error
     from ...verifier.launch.rehearsal import STEPS, rehearse
     from ...verifier.report import explored, rehearsal
+    from .. import reports
     from ..plans import target as targets
     from ..plans.explore import Limits
     from ..plans.settings import of_arguments
@@ -97,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
         if gpu
         else targets.PER_NODE
     )
+    if options.html is not None:
+        reports.check_path(f"--html {options.html}", options.html)
     steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
     grid = of_arguments([text for text in options.explore or [] if text])
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
@@ -120,17 +126,34 @@ def run(options: argparse.Namespace) -> int:
     finally:
         with defer_signals():
             shutil.rmtree(work, ignore_errors=True)
-    name, record = str(options.target), found.record
+    name, record, spec = str(options.target), found.record, str(targets.spec_file(options.target) or "")
     least = bound(record, gpu.with_node(per_node)) if gpu and record is not None and record.flops else None
     if options.json:
         more = {"explored": explored.data(found_settings)} if found_settings is not None else {}
         emit_json({**rehearsal.data(found, name, least), **more})
     else:
-        spec = targets.spec_file(options.target)
         parts = [rehearsal.text(found, name, least)]
-        parts += [explored.text(found_settings, str(spec or ""))] if found_settings is not None else []
+        parts += [explored.text(found_settings, spec)] if found_settings is not None else []
         say("\n\n".join(parts))
+    if options.html is not None:
+        from ...verifier.report import rehearsal_html
+
+        page = rehearsal_html.render(found, name, _command(options), least, found_settings, spec)
+        reports.write(options.html, page)
+        log(f"report: {options.html}")
     return found.exit_code
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command line that makes this plan."""
+    names = ("nproc", "device_memory", "gpu", "gpus_per_node", "network", "steps")
+    given = {"--" + name.replace("_", "-"): getattr(options, name) for name in names}
+    words = ["fsdp2", "plan", str(options.target)]
+    words += [word for name, value in given.items() if value is not None for word in (name, value)]
+    words += [word for change in options.set for word in ("--set", change)]
+    words += [word for grid in options.explore or [] for word in ("--explore", *([grid] if grid else []))]
+    words += ["--html", str(options.html)] if options.html is not None else []
+    return shlex.join([*words, *(["--", *options.script_args] if options.script_args else [])])
 
 
 def _explored(

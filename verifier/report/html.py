@@ -40,22 +40,28 @@ def _page(report: Report, partial: str, figures: list[Report], rows: int, text: 
     failed = [f for f in report["findings"] if f["status"] in ("fail", "error")]
     unsure = [f for f in report["findings"] if f["status"] == "inconclusive"]
     drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures]
-    return environment(text).get_template("report.html.j2").render(
-        report=report,
-        symbol=_SYMBOLS[report["verdict"]],
-        sentence=partial or sentence(report),
-        failed=[f for f in failed if not f["consequence"]],
-        followers=[f for f in failed if f["consequence"]],
-        reasons=by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure),
-        suggested=SUGGESTED,
-        horizon=not_judged(report["facts"].get("horizon")),
-        tables=html_tables.tables(report),
-        figures=drawn,
-        rows=rows,
-        articles=rows // 10,
-        place=html_tables.place,
-        brief=_brief,
-        count=count,
+    return (
+        environment(text)
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            symbol=_SYMBOLS[report["verdict"]],
+            sentence=partial or sentence(report),
+            failed=[f for f in failed if not f["consequence"]],
+            followers=[f for f in failed if f["consequence"]],
+            reasons=by_reason(
+                (f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure
+            ),
+            suggested=SUGGESTED,
+            horizon=not_judged(report["facts"].get("horizon")),
+            tables=html_tables.tables(report),
+            figures=drawn,
+            rows=rows,
+            articles=rows // 10,
+            place=html_tables.place,
+            brief=_brief,
+            count=count,
+        )
     )
 
 

@@ -21,13 +21,13 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
         trouble = found.trouble
         label = "not followed to the end" if trouble.unfollowed else f"error ({trouble.kind})"
         lines += wrapped(f"{label}: {trouble.text}", "", "  ")
-        lines += [f"  at {_place(trouble.at_line)}"] if trouble.at_line is not None else []
+        lines += [f"  at {place(trouble.at_line)}"] if trouble.at_line is not None else []
         lines += wrapped(trouble.unfollowed, "  ", "  ") if trouble.unfollowed else []
     if record is None:
         return "\n".join(lines)
     lines += ["", *_peaks(record.peaks)]
     if (top := found.highest) is not None:
-        lines += [f"highest at {_place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
+        lines += [f"highest at {place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
     lines += ["", *_collectives(record)] if record.collectives else []
     lines += ["", *_flops(record)] if record.flops else []
     lines += ["", *_bound(least)] if least is not None else []
@@ -135,14 +135,15 @@ def _reads(record: Rehearsal) -> list[str]:
     found = [read for read in record.reads if read.in_step]
     lines = ["lines of the steps that wait for the device (the values are stand-ins):"]
     for read in found[:READS]:
-        lines.append(f"  {read.what}, {read.count} x in {record.steps} steps: {_place(read.at_line)}")
+        lines.append(f"  {read.what}, {read.count} x in {record.steps} steps: {place(read.at_line)}")
     return [*lines, *([f"  and {len(found) - READS} more"] if len(found) > READS else [])]
 
 
-def _place(place: Place | None) -> str:
-    if place is None:
+def place(at: Place | None) -> str:
+    """`train.py:7  the code`."""
+    if at is None:
         return "no line of the script"
-    return f"{place.file.rpartition('/')[2]}:{place.line}  {place.code}"
+    return f"{at.file.rpartition('/')[2]}:{at.line}  {at.code}"
 
 
 def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
@@ -162,8 +163,8 @@ def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, A
     trouble = found.trouble
     shown = None
     if trouble is not None:
-        place = trouble.at_line.to_json() if trouble.at_line is not None else None
-        shown = {"kind": trouble.kind, "text": trouble.text, "at_line": place, "unfollowed": trouble.unfollowed}
+        at = trouble.at_line.to_json() if trouble.at_line is not None else None
+        shown = {"kind": trouble.kind, "text": trouble.text, "at_line": at, "unfollowed": trouble.unfollowed}
     return {
         "schema": 1,
         "target": name,
