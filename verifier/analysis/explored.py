@@ -61,10 +61,11 @@ class Candidate:
         return _bytes(_sent(self.record))
 
     def cost(self) -> tuple[float, ...]:
-        """What is compared beside memory, most important first. Times that differ by little are equal: then the traffic decides."""
+        """What is compared beside memory, most important first. Of equal times, the one with less traffic and work beside it is better."""
         if self.bound is None:
             return (_rough(self.waited), _rough(self.recomputed), _rough(self.sent))
-        return (_rough(self.bound.step), _rough(self.bound.link + self.bound.network), _rough(self.bound.exposed))
+        least = self.bound
+        return (_rough(least.step), _rough(least.link + least.network), _rough(least.compute + least.exposed))
 
     def fits(self, allowance: float = 0.0) -> str | None:
         """YES, EXPANDABLE (only with `expandable_segments:True`) or NO; None if no memory of a device is known."""

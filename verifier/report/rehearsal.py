@@ -147,12 +147,14 @@ def place(at: Place | None) -> str:
 
 
 def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
-    """Lines with columns: those of `words` to the left, others to the right where they have digits."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Lines with columns, the first row their titles: those of `words` and those without digits to the left."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    left = [n in words or not any(c.isdigit() for cell in column[1:] for c in cell) for n, column in enumerate(columns)]
     return [
         "  ".join(
-            cell.ljust(width) if column in words or not any(c.isdigit() for c in cell) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if plain else cell.rjust(width)
+            for cell, width, plain in zip(row, widths, left, strict=True)
         ).rstrip()
         for row in rows
     ]
