@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...verifier.config.devices import GIB
 from ...verifier.errors import UserError
 from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
@@ -57,7 +58,11 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("target", metavar="TARGET", type=Path, help="a script, a scaffold's folder, or a spec")
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
-    add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB (default: that of --gpu)")
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        help="memory of a GPU, such as 80GiB (default: that of --gpu, else of the launch section)",
+    )
     add(
         "--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step"
     )
@@ -92,15 +97,7 @@ def run(options: argparse.Namespace) -> int:
     from ..plans.settings import of_arguments
 
     started = time.monotonic()
-    gpu = _gpu(options)
-    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
-    per_node = (
-        _whole("--gpus-per-node", options.gpus_per_node)
-        if options.gpus_per_node
-        else gpu.per_node
-        if gpu
-        else targets.PER_NODE
-    )
+    gpu, memory, per_node = _machine(options)
     if options.html is not None:
         reports.check_path(f"--html {options.html}", options.html)
     steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
@@ -172,7 +169,7 @@ def _explored(
     if path != options.target and (own := scaffold.edited(scaffold.render(spec), options.target)):
         log(f"compared are projects of {path}: your edits of {', '.join(own)} are not in them")
     of = OfSpec(path, tuple(changes), spec, target.nproc, limits.per_node)
-    return explore_spec(of, limits, work / "explored", grid)
+    return explore_spec(of, limits, work / "explored", grid, own=bool(grid))
 
 
 def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[Knob]) -> list[str]:
@@ -188,6 +185,26 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
     spec, changes = targets.with_made_up_data(path, options.set)
     keys = OfSpec(path, tuple(changes), spec, _whole("--nproc", options.nproc), per_node).written({})
     return [f"{key}={value}" for key, value in keys.items()]
+
+
+def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
+    """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of the spec has them."""
+    from ..plans import target as targets
+    from ..spec import load
+    from ..spec.crosschecks_size import device_memory, device_of
+
+    gpu = _gpu(options)
+    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
+    per_node = (
+        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else None
+    )
+    path = targets.spec_file(options.target)
+    if path is not None and memory is None:
+        launch = load(path, options.set if path == options.target else [], offline=True)["launch"]
+        gpu, found = device_of(launch), device_memory(launch)
+        memory = int(found * GIB) if found is not None else None
+        per_node = per_node or (launch["devices_per_node"] if launch["engines"] else None)
+    return gpu, memory, per_node or targets.PER_NODE
 
 
 def _gpu(options: argparse.Namespace) -> Device | None:

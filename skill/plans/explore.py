@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verifier.analysis.bound import bound
 from ...verifier.analysis.explored import Candidate, Explored, accumulated
-from ...verifier.analysis.rehearsed import judge
+from ...verifier.analysis.rehearsed import Rehearsed, judge
 from ...verifier.launch.rehearsal import Rehearsals
 from . import target as targets
 from .search import Choice, Knob, Search
@@ -53,13 +53,13 @@ class Due:
     offload: bool = False
 
 
-def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = ()) -> Explored:
-    """The settings of a spec that change no mathematics, or the user's own grid of its keys."""
+def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False) -> Explored:
+    """Settings of a spec that change no mathematics: these, or all. `own`: the user's own grid of its keys."""
 
     def due(choice: Choice, folder: Path) -> Due | str:
         from ..spec import SpecError
 
-        keys = {key: str(value) for key, value in choice.items()} if knobs else of.written(choice)
+        keys = {key: str(value) for key, value in choice.items()} if own else of.written(choice)
         try:
             spec, keys = of.read(keys)
             small, passes = of.rehearsed(spec)
@@ -69,7 +69,7 @@ def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] =
         offload = bool(spec["parallel"]["cpu_offload"])
         return Due(keys, targets.planned(target, TWO), passes, offload)
 
-    return _explored(knobs or of.knobs(), due, limits, work, "" if knobs else OFFLOAD)
+    return _explored(knobs or of.knobs(), due, limits, work, "" if own else OFFLOAD)
 
 
 def explore_script(target: Target, knobs: Sequence[Knob], limits: Limits, work: Path, steps: int = TWO) -> Explored:
@@ -124,12 +124,17 @@ def _explored(
 def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     if run is None:
         return None
-    found = judge(run, limits.memory)
-    if found.record is not None and one.passes > TWO:
-        found = replace(found, record=accumulated(found.record, one.passes))
+    found = rehearsed(judge(run, limits.memory), one.passes)
     record = found.record
     least = bound(record, limits.gpu.with_node(limits.per_node)) if limits.gpu and record and record.flops else None
     return Candidate(one.settings, found, least, one.offload, found.trouble.text if found.trouble else "")
+
+
+def rehearsed(found: Rehearsed, passes: int) -> Rehearsed:
+    """With the traffic and the work of all forward passes of a step, of which `TWO` were run."""
+    if found.record is None or passes <= TWO:
+        return found
+    return replace(found, record=accumulated(found.record, passes))
 
 
 def _shown(choice: Mapping[str, Any]) -> dict[str, str]:

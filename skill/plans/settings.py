@@ -49,6 +49,17 @@ class OfSpec:
         knobs = [Knob(name, tuple(dict.fromkeys(values))) for name, values in found.items()]
         return [knob for knob in knobs if len(knob.values) > 1]
 
+    def savers(self) -> list[Knob]:
+        """Those of the knobs that save memory on the same mesh."""
+        given = self._value(MICRO)
+        kept = {CHECKPOINTING: ("op-selective", "full"), MICRO: range(1, given), CHUNKED: (True,), OFFLOAD: (True,)}
+        found = [
+            Knob(knob.name, (knob.values[0], *(value for value in knob.values[1:] if value in kept[knob.name])))
+            for knob in self.knobs()
+            if knob.name in kept
+        ]
+        return [knob for knob in found if len(knob.values) > 1]
+
     def written(self, choice: Choice) -> dict[str, str]:
         """The keys that differ from the spec, as text for `--set`: the mesh and the nodes follow from what was chosen."""
         keys = {name: value for name, value in choice.items() if self._value(name) != value}

@@ -39,25 +39,30 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
 
 
 def headline(found: Rehearsed, name: str) -> str:
-    """Whether it fits, and by how much."""
+    """What was planned, whether it fits, and by how much."""
     record = found.record
     ranks = f"{name}: rank 0 of {record.world_size}" if record is not None else name
     mesh = " x ".join(f"{dim} {length}" for dim, length in record.mesh.items()) if record is not None else ""
     about = ranks + (f" ({mesh})" if mesh else "")
+    return f"{about}: {outcome(found)}"
+
+
+def outcome(found: Rehearsed) -> str:
+    """Whether it fits, without what was planned."""
     if found.highest is None:
-        return f"{about}: nothing was allocated"
+        return "nothing was allocated"
     peak = f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}), {size(found.needed)} with the allocator's part"
     if found.memory is None:
-        return f"{about}: {peak}"
+        return peak
     if found.fits is None:
-        return f"{about}: tight in {size(found.memory)}: {peak}"
+        return f"tight in {size(found.memory)}: {peak}"
     gap = found.memory - (found.needed if found.fits else found.least)
     verdict = (
         f"fits in {size(found.memory)}, {size(gap)} to spare"
         if found.fits
         else f"does not fit in {size(found.memory)}, {size(-gap)} too much"
     )
-    return f"{about}: {verdict}: {peak}"
+    return f"{verdict}: {peak}"
 
 
 def size(amount: float) -> str:
@@ -103,8 +108,6 @@ def _flops(record: Rehearsal) -> list[str]:
 
 def _bound(least: Bound) -> list[str]:
     """The bound on the time of a step, and what it is made of."""
-    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
-    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}, MFU at most {least.mfu:.0%}"
     parts = {
         "compute": least.compute,
         "collectives that it waits for": least.waited,
@@ -113,9 +116,16 @@ def _bound(least: Bound) -> list[str]:
     parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
     shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
-        *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
+        *wrapped(f"{fastest(least)}. A bound from peak rates, no forecast."),
         *wrapped(shown, "  ", "  "),
     ]
+
+
+def fastest(least: Bound) -> str:
+    """The bound in one line."""
+    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
+    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}"
+    return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
 
 
 def seconds(amount: float) -> str:

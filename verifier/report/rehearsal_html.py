@@ -11,7 +11,7 @@ from ..trace.events import Peak, Place, Rehearsal
 from . import explored, rehearsal_plots
 from .html import SIZES, environment
 from .html_tables import Table
-from .rehearsal import flops, headline, place, seconds, size
+from .rehearsal import flops, outcome, place, seconds, size
 from .sanitize import in_xml
 
 SYMBOLS = {
@@ -47,7 +47,7 @@ def render(found: Rehearsed, name: str, command: str, least: Bound | None, compa
             word=word,
             symbol=SYMBOLS[word],
             tone=TONES.get(word, "no_findings"),
-            sentence=headline(found, name).partition(": ")[2],
+            sentence=outcome(found),
             name=name,
             command=command,
             found=found,
@@ -175,9 +175,9 @@ def _explored(compared: Explored) -> Table:
         *cells, _ = explored.row(one, compared)
         marks = ", ".join(word for word, there in (("recommended", one is best), ("frontier", one in front)) if there)
         keys = ", ".join(f"{key} {value}".strip() for key, value in one.settings.items()) or explored.GIVEN
-        rows.append([str(number), *cells, marks or None, keys])
-    _, *titles, last = explored.header(compared)
-    columns = "|".join(["Row", *(f">{title[0].upper()}{title[1:]}" for title in titles), "Which", last.capitalize()])
+        rows.append([str(number), keys, marks or None, *cells])
+    titles = "".join(f"|>{title[0].upper()}{title[1:]}" for title in explored.header(compared)[1:-1])
+    columns = f"Row|Settings|Which{titles}"
     return Table("Settings that change no mathematics", columns, rows)
 
 

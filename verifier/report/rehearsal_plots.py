@@ -56,8 +56,7 @@ def memory(record: Rehearsal, limit: int | None) -> Figure:
     parts += _phases(record.course, x)
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
     if shown is not None:
-        parts += [f'<path class="limit" d="M{LEFT} {y(shown)}H{RIGHT}"/>']
-        parts += [f'<text x="{RIGHT - 4}" y="{y(shown) - 5}" text-anchor="end">the device: {size(shown)}</text>']
+        parts += _limit(y, shown)
     far = f" The device has {size(limit)}, above the drawing." if limit is not None and shown is None else ""
     return {
         "title": "Memory over time",
@@ -71,59 +70,66 @@ def memory(record: Rehearsal, limit: int | None) -> Figure:
 def settings(found: Explored) -> Figure:
     """Each choice of settings as a point with its number in the table."""
     rows = ordered(found.candidates)
-    values = [(_across(one), one.memory / GIB) for one in rows]
-    limit = found.memory / GIB if found.memory is not None else None
-    most = max(value for _, value in values)
-    shown = limit if limit is not None and limit <= MUCH * most else None
+    most = max(one.memory for one in rows)
+    shown = found.memory if found.memory is not None and found.memory <= MUCH * most else None
     top = max(most, shown or 0) * 1.08
-    low, high = min(value for value, _ in values), max(value for value, _ in values)
+    values = [_across(one) for one in rows]
+    unit, scale = _unit(max(values)) if found.gpu else ("GiB", GIB)
+    low, high = min(values) / scale, max(values) / scale
     room = (high - low) * 0.06 or high * 0.1 or 1.0
-    x, y = Axis(max(low - room, 0), high + room, LEFT, RIGHT), Axis(0, top * GIB, BOTTOM, TOP)
-    title, unit = ("least time of a step, s", "s") if found.gpu else ("sent in a step, GiB", "GiB")
-    about = f"Memory of a rank against {title}: the number of each row of the table"
-    parts = [*_start("settings", "Settings", about), *_grid(y, top * GIB)]
+    x, y = Axis(max(low - room, 0), high + room, LEFT, RIGHT), Axis(0, top, BOTTOM, TOP)
+    title = f"least time of a step, {unit}" if found.gpu else "sent in a step, GiB"
+    about = f"Memory of a rank, with expandable segments, against {title}; the numbers are the rows of the table"
+    parts = [*_start("settings", "Settings", about), *_grid(y, top)]
     step = round_step((x.high - x.low) / 6)
     marks = [number * step for number in range(int(x.low / step) + 1, int(x.high / step) + 1)]
     parts += [f'<text x="{x(mark)}" y="{BOTTOM + 20}" text-anchor="middle">{mark:.4g}</text>' for mark in marks]
     parts += [f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>']
     parts += [f'<text x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 42}" text-anchor="middle">{title}</text>']
-    if shown is not None:
-        parts += [f'<path class="limit" d="M{LEFT} {y(shown * GIB)}H{RIGHT}"/>']
-        parts += [
-            f'<text x="{RIGHT - 4}" y="{y(shown * GIB) - 5}" text-anchor="end">the device: {shown:.1f} GiB</text>'
-        ]
-    front = [(x(_across(one)), y(one.memory)) for one in frontier(found.candidates)]
+    parts += _limit(y, shown) if shown is not None else []
+    front = [(x(_across(one) / scale), y(one.memory)) for one in frontier(found.candidates)]
     if found.gpu and len(front) > 1:
         parts.append(f'<polyline class="front" points="{" ".join(f"{a},{b}" for a, b in front)}"/>')
-    parts += _points(rows, found, x, y)
+    parts += _points(rows, found, [(x(_across(one) / scale), y(one.memory)) for one in rows])
+    legend = [("recommended", _colour(2), 10)] if found.memory is not None else []
+    legend += [("fits" if found.memory is not None else "rehearsed", _colour(0), 10)]
+    legend += [("does not fit", _colour(1), 10)] if found.memory is not None else []
     return {
         "title": "Memory and time" if found.gpu else "Memory and traffic",
-        "description": f"{about}; memory with expandable segments, {unit} of a bound, no forecast."
-        if found.gpu
-        else f"{about}; memory with expandable segments.",
+        "description": f"{about}." + (" Times are bounds from peak rates, no forecast." if found.gpu else ""),
         "svg": "\n".join([*parts, "</svg>"]),
-        "legend": [("recommended", _colour(2), 10), ("fits" if found.memory else "rehearsed", _colour(0), 10)]
-        + ([("does not fit", _colour(1), 10)] if found.memory else []),
+        "legend": legend,
         "note": "",
     }
 
 
-def _points(rows: Sequence[Candidate], found: Explored, x: Axis, y: Axis) -> list[str]:
+def _points(rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[float, float]]) -> list[str]:
+    """A dot for each, the recommended one on top and larger; a number where there is room for it."""
     best = recommended(found.candidates)
     taken: list[tuple[float, float]] = []
-    parts: list[str] = []
-    for number, one in enumerate(rows, 1):
-        at = x(_across(one)), y(one.memory)
+    dots, numbers = [], []
+    for number, (one, at) in enumerate(zip(rows, places, strict=True), 1):
         colour = _colour(2 if one is best else 1 if one.fits() == NO else 0)
-        parts.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}" style="fill:{colour}"/>')
-        if not any(abs(at[0] - other[0]) < 22 and abs(at[1] - other[1]) < 13 for other in taken):
+        dots.append(
+            (one is best, f'<circle cx="{at[0]}" cy="{at[1]}" r="{7 if one is best else 4}" style="fill:{colour}"/>')
+        )
+        if one is best or not any(abs(at[0] - other[0]) < 26 and abs(at[1] - other[1]) < 14 for other in taken):
             taken.append(at)
-            parts.append(f'<text x="{at[0] + 8}" y="{at[1] + 4}">{number}</text>')
-    return parts
+            numbers.append(f'<text x="{at[0] + 9}" y="{at[1] + 4}">{number}</text>')
+    return [dot for _, dot in sorted(dots, key=lambda dot: dot[0])] + numbers
 
 
 def _across(one: Candidate) -> float:
-    return one.bound.step if one.bound is not None else one.sent / GIB
+    return one.bound.step if one.bound is not None else one.sent
+
+
+def _unit(most: float) -> tuple[str, float]:
+    return next(((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e-3)) if most >= scale), ("\u00b5s", 1e-6))
+
+
+def _limit(y: Axis, memory: int) -> list[str]:
+    line = f'<path class="limit" d="M{LEFT} {y(memory)}H{RIGHT}"/>'
+    return [line, f'<text x="{RIGHT - 4}" y="{y(memory) - 5}" text-anchor="end">the device: {size(memory)}</text>']
 
 
 def _kinds(course: Sequence[Moment]) -> list[str]:
@@ -132,7 +138,7 @@ def _kinds(course: Sequence[Moment]) -> list[str]:
     for moment in course:
         for kind, amount in moment.kinds.items():
             most[kind] = max(most.get(kind, 0), amount)
-    largest = sorted(most, key=lambda kind: -most[kind])
+    largest = sorted(most, key=lambda kind: (kind not in LASTING[:4], -most[kind]))
     kept = largest if len(largest) <= COLOURS else [*largest[: COLOURS - 1], OTHERS]
     return sorted(kept, key=lambda kind: (kind not in LASTING, kind == OTHERS, -most.get(kind, 0)))
 
