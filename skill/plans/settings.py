@@ -106,7 +106,10 @@ class OfSpec:
     def _micro_batches(self) -> list[int]:
         given, batch = self._value(MICRO), self.spec["train"]["global_batch"]
         readers = self.ranks // (self.spec["parallel"]["tp"] * self.spec["parallel"]["cp"])
-        suited = [size for size in SIZES if size != given and batch % (size * readers) == 0]
+        suited = [size for size in SIZES if batch % (size * readers) == 0]
+        if batch % (given * readers) and suited:
+            given = min(suited, key=lambda size: abs(_steps(size, given)))
+        suited = [size for size in suited if size != given]
         return [given, *sorted(sorted(suited, key=lambda size: abs(_steps(size, given)))[:NEAREST])]
 
     def _reshard(self) -> list[bool | int]:
