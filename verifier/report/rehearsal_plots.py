@@ -183,17 +183,15 @@ def _start(name: str, title: str, about: str) -> list[str]:
 
 
 def _grid(y: Axis, top: float) -> list[str]:
-    """Lines at round numbers of a binary unit."""
+    """Lines at round numbers of a binary unit, which is written at the top."""
     unit, shift = next(((u, s) for u, s in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if top >= 2 << s), ("B", 0))
     step = round_step(top / (1 << shift) / 5)
     parts = []
     for mark in range(int(top / (1 << shift) / step) + 1):
         at = y(mark * step * (1 << shift))
         parts.append(f'<path class="grid" d="M{LEFT} {at}H{RIGHT}"/>')
-        parts.append(
-            f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{mark * step:g} {unit if mark else ""}</text>'
-        )
-    return parts
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{mark * step:g}</text>')
+    return [*parts, f'<text x="{LEFT + 5}" y="{TOP + 12}">{unit}</text>']
 
 
 def _colour(number: int) -> str:
