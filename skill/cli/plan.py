@@ -86,7 +86,6 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Rehearse, print, return the exit code."""
-    from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
     from ...verifier.launch.rehearsal import STEPS, rehearse
@@ -123,19 +122,22 @@ def run(options: argparse.Namespace) -> int:
     finally:
         with defer_signals():
             shutil.rmtree(work, ignore_errors=True)
-    name, record, spec = str(options.target), found.record, str(targets.spec_file(options.target) or "")
-    least = bound(record, gpu.with_node(per_node)) if gpu and record is not None and record.flops else None
+    name, path = str(options.target), targets.spec_file(options.target)
+    own = None
+    if path is not None and not options.script_args:
+        own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
+    least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc)
     if options.json:
         more = {"explored": explored.data(found_settings)} if found_settings is not None else {}
         emit_json({**rehearsal.data(found, name, least), **more})
     else:
         parts = [rehearsal.text(found, name, least)]
-        parts += [explored.text(found_settings, spec)] if found_settings is not None else []
+        parts += [explored.text(found_settings, str(path or ""))] if found_settings is not None else []
         say("\n\n".join(parts))
     if options.html is not None:
         from ...verifier.report import rehearsal_html
 
-        page = rehearsal_html.render(found, name, _command(options), least, found_settings, spec)
+        page = rehearsal_html.render(found, name, _command(options), least, found_settings, str(path or ""))
         reports.write(options.html, page)
         log(f"report: {options.html}")
     return found.exit_code

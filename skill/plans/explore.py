@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...verifier.analysis.bound import bound
 from ...verifier.analysis.explored import Candidate, Explored, accumulated
 from ...verifier.analysis.rehearsed import Rehearsed, judge
 from ...verifier.launch.rehearsal import Rehearsals
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from ...verifier.config.target import Target
     from ...verifier.launch.planned import PlannedRun
     from ...verifier.trace import Run
+    from ..spec import Spec
 
 MOST = 32  # rehearsals of one exploration
 
@@ -50,7 +50,7 @@ class Due:
     settings: dict[str, str]
     run: PlannedRun
     passes: int = TWO
-    offload: bool = False
+    spec: Spec | None = None  # None for a script
 
 
 def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] = (), own: bool = False) -> Explored:
@@ -66,10 +66,9 @@ def explore_spec(of: OfSpec, limits: Limits, work: Path, knobs: Sequence[Knob] =
         except SpecError as error:
             return error.problems[0].message
         target = targets.of_spec(small, folder / "project", of.ranks, max(limits.until - time.monotonic(), 1.0))
-        offload = bool(spec["parallel"]["cpu_offload"])
-        return Due(keys, targets.planned(target, TWO), passes, offload)
+        return Due(keys, targets.planned(target, TWO), passes, spec)
 
-    return _explored(knobs or of.knobs(), due, limits, work, "" if own else OFFLOAD)
+    return _explored(knobs or of.knobs(), due, limits, work, "" if own or limits.gpu else OFFLOAD)
 
 
 def explore_script(target: Target, knobs: Sequence[Knob], limits: Limits, work: Path, steps: int = TWO) -> Explored:
@@ -125,9 +124,10 @@ def _candidate(one: Due, run: Run | None, limits: Limits) -> Candidate | None:
     if run is None:
         return None
     found = rehearsed(judge(run, limits.memory), one.passes)
-    record = found.record
-    least = bound(record, limits.gpu.with_node(limits.per_node)) if limits.gpu and record and record.flops else None
-    return Candidate(one.settings, found, least, one.offload, found.trouble.text if found.trouble else "")
+    gpu = limits.gpu.with_node(limits.per_node) if limits.gpu is not None else None
+    least = targets.least_time(found.record, gpu, one.spec, one.run.world_size)
+    offload = one.spec is not None and bool(one.spec["parallel"]["cpu_offload"])
+    return Candidate(one.settings, found, least, offload, found.trouble.text if found.trouble else "")
 
 
 def rehearsed(found: Rehearsed, passes: int) -> Rehearsed:

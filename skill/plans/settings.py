@@ -62,9 +62,10 @@ class OfSpec:
 
     def written(self, choice: Choice) -> dict[str, str]:
         """The keys that differ from the spec, as text for `--set`: the mesh and the nodes follow from what was chosen."""
-        keys = {name: value for name, value in choice.items() if self._value(name) != value}
+        whole = {REPLICATE: self._given_replicas(), MICRO: self._given_micro_batch(), **choice}
+        keys = {name: value for name, value in whole.items() if self._value(name) != value}
         parallel, launch = self.spec["parallel"], self.spec["launch"]
-        rest = int(choice.get(TP, parallel["tp"])) * int(choice.get(REPLICATE, parallel["dp_replicate"]))
+        rest = int(choice.get(TP, parallel["tp"])) * int(whole[REPLICATE])
         shard = self.ranks // (rest * parallel["cp"])
         if parallel["dp_shard"] not in ("auto", shard):
             keys["parallel.dp_shard"] = shard
@@ -104,13 +105,21 @@ class OfSpec:
         return self.spec[section][name]
 
     def _micro_batches(self) -> list[int]:
-        given, batch = self._value(MICRO), self.spec["train"]["global_batch"]
-        readers = self.ranks // (self.spec["parallel"]["tp"] * self.spec["parallel"]["cp"])
-        suited = [size for size in SIZES if batch % (size * readers) == 0]
-        if batch % (given * readers) and suited:
-            given = min(suited, key=lambda size: abs(_steps(size, given)))
-        suited = [size for size in suited if size != given]
-        return [given, *sorted(sorted(suited, key=lambda size: abs(_steps(size, given)))[:NEAREST])]
+        given = self._given_micro_batch()
+        near = sorted((size for size in SIZES if self._divides(size)), key=lambda size: abs(_steps(size, given)))
+        return [given, *sorted([size for size in near if size != given][:NEAREST])]
+
+    def _given_micro_batch(self) -> int:
+        """That of the spec, or the nearest that divides the global batch on these ranks."""
+        given = int(self._value(MICRO))
+        suited = [size for size in SIZES if self._divides(size)]
+        return given if self._divides(given) or not suited else min(suited, key=lambda size: abs(_steps(size, given)))
+
+    def _divides(self, size: int) -> bool:
+        parallel = self.spec["parallel"]
+        return bool(
+            self.spec["train"]["global_batch"] % (size * (self.ranks // (parallel["tp"] * parallel["cp"]))) == 0
+        )
 
     def _reshard(self) -> list[bool | int]:
         given, across = self._value(RESHARD), self.ranks > self.per_node and self.spec["parallel"]["tp"] == 1
@@ -118,11 +127,18 @@ class OfSpec:
 
     def _replicas(self) -> list[int]:
         """Copies of the model: one, and one for each group of nodes; inside a node they only cost memory."""
-        given, cp = self._value(REPLICATE), self.spec["parallel"]["cp"]
-        given = given if self.ranks % (given * cp * self.spec["parallel"]["tp"]) == 0 else 1
+        given, cp = self._given_replicas(), self.spec["parallel"]["cp"]
         groups = [n for n in range(2, self.ranks // self.per_node + 1) if self.ranks % (n * self.per_node * cp) == 0]
         stride = max(1, -(-len(groups) // REPLICAS))
         return [given, 1, *groups[::-1][::stride]]
+
+    def _given_replicas(self) -> int:
+        """That of the spec; on another number of ranks, as many as leave its dp_shard as it is."""
+        parallel = self.spec["parallel"]
+        replicate, shard, alike = parallel["dp_replicate"], parallel["dp_shard"], parallel["tp"] * parallel["cp"]
+        if shard == "auto":
+            return int(replicate) if self.ranks % (replicate * alike) == 0 else 1
+        return max(1, self.ranks // (shard * alike)) if self.ranks % (shard * alike) == 0 else 1
 
     def _degrees(self) -> list[int]:
         given = self._value(TP)

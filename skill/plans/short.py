@@ -92,7 +92,6 @@ def planned(path: Path, changes: Sequence[str], spec: Spec, explore: bool = Fals
 
 
 def _planned(path: Path, changes: Sequence[str], memory: int, ranks: int, work: Path, explore: bool) -> Short:
-    from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.launch.rehearsal import Rehearsals
     from . import target as targets
@@ -111,8 +110,7 @@ def _planned(path: Path, changes: Sequence[str], memory: int, ranks: int, work: 
     if run is None:
         return Short(None, why=f"it took longer than {SECONDS:.0f} s: fsdp2 plan {path}")
     found = rehearsed(judge(run, memory), passes)
-    record = found.record
-    least = bound(record, gpu.with_node(per_node)) if gpu and record is not None and record.flops else None
+    least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, spec, ranks)
     made = Short(found, least)
     if not explore or not made.refused:
         return made

@@ -12,8 +12,11 @@ from ...verifier.errors import UserError
 from ..output import log
 
 if TYPE_CHECKING:
+    from ...verifier.analysis.bound import Bound
+    from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
     from ...verifier.launch.planned import PlannedRun
+    from ...verifier.trace.events import Rehearsal
     from ..spec import Spec
 
 MADE_UP = "data={kind: synthetic}"
@@ -104,6 +107,20 @@ def planned(target: Target, steps: int) -> PlannedRun:
         arguments=(*target.args, *target.save_args),
         steps=steps,
     )
+
+
+def least_time(record: Rehearsal | None, gpu: Device | None, spec: Spec | None, ranks: int) -> Bound | None:
+    """The bound on the time of a step, if a GPU is named. `spec`: that of the project; None for a script."""
+    from ...verifier.analysis.bound import bound, offloaded
+
+    if gpu is None or record is None or not record.flops:
+        return None
+    if spec is None:
+        return bound(record, gpu)
+    tokens, parallel = spec.tokens_per_step, spec["parallel"]
+    found = bound(record, gpu, tokens // ranks if tokens else None)
+    held = (spec.parameters or 0) * parallel["dp_replicate"] * parallel["cp"] // ranks
+    return offloaded(found, record, gpu, held) if parallel["cpu_offload"] else found
 
 
 def prepared(target: Target, work: Path) -> None:

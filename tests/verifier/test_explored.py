@@ -9,7 +9,7 @@ from test_bound import GPU, flops, sent
 
 from verified_fsdp2.skill.plans.search import Choice, Knob, Search
 from verified_fsdp2.skill.plans.settings import as_arguments, of_arguments
-from verified_fsdp2.verifier.analysis.bound import bound
+from verified_fsdp2.verifier.analysis.bound import HOST_MEMORY, bound, offloaded
 from verified_fsdp2.verifier.analysis.explored import (
     EXPANDABLE,
     NO,
@@ -76,11 +76,30 @@ def test_holes_of_the_allocator_can_be_avoided() -> None:
 
 
 def test_offload_is_for_what_fits_in_no_other_way() -> None:
-    """Its bound leaves out what it copies."""
-    slow, offloaded, large = candidate(20, 90), candidate(8, 10, offload=True), candidate(40, 10)
-    assert recommended([slow, offloaded, large]) is slow
-    assert recommended([offloaded, large]) is offloaded
-    assert frontier([slow, offloaded]) == [slow]
+    """Without the rates of a GPU nothing says what its copies cost."""
+    slow, moved, large = candidate(20, 90, gpu=False), candidate(8, 10, gpu=False, offload=True), candidate(40, 10)
+    assert recommended([slow, moved, large]) is slow
+    assert recommended([moved, large]) is moved
+    assert frontier([slow, moved]) == [slow]
+    known = candidate(8, 10, offload=True)
+    assert recommended([candidate(20, 90), known]) is known
+
+
+def test_offload_pays_for_its_copies() -> None:
+    """Gathered in bfloat16 from float32 shards, reduced in float32; over PCIe beside the collectives; updated on the host."""
+    gathered = sent(purpose="parameters", bytes=800, count=2)
+    reduced = sent("reduce_scatter", purpose="gradients", phase="backward", bytes=1600, dtype="float32")
+    record = Rehearsal(world_size=8, steps=2, collectives=[gathered, reduced], flops={"": flops(forward=100_000)})
+    nvlink, pcie = DEVICE, replace(DEVICE, link_kind="PCIe 4.0 x16", link=10.0)
+    copied = 2 * 800 * 2 / 8 + 1600 / 8
+    least = bound(record, pcie)
+    found = offloaded(least, record, pcie, parameters=100)
+    assert found.link == pytest.approx(least.link + copied / 10)
+    assert found.optimizer == pytest.approx(28 * 100 * 8 / HOST_MEMORY)
+    assert found.step == pytest.approx(max(least.step, found.link) + found.optimizer) and found.step > least.step
+    assert found.limited_by == "communication"
+    other = bound(record, nvlink)
+    assert offloaded(other, record, nvlink, 0).step == pytest.approx(other.step)  # hidden beside compute
 
 
 def test_without_rates_recomputation_and_traffic_are_compared() -> None:
@@ -150,6 +169,7 @@ class World:
         activations = 8 * choice["micro"] * (0.2 if choice["ac"] == "full" else 1) / choice["tp"]
         state = 0.5 if choice["offload"] else 12
         work = 20 * (1.33 if choice["ac"] == "full" else 1) * (1.5 if choice["tp"] > 1 else 1)
+        work *= 3 if choice["offload"] else 1
         return candidate(1 + state + activations, work, self.memory, **choice)
 
 

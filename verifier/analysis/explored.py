@@ -24,7 +24,7 @@ class Candidate:
     settings: Mapping[str, str]
     found: Rehearsed | None = None  # None: not rehearsed
     bound: Bound | None = None
-    offload: bool = False  # states on the CPU: no bound has its copies
+    offload: bool = False  # weights, gradients and optimizer state are on the host
     refused: str = ""  # why there is none
 
     @property
@@ -33,6 +33,11 @@ class Candidate:
         found = self.found
         whole = found is not None and found.trouble is None and found.record is not None and found.record.steps > 1
         return found if whole and found is not None and found.highest is not None else None
+
+    @property
+    def last(self) -> bool:
+        """Whether it is for where nothing else fits: without rates, what offload copies is compared with nothing."""
+        return self.offload and self.bound is None
 
     @property
     def memory(self) -> int:
@@ -86,18 +91,18 @@ def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """All that were measured: what fits before what does not, then by cost and memory; offload last of those that fit."""
+    """All that were measured: what fits before what does not, then by cost and memory."""
     ranks = {YES: 0, None: 0, EXPANDABLE: 0, NO: 2}
     return sorted(
         (one for one in candidates if one.measured is not None),
-        key=lambda c: (ranks[c.fits()] or int(c.offload), c.cost(), c.memory),
+        key=lambda c: (ranks[c.fits()] or int(c.last), c.cost(), c.offload, c.memory),
     )
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest bound that fits with the allowance, by default or with expandable segments; offload only if nothing else does."""
+    """The fastest bound that fits with the allowance, by default or with expandable segments."""
     fitting = [one for one in candidates if one.fits(ALLOWANCE) in (YES, EXPANDABLE)]
-    return min(fitting, key=lambda c: (c.offload, c.cost(), c.memory), default=None)
+    return min(fitting, key=lambda c: (c.last, c.cost(), c.offload, c.memory), default=None)
 
 
 def smallest(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -135,8 +140,8 @@ def _count(one: Collective, times: int) -> int:
 
 
 def _compared(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What a frontier is made of: a bound that leaves out the copies of offload is no bound to compare."""
-    return [one for one in candidates if one.measured is not None and not one.offload]
+    """What a frontier is made of."""
+    return [one for one in candidates if one.measured is not None and not one.last]
 
 
 def _covers(one: Candidate, other: Candidate) -> bool:

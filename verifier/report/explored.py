@@ -67,13 +67,13 @@ def row(one: Candidate, found: Explored) -> list[str]:
     if one.bound is not None:
         speed = one.bound.tokens_per_second
         times = [
-            seconds(one.bound.step) + (" + copies" if one.offload else ""),
+            seconds(one.bound.step),
             seconds(one.bound.exposed + one.bound.waited),
         ]
         times.append(f"{speed:,.0f}" if speed else "-")
     else:
         times = [size(one.waited), flops(one.recomputed) if one.recomputed else "-", size(one.sent)]
-    return [size(measured.needed), size(measured.expandable), *fits, *times, settings(one.settings)]
+    return [size(measured.needed), size(measured.expandable), *fits, *times, settings(one.settings, found)]
 
 
 def fit(one: Candidate) -> str:
@@ -88,9 +88,16 @@ def fit(one: Candidate) -> str:
     return f"yes, {size(measured.memory - measured.needed)} left"
 
 
-def settings(keys: Mapping[str, str]) -> str:
-    """The settings in short: keys without their section."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}".strip() for key, value in keys.items()) or GIVEN
+def settings(keys: Mapping[str, str], found: Explored) -> str:
+    """The settings in short: keys without their section, and without those that all have."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}".strip() for key, value in own(keys, found).items()) or GIVEN
+
+
+def own(keys: Mapping[str, str], found: Explored) -> dict[str, str]:
+    """The settings without those that all candidates have, such as the nodes for another number of ranks."""
+    rows = [one.settings for one in found.candidates if one.measured is not None]
+    common = set.intersection(*(set(row.items()) for row in rows)) if len(rows) > 1 else set()
+    return {key: value for key, value in keys.items() if (key, value) not in common}
 
 
 def refused(found: Explored) -> list[tuple[str, int]]:
@@ -107,14 +114,16 @@ def advice(found: Explored, spec: str) -> list[str]:
     if best is None or best.measured is None:
         if least is None or least.measured is None:
             return ["none of them could be rehearsed to the end of its second step"]
-        line = f"none of them fits with {spare}: {settings(least.settings)} needs least, {size(least.memory)}"
+        line = f"none of them fits with {spare}: {settings(least.settings, found)} needs least, {size(least.memory)}"
         return wrapped(f"{line}. Take more ranks to shard over, GPUs with more memory, or a smaller model or sequence.")
     basis = "the fastest bound" if found.gpu else "the least to wait for and to recompute (--gpu weighs them)"
-    alone = "nothing fits without offload, " if best.offload else ""
-    why = f"recommended: {settings(best.settings)}: {alone}{basis} that fits with {spare}, {size(best.memory)}"
+    alone = "nothing fits without offload, " if best.last else ""
+    why = f"recommended: {settings(best.settings, found)}: {alone}{basis} that fits with {spare}, {size(best.memory)}"
     lines = wrapped(why, "", "  ")
     if best.settings:
         lines += [f"in {spec}:", *edit(best.settings)] if spec else [f"arguments: {_arguments(best.settings)}"]
+    if best.offload:
+        lines += wrapped("the host must hold weights, gradients and optimizer state of all its ranks, in pinned memory")
     if best.fits(ALLOWANCE) == EXPANDABLE:
         lines += wrapped(f"with {SETTING} in the environment: by default it needs {size(best.measured.needed)}")
     return lines

@@ -174,7 +174,10 @@ def _explored(compared: Explored) -> Table:
     for number, one in enumerate(ordered(compared.candidates), 1):
         *cells, _ = explored.row(one, compared)
         marks = ", ".join(word for word, there in (("recommended", one is best), ("frontier", one in front)) if there)
-        keys = ", ".join(f"{key} {value}".strip() for key, value in one.settings.items()) or explored.GIVEN
+        keys = (
+            ", ".join(f"{key} {value}".strip() for key, value in explored.own(one.settings, compared).items())
+            or explored.GIVEN
+        )
         rows.append([str(number), keys, marks or None, *cells])
     titles = "".join(f"|>{title[0].upper()}{title[1:]}" for title in explored.header(compared)[1:-1])
     columns = f"Row|Settings|Which{titles}"
