@@ -70,8 +70,8 @@ class OfSpec:
         if parallel["dp_shard"] not in ("auto", shard):
             keys["parallel.dp_shard"] = shard
         if launch["engines"] and launch["nodes"] * launch["devices_per_node"] != self.ranks:
-            keys["launch.nodes"] = -(-self.ranks // self.per_node)
-            keys["launch.devices_per_node"] = min(self.ranks, self.per_node)
+            nodes = {"nodes": -(-self.ranks // self.per_node), "devices_per_node": min(self.ranks, self.per_node)}
+            keys |= {f"launch.{key}": number for key, number in nodes.items() if launch[key] != number}
         if choice.get(RESHARD) is False and parallel["gathered_blocks"]:
             keys["parallel.gathered_blocks"] = 0
         return {key: _text(value) for key, value in keys.items()}

@@ -60,13 +60,13 @@ def test_an_imported_model_has_no_tensor_parallelism(tmp_path: Path) -> None:
 
 def test_the_mesh_and_the_nodes_follow(tmp_path: Path) -> None:
     path = spec_at(tmp_path, 80)
-    fixed = of(path, 16, "parallel.dp_shard=8", "train.micro_batch=4")
-    nodes = {"launch.nodes": "2", "launch.devices_per_node": "8"}
+    node = ("parallel.dp_shard=8", "train.micro_batch=4", "launch.devices_per_node=8")
+    fixed, nodes = of(path, 16, *node), {"launch.nodes": "2"}
     assert fixed.written({}) == {"parallel.dp_replicate": "2", **nodes}  # the size of a shard stays
     assert fixed.written({"parallel.dp_replicate": 1}) == {"parallel.dp_shard": "16", **nodes}
     assert fixed.written({"parallel.tp": 2, "parallel.dp_replicate": 2})["parallel.dp_shard"] == "4"
-    one = of(path, 8, "parallel.dp_shard=8", "parallel.dp_replicate=2", "launch.nodes=2", "launch.devices_per_node=8")
-    assert one.written({})["parallel.dp_replicate"] == "1"
+    one = of(path, 8, *node, "parallel.dp_replicate=2", "launch.nodes=2")
+    assert one.written({}) == {"parallel.dp_replicate": "1", "launch.nodes": "1"}
     assert of(path, 2).written({"train.micro_batch": 4, "memory.chunked_loss": True}) == {
         "train.micro_batch": "4",
         "memory.chunked_loss": "true",
