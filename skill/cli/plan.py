@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...verifier.config.devices import GIB
 from ...verifier.errors import UserError
 from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
@@ -191,6 +190,7 @@ def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[K
 
 def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
     """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of the spec has them."""
+    from ...verifier.config.devices import GIB
     from ..plans import target as targets
     from ..spec import load
     from ..spec.crosschecks_size import device_memory, device_of
