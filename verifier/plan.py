@@ -25,6 +25,7 @@ from .evidence import Evidence
 from .judge import judge_one
 from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
+from .launch.rehearsal import PER_NODE
 from .rules import RULES
 from .trace import Run
 from .trace.events import Inexact, ToEmpty
@@ -120,7 +121,10 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if evidence.train is not None:
         return []
     if settings.tier == "simulate":
-        return [settings.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)]
+        own: dict[str, Any] = {"mode": "simulate"}
+        if target.full_size:
+            own = {"mode": "rehearse", "starting_point": False, "probe": {"structure": True, "per_node": PER_NODE}}
+        return [settings.run("simulate", target.nproc, steps=SIMULATED_STEPS, **own)]
     options = {"leave_starting_point": True, "watch_saves": True}
     given = "--save-args" if target.save_args else "the arguments after `--`"
     fields = {"files": "empty", "keeps": True, "given": given, "probe": options}
