@@ -115,7 +115,7 @@ def _points(rows: Sequence[Candidate], found: Explored, places: Sequence[tuple[f
         )
         if one is best or not any(abs(at[0] - other[0]) < 26 and abs(at[1] - other[1]) < 14 for other in taken):
             taken.append(at)
-            numbers.append(f'<text x="{at[0] + 9}" y="{at[1] + 4}">{number}</text>')
+            numbers.append(f'<text class="over" x="{at[0] + 9}" y="{at[1] + 4}">{number}</text>')
     return [dot for _, dot in sorted(dots, key=lambda dot: dot[0])] + numbers
 
 
@@ -129,7 +129,10 @@ def _unit(most: float) -> tuple[str, float]:
 
 def _limit(y: Axis, memory: int) -> list[str]:
     line = f'<path class="limit" d="M{LEFT} {y(memory)}H{RIGHT}"/>'
-    return [line, f'<text x="{RIGHT - 4}" y="{y(memory) - 5}" text-anchor="end">the device: {size(memory)}</text>']
+    return [
+        line,
+        f'<text class="over" x="{RIGHT - 4}" y="{y(memory) - 5}" text-anchor="end">the device: {size(memory)}</text>',
+    ]
 
 
 def _kinds(course: Sequence[Moment]) -> list[str]:
