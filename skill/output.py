@@ -49,6 +49,12 @@ def add_offline(parser: Any) -> None:
     parser.add_argument("--offline", action="store_true", help=text)
 
 
+def add_no_plan(parser: Any) -> None:
+    """`--no-plan`."""
+    text = "no plan on the device that launch names, which takes seconds for a large model"
+    parser.add_argument("--no-plan", dest="plan", action="store_false", help=text)
+
+
 def say(text: str) -> None:
     """Write a result line to stdout."""
     _print(text, sys.stdout)

@@ -84,11 +84,16 @@ def _check_paths(reports: Sequence[Report]) -> None:
             raise UserError(f"--report {name}={path}: another report goes to the same path; give each its own")
         seen.add(_resolved(path))
     for name, path in named:
-        try:
-            if problem := _problem(path):
-                raise UserError(f"--report {name}={path}: {problem}")
-        except (OSError, ValueError) as error:
-            raise _unwritable(name, path, error) from None
+        check_path(f"--report {name}={path}", path)
+
+
+def check_path(option: str, path: Path) -> None:
+    """Raises UserError if the file that this option names cannot be written."""
+    try:
+        if problem := _problem(path):
+            raise UserError(f"{option}: {problem}")
+    except (OSError, ValueError) as error:
+        raise _unwritable(option, error) from None
 
 
 def _problem(path: Path) -> str:
@@ -119,7 +124,7 @@ def write_reports(reports: Sequence[Report], result: T, renderers: Mapping[str, 
             write(path, text)
             log(f"report: {path}")
         except OSError as error:
-            failed = failed or _unwritable(name, path, error)
+            failed = failed or _unwritable(f"--report {name}={path}", error)
     if failed is not None:
         raise failed
 
@@ -169,6 +174,6 @@ def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _unwritable(name: str, path: Path, error: Exception) -> UserError:
+def _unwritable(option: str, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or error
-    return UserError(f"--report {name}={path}: cannot be written: {reason}")
+    return UserError(f"{option}: cannot be written: {reason}")

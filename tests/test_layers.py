@@ -17,7 +17,7 @@ Layers = tuple[tuple[str, ...], ...]
 SKILL: Layers = (
     ("__main__",),
     ("cli",),
-    ("convert", "installer", "progress", "recipes", "reference", "reports", "update"),
+    ("convert", "installer", "plans", "progress", "recipes", "reference", "reports", "update"),
     ("scaffold",),
     ("spec",),
     ("__init__", "atomic_write", "copies", "output", "snippet"),

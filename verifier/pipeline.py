@@ -126,7 +126,9 @@ def verify_with(
         ranks = max(target.nproc, *target.reshard_to, 1)
         backend = backend_for(launcher, ranks, target.oversubscribe, work)
         executor = Executor(launcher, work, files, progress, ended, backend, target.budget)
-        evidence = gather(planned(target, chosen, tier), executor, known or read(target))
+        executor.cuda_on_cpu = target.full_size
+        known = replace(known or read(target), cuda_on_cpu=target.full_size)
+        evidence = gather(planned(target, chosen, tier), executor, known)
     evidence = with_texts(evidence)
     if tier == "ranks" and "gloo-avg-is-sum" in chosen and executor.averages:
         evidence = replace(evidence, average=average_of_one_and_two(launcher, work / "average"))

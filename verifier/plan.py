@@ -25,6 +25,7 @@ from .evidence import Evidence
 from .judge import judge_one
 from .launch.checkpoints import KINDS
 from .launch.planned import PlannedRun
+from .launch.rehearsal import PER_NODE
 from .rules import RULES
 from .rules.base import lines_to_reach
 from .trace import Run
@@ -123,7 +124,10 @@ def first(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     if evidence.train is not None:
         return []
     if settings.tier == "simulate":
-        return [settings.run("simulate", target.nproc, mode="simulate", steps=SIMULATED_STEPS)]
+        own: dict[str, Any] = {"mode": "simulate"}
+        if target.full_size:
+            own = {"mode": "rehearse", "starting_point": False, "probe": {"structure": True, "per_node": PER_NODE}}
+        return [settings.run("simulate", target.nproc, steps=SIMULATED_STEPS, **own)]
     options: dict[str, Any] = {"leave_starting_point": True, "watch_saves": True}
     if lines := lines_to_reach(evidence, (RULES[name] for name in settings.chosen)):
         options["lines"] = lines

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..output import NOT_LOOKED_AT, add_command, add_offline, add_set, emit_json, say
+from ..output import NOT_LOOKED_AT, add_command, add_no_plan, add_offline, add_set, emit_json, say
 
 EXAMPLES = """examples:
   fsdp2 new spec.yaml my-run
@@ -28,6 +28,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write; it must be new or empty")
     add_set(parser)
     add_offline(parser)
+    add_no_plan(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     force = "replace the files of an existing scaffold, edited ones too, and list those"
     parser.add_argument("--force", action="store_true", help=force)
@@ -36,6 +37,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the project and print what to run next; returns the exit code."""
     from .. import scaffold, spec
+    from ..plans import short
     from ..spec.build import debug_shape
     from ..spec.model import decoder_parameters
 
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     edited = scaffold.edited(files, args.out) if args.force else []
     (scaffold.check_target if args.dry_run else scaffold.write)(files, args.out, args.force)
 
+    plan = short.planned(args.spec, args.set, loaded) if args.plan else None
     flags = "".join(f" {flag}" for flag in loaded.verification_flags)
     torchrun = f"torchrun --standalone --nproc-per-node {loaded['verify']['nproc']} train.py{flags}"
     prepare = ["python prepare.py"] if "prepare.py" in files else []
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     commands = [f"cd {shlex.quote(str(args.out))}", *prepare, alone, torchrun, "fsdp2 verify ."]
     if args.json:
         shown = {"out": str(args.out), "dry_run": args.dry_run, "offline": args.offline, "files": sorted(files)}
-        emit_json({**shown, "replaced_edits": edited, "next": commands})
+        planned = {"plan": plan.to_dict()} if plan is not None else {}
+        emit_json({**shown, "replaced_edits": edited, "next": commands, **planned})
         return 0
     say(f"would write {args.out}:" if args.dry_run else f"wrote {args.out}:")
     for path, text in files.items():
@@ -60,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
         say(f"{'would replace' if args.dry_run else 'replaced'} your edits of: {', '.join(edited)}")
     if args.offline:
         say(NOT_LOOKED_AT)
+    for line in plan.lines() if plan is not None else ():
+        say(line)
+    if plan is not None and plan.refused:
+        say(f"what would fit: fsdp2 plan {shlex.quote(str(args.out))} --explore")
     if not args.dry_run:
         say("\n  ".join(["next:", *commands]))
         if loaded.scaled:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
+import shlex
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,12 @@ from ..atomic_write import defer_signals
 from ..output import add_command, add_set, emit_json, log, say
 
 if TYPE_CHECKING:
+    from ...verifier.analysis.explored import Explored
     from ...verifier.config.devices import Device
     from ...verifier.config.target import Target
-    from ..spec import Spec
+    from ..plans.explore import Limits
+    from ..plans.search import Knob
 
-MADE_UP = "data={kind: synthetic}"
-SPECS = (".yaml", ".yml")
-PER_NODE = 8  # ranks of a node
 UNITS = {"": 30, "gib": 30, "g": 30, "mib": 20, "m": 20, "tib": 40}
 EPILOG = """\
 One process runs the script as rank 0 of N, unmodified, on tensors that have shapes and no memory, on a device that calls itself CUDA.
@@ -36,6 +36,9 @@ examples:
   fsdp2 plan spec.yaml --nproc 8 --set train.micro_batch=2
   fsdp2 plan train.py --nproc 64 -- --config 8b.yaml            a script, with its arguments of production
   fsdp2 plan train.py --nproc 512 --json -- --layers 80 > plan.json
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore              which settings fit, and which of them promises most
+  fsdp2 plan spec.yaml --nproc 8 --gpu l4 --explore --html plan.html    the same as a page, with plots
+  fsdp2 plan train.py --nproc 8 --gpu h100 --explore "--batch 1,2,4" --explore "--ac none,full"
 
 exit codes: 0 it fits (or no memory was given), 1 it does not fit or an error was found, 2 bad usage, 4 the script could not be followed
 to the end of its first step, or whether it fits depends on the allocator.
@@ -60,13 +63,27 @@ def add_parser(commands: Any) -> None:
         help="run this module, as `torchrun -m` does; TARGET is the folder where it is found",
     )
     add("--nproc", metavar="N", help="ranks (a spec or scaffold with a launch section: nodes x devices_per_node)")
-    add("--device-memory", metavar="SIZE", help="memory of a GPU, such as 80GiB (default: that of --gpu)")
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        help="memory of a GPU, such as 80GiB (default: that of --gpu, else of the launch section)",
+    )
     add(
         "--gpu", metavar="NAME", help="a GPU by name, such as h100, or FILE.yaml of your own: bounds the time of a step"
     )
     add("--gpus-per-node", metavar="N", help="ranks of a node (default: those of --gpu, else 8)")
     add("--network", metavar="GBIT", help="Gbit/s between nodes for one GPU (default: that of --gpu)")
     add("--steps", metavar="K", help="optimizer steps to follow (default 3)")
+    add(
+        "--explore",
+        metavar="GRID",
+        nargs="?",
+        const="",
+        action="append",
+        help="compare settings that change no mathematics: for a spec or scaffold by itself (mesh, resharding, checkpointing, "
+        "micro-batch, chunked loss, offload), for a script the values of an option, such as '--batch 1,2,4' (repeatable)",
+    )
+    add("--html", metavar="FILE", type=Path, help="write the plan as one self-contained HTML file, too")
     add("--timeout", metavar="S", default="600", help="seconds at most (default 600)")
     add_set(parser, "change one value of a spec (repeatable)")
     parser.set_defaults(script_args=None)
@@ -74,50 +91,128 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Rehearse, print, return the exit code."""
-    from ...verifier.analysis.bound import bound
     from ...verifier.analysis.rehearsed import judge
     from ...verifier.analysis.usage import usage_error
-    from ...verifier.launch.planned import PlannedRun
-    from ...verifier.launch.preparation import prepare
     from ...verifier.launch.rehearsal import STEPS, rehearse
-    from ...verifier.report import rehearsal
+    from ...verifier.report import explored, rehearsal
+    from .. import reports
+    from ..plans import target as targets
+    from ..plans.explore import Limits
+    from ..plans.settings import of_arguments
 
-    gpu = _gpu(options)
-    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
-    per_node = (
-        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else PER_NODE
-    )
+    started = time.monotonic()
+    gpu, memory, per_node = _machine(options)
+    if options.html is not None:
+        reports.check_path(f"--html {options.html}", options.html)
+    steps = _whole("--steps", options.steps) if options.steps is not None else STEPS
+    grid = of_arguments([text for text in options.explore or [] if text])
     work = Path(tempfile.mkdtemp(prefix="fsdp2-plan-"))
+    found_settings = None
     try:
-        target = _target(options, work)
-        if target.prepare:
-            prepare([sys.executable, *target.prepare], target.cwd, target.timeout, work / "prepare.log")
-        planned = PlannedRun(
-            role="rehearse",
-            world_size=target.nproc,
-            script=target.script,
-            cwd=target.cwd,
-            module=target.module,
-            project=target.project,
-            launcher=target.launcher,
-            timeout=target.timeout,
-            grace=0.0,
-            arguments=(*target.args, *target.save_args),
-            steps=target.steps or STEPS,
-        )
-        made = rehearse(planned, work, sys.executable, per_node)
+        given = list(options.script_args or [])
+        changes = list(options.set)
+        if options.explore is not None:
+            changes += _on_these_ranks(options, per_node, grid)
+        target = targets.of_path(options.target, changes, options.nproc, options.timeout, given, work, options.module)
+        targets.prepared(target, work)
+        made = rehearse(targets.planned(target, steps), work, sys.executable, per_node)
         if words := usage_error(made):
             raise UserError(f"the script rejects its arguments: {words}")
         for error in made.probe_errors:
             log(f"a fault of fsdp2 in the rehearsal: {error}")
         found = judge(made, memory)
+        if options.explore is not None:
+            until = started + target.timeout
+            found_settings = _explored(options, target, Limits(memory, gpu, per_node, until, note=log), grid, work)
     finally:
         with defer_signals():
             shutil.rmtree(work, ignore_errors=True)
-    name, record = str(options.target), found.record
-    least = bound(record, gpu.with_node(per_node)) if gpu and record is not None and record.flops else None
-    emit_json(rehearsal.data(found, name, least)) if options.json else say(rehearsal.text(found, name, least))
+    name, path = str(options.target), targets.spec_file(options.target)
+    own = None
+    if path is not None and not options.script_args:
+        own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
+    least = targets.least_time(found.record, gpu.with_node(per_node) if gpu else None, own, target.nproc)
+    if options.json:
+        more = {"explored": explored.data(found_settings)} if found_settings is not None else {}
+        emit_json({**rehearsal.data(found, name, least), **more})
+    else:
+        parts = [rehearsal.text(found, name, least)]
+        parts += [explored.text(found_settings, str(path or ""))] if found_settings is not None else []
+        say("\n\n".join(parts))
+    if options.html is not None:
+        from ...verifier.report import rehearsal_html
+
+        page = rehearsal_html.render(found, name, _command(options), least, found_settings, str(path or ""))
+        reports.write(options.html, page)
+        log(f"report: {options.html}")
     return found.exit_code
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command line that makes this plan."""
+    names = ("nproc", "device_memory", "gpu", "gpus_per_node", "network", "steps")
+    given = {"--" + name.replace("_", "-"): getattr(options, name) for name in names}
+    words = ["fsdp2", "plan", str(options.target)]
+    words += [word for name, value in given.items() if value is not None for word in (name, value)]
+    words += [word for change in options.set for word in ("--set", change)]
+    words += [word for grid in options.explore or [] for word in ("--explore", *([grid] if grid else []))]
+    words += ["--html", str(options.html)] if options.html is not None else []
+    return shlex.join([*words, *(["--", *options.script_args] if options.script_args else [])])
+
+
+def _explored(
+    options: argparse.Namespace, target: Target, limits: Limits, grid: Sequence[Knob], work: Path
+) -> Explored:
+    """The settings that are compared: of the spec by themselves, of a script as the user gives them."""
+    from .. import scaffold
+    from ..plans import target as targets
+    from ..plans.explore import explore_script, explore_spec
+    from ..plans.settings import OfSpec
+
+    path = targets.spec_file(options.target)
+    if path is None or (grid and path != options.target):
+        return explore_script(target, grid, limits, work / "explored")
+    spec, changes = targets.with_made_up_data(path, options.set)
+    if path != options.target and (own := scaffold.edited(scaffold.render(spec), options.target)):
+        log(f"compared are projects of {path}: your edits of {', '.join(own)} are not in them")
+    of = OfSpec(path, tuple(changes), spec, target.nproc, limits.per_node)
+    return explore_spec(of, limits, work / "explored", grid, own=bool(grid))
+
+
+def _on_these_ranks(options: argparse.Namespace, per_node: int, grid: Sequence[Knob]) -> list[str]:
+    """What a spec needs for the number of ranks that was given. Raises UserError if there is nothing to compare."""
+    from ..plans import target as targets
+    from ..plans.settings import OfSpec
+
+    path = targets.spec_file(options.target)
+    if path is None and not grid:
+        raise UserError("--explore: for a script, give options and their values, such as --explore '--batch 1,2,4'")
+    if path is None or path != options.target or options.nproc is None:
+        return []
+    spec, changes = targets.with_made_up_data(path, options.set)
+    keys = OfSpec(path, tuple(changes), spec, _whole("--nproc", options.nproc), per_node).written({})
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def _machine(options: argparse.Namespace) -> tuple[Device | None, int | None, int]:
+    """The GPU, the memory of one and the ranks of a node: as given, else as the launch section of the spec has them."""
+    from ...verifier.config.devices import GIB
+    from ..plans import target as targets
+    from ..spec import load
+    from ..spec.crosschecks_size import device_memory, device_of
+
+    gpu = _gpu(options)
+    memory = _memory(options.device_memory) if options.device_memory is not None else gpu.memory if gpu else None
+    per_node = (
+        _whole("--gpus-per-node", options.gpus_per_node) if options.gpus_per_node else gpu.per_node if gpu else None
+    )
+    path = targets.spec_file(options.target)
+    if path is not None and memory is None:
+        launch = load(path, options.set if path == options.target else [], offline=True)["launch"]
+        gpu, found = device_of(launch), device_memory(launch)
+        memory = int(found * GIB) if found is not None else None
+        per_node = per_node or (launch["devices_per_node"] if launch["engines"] else None)
+    return gpu, memory, per_node or targets.PER_NODE
 
 
 def _gpu(options: argparse.Namespace) -> Device | None:
@@ -133,57 +228,6 @@ def _gpu(options: argparse.Namespace) -> Device | None:
     if re.fullmatch(r"\d+(\.\d+)?", options.network) is None or not float(options.network):
         raise UserError(f"--network: expected Gbit/s above 0, such as 400, found {options.network!r}")
     return device(options.gpu).with_node(network=float(options.network))
-
-
-def _target(options: argparse.Namespace, work: Path) -> Target:
-    """What is to be run, with its arguments of production. A spec is written to a folder of its own first."""
-    from ...verifier.config.target import resolve
-    from ..scaffold.manifest import MANIFEST
-
-    path, spec = options.target, None
-    if path.suffix in SPECS:
-        spec = _made(path, options.set, work / "project")
-        path = work / "project"
-    elif options.set:
-        raise UserError("--set: only for a spec; the arguments of a script go after `--`")
-    flags: dict[str, Any] = {"timeout": options.timeout, "module": options.module}
-    scaffold = path.is_dir() and (path / MANIFEST).is_file()
-    flags["nproc"] = options.nproc or _ranks(spec or (_spec_of(path) if scaffold else None))
-    given = list(options.script_args or [])
-    flags["args"] = (["--out", "{checkpoint}"] if scaffold else []) + given
-    steps = _whole("--steps", options.steps) if options.steps is not None else 0
-    return replace(resolve(path, flags), steps=steps)
-
-
-def _made(path: Path, changes: list[str], out: Path) -> Spec:
-    """Write the project of a spec. Its data are made up, so that they need not be here; those that no script can make up must be."""
-    from .. import scaffold
-    from ..spec import SpecError, load
-
-    spec = load(path, changes, offline=True)
-    if spec["data"]["kind"] not in ("synthetic", "import"):
-        with contextlib.suppress(SpecError):
-            spec = load(path, [*changes, MADE_UP], offline=True)
-            log("the plan of a spec takes made-up data: full samples, one after the other")
-    scaffold.write(scaffold.render(spec), out, False)
-    return spec
-
-
-def _spec_of(folder: Path) -> Spec | None:
-    from ..spec import load
-
-    path = folder / "spec.yaml"
-    return load(path, [], offline=True) if path.is_file() else None
-
-
-def _ranks(spec: Spec | None) -> int:
-    """The ranks of a spec."""
-    from ..spec.meshes import production
-
-    mesh = production(spec["parallel"], spec["launch"]) if spec is not None else None
-    if mesh is None or mesh.ranks < 1:
-        raise UserError("--nproc: give the number of ranks, such as --nproc 64")
-    return mesh.ranks
 
 
 def _memory(text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...verifier.errors import PASS, USAGE, UserError
-from ..output import NOT_LOOKED_AT, Help, add_command, add_offline, add_set, emit_json, say
+from ..output import NOT_LOOKED_AT, Help, add_command, add_no_plan, add_offline, add_set, emit_json, say
 
 if TYPE_CHECKING:
     from ..spec import Spec
@@ -30,6 +30,7 @@ examples:
   fsdp2 spec check spec.yaml --json
   fsdp2 spec check examples/*.yaml
   fsdp2 spec check spec.yaml --offline       where data, tokenizer and weights are not
+  fsdp2 spec check spec.yaml --no-plan       without a plan on the device that launch.gpu or launch.device_memory names
 
 --json prints {"ok": bool, "offline": bool, "problems": [{"file", "line", "column", "message", "key"}]}
 """
@@ -75,22 +76,29 @@ def add_parser(commands: Any) -> None:
     for parser in (check, show):
         add_set(parser, "set one key before the spec is checked (repeatable)")
         add_offline(parser)
+    add_no_plan(check)
     explain.add_argument("key", metavar="KEY", nargs="?", help="a key such as optimizer.lr; all keys if left out")
     schema.add_argument("--verify", action="store_true", help="the schema of verify.yaml instead")
 
 
 def _check(args: argparse.Namespace) -> int:
+    from ..plans import short
     from ..spec import SpecError, load
 
-    errors = []
+    errors: list[SpecError] = []
     for path in args.specs:
         try:
             spec = load(path, args.set, args.offline)
+            plan = short.planned(path, args.set, spec, explore=True) if args.plan else None
+            if plan is not None and plan.refused:
+                raise SpecError([short.problem(path, args.set, plan)])
         except SpecError as error:
             errors.append(error)
             continue
         if not args.json:
             say(f"{path}: ok: {_summary(spec)}")
+            for line in plan.lines() if plan is not None else ():
+                say(f"  {line}")
             if args.offline:
                 say(NOT_LOOKED_AT)
     if args.json:

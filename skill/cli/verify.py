@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,8 @@ def add_parser(commands: Any) -> None:
         add(name, action="store_const", const=True, help=text)
     tiers = "ranks (default); simulate: one process with a fake process group of --nproc ranks, no sockets, structure only; "
     add("--tier", choices=TIERS, default="ranks", help=f"{tiers}static: the sources alone")
+    size = "with --tier simulate: at the size of production, on CUDA tensors that have shapes and no memory, as in `fsdp2 plan`"
+    add("--full-size", action="store_true", help=size)
     config = "a verify.yaml, or a pyproject.toml with [tool.fsdp2]: the same keys as these options, targets, and the policy of a team"
     add("--config", metavar="FILE", type=Path, help=f"{config} (default: that of TARGET, or of the current folder)")
     add("--target", dest="named", metavar="NAME", help="only this one of the targets of the configuration")
@@ -129,6 +132,8 @@ def run(options: argparse.Namespace) -> int:
             "nothing to verify: give a script, a folder, or -m MODULE; without them, this folder needs a verify.yaml, or "
             "[tool.fsdp2] in its pyproject.toml"
         )
+    if options.full_size and options.tier != "simulate":
+        raise UserError("--full-size: only with --tier simulate; ranks have real tensors")
     targets = resolve_all(options.target, {**flags, "args": options.script_args}, config, options.named, unknown)
     select(options.only, options.skip, options.tier)
     if options.work is not None and options.work.exists():
@@ -162,6 +167,7 @@ def _one(options: argparse.Namespace, target: Target, reports: Sequence[Report],
     """Verify one target, write its reports, return its verdict's exit code. An interrupted one is reported, too."""
     from ...verifier.pipeline import verify
 
+    target = replace(target, full_size=options.full_size)
     work = options.work or Path(tempfile.mkdtemp(prefix="fsdp2-verify-"))
     own = (work / target.name).resolve()
     rules = options.only, options.skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...verifier.config.devices import GIB, named
+from ...verifier.config.devices import GIB, Device, named, table
 from ...verifier.config.reading.validation import Fault
+from ...verifier.config.reading.words import similar
 from .build import debug_model, ffn_size, sized_experts
 from .crosschecks import Values, fault, needs
 from .crosschecks_parallel import TP_SIZES, verification_mesh
@@ -42,12 +43,30 @@ def devices_hold_the_state(values: Values, *inputs: Any) -> Iterator[Fault]:
 
 def device_memory(launch: Mapping[str, Any]) -> float | None:
     """GiB of a device, if the section says or names it."""
+    if launch["engines"] and launch["device"] == "cuda" and launch["device_memory"]:
+        return float(launch["device_memory"])
+    known = device_of(launch)
+    return None if known is None else known.memory / GIB
+
+
+def device_of(launch: Mapping[str, Any]) -> Device | None:
+    """The GPU that the section names, if it is known."""
     if not launch["engines"] or launch["device"] != "cuda":
         return None
-    if launch["device_memory"]:
-        return float(launch["device_memory"])
-    known = named(launch["skypilot_accelerator"] or "")
-    return None if known is None else known.memory / GIB
+    return named(launch["gpu"] or launch["skypilot_accelerator"] or "")
+
+
+@needs("launch.gpu", "launch.device", "launch.engines")
+def gpu_is_known(values: Values, gpu: str | None, device: str, engines: list[str]) -> Iterator[Fault]:
+    if gpu is None or not engines:
+        return
+    if device != "cuda":
+        yield fault("launch.gpu", f"does nothing with launch.device: {device}", on_key=True)
+    elif named(gpu) is None:
+        match = similar(gpu.lower(), list(table()))
+        meant = f"; did you mean {match!r}?" if match else ""
+        message = f"is no GPU of the table: {gpu!r}{meant} (known: {', '.join(table())})"
+        yield fault("launch.gpu", f"{message}; another one by launch.device_memory")
 
 
 @needs("verify.model", "model.kind")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...verifier.config.reading import files
-from ...verifier.config.reading.problems import NotValid
+from ...verifier.config.reading.problems import NotValid, Place
 from ..output import log
 from . import crosschecks, presets, renamed, schema
 from . import crosschecks_context as crosschecks_context  # it registers its checks
@@ -31,6 +31,14 @@ def load(path: Path, overrides: Sequence[str] = (), offline: bool = False) -> Sp
     """
     path = Path(path)
     return parse(files.read_bytes(path, NOUN), path, overrides, log, offline)
+
+
+def place(path: Path, overrides: Sequence[str], key: str) -> Place:
+    """Where the value of a key of a valid spec is written: in the file, in an override, or what should hold it."""
+    found = files.parsed(files.read_bytes(path, NOUN), path, NOUN)
+    renamed.apply(found)
+    apply(found, overrides)
+    return found.place(tuple(key.split(".")))
 
 
 def parse(

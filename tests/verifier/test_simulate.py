@@ -1,10 +1,13 @@
 """The simulated tier: one process, a fake process group, the structure and traffic of any world size."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from corpus import TESTS
-from scripts import training, written
+from scripts import Command, training, written
 from verified_fsdp2.skill import scaffold, spec
 from verified_fsdp2.verifier.config.target import Target, resolve
 from verified_fsdp2.verifier.execute import Executor
@@ -69,6 +72,65 @@ def test_what_another_thread_sends_is_not_counted(launcher: Launcher, tmp_path: 
     assert facts["expected_traffic"] == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 0}
     counted = {key: value for key, value in facts["traffic"].items() if not key.endswith("bytes")}
     assert counted == {"fsdp_forwards": 1, "all_gather_model": 1, "reduce_scatter_model": 1}
+
+
+def test_at_full_size_the_structure_is_the_same(launcher: Launcher, tmp_path: Path) -> None:
+    target = resolve(TESTS / "zoo" / "minimal.py", {"steps": "3"})
+    sized = replace(target, full_size=True)
+    small, large = (
+        verify_with(launcher, one, tmp_path / name, select((), (), "simulate"), tier="simulate")
+        for one, name in ((target, "small"), (sized, "large"))
+    )
+    for key in ("parameters", "elements", "sharded", "groups", "largest_share", "mesh", "traffic"):
+        assert small.facts[key] == large.facts[key], key
+    found = [{f.rule: f.status for f in one.findings} for one in (small, large)]
+    assert {rule: (found[0][rule], status) for rule, status in found[1].items() if found[0][rule] != status} == {}
+    assert large.verdict == small.verdict == "pass"
+
+
+LARGE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+with torch.device("meta"):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(65536, 65536), nn.ReLU()) for _ in range(4)])
+BLOCKS
+fully_shard(model)
+model.to_empty(device="cuda")
+for param in model.parameters():
+    nn.init.normal_(param, std=0.02)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(3):
+    loss = model(torch.ones(2, 65536, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "status"),
+    [("", "fail"), ("for block in model:\n    fully_shard(block)", "pass")],
+    ids=["root", "blocks"],
+)
+def test_a_fault_is_found_at_full_size(launcher: Launcher, tmp_path: Path, blocks: str, status: str) -> None:
+    """64 GiB of weights, of which this machine holds none."""
+    script = written(tmp_path, LARGE.replace("BLOCKS", blocks), "train.py")
+    target = replace(resolve(script, {"nproc": 64, "steps": 2}), full_size=True)
+    verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes", "root-only-wrap"], tier="simulate")
+    found = {f.rule: f.status for f in verdict.findings}
+    assert found == {"run-completes": "pass", "root-only-wrap": status}
+    (note,) = [note for note in verdict.environment["notes"] if "GiB" in note]  # type: ignore[attr-defined]
+    assert "without memory" in note
+
+
+def test_full_size_is_for_the_simulated_tier(tmp_path: Path, command: Command) -> None:
+    script = written(tmp_path, LARGE, "train.py")
+    assert "--tier simulate" in command("verify", script, "--full-size", code=2).err
 
 
 def test_a_simulated_run_has_the_structure_of_a_real_one(launcher: Launcher, tmp_path: Path) -> None:

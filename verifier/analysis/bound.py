@@ -10,6 +10,7 @@ and one direction; B: bytes of the whole tensor. Each rank must receive what the
                                  max((m-1)/m B / (k N), (n-1)/n B / (L + N))                several: k network cards share the traffic
     all-reduce                   twice that (no reduction inside switches)
     all-to-all                   max((n-k)/n B / N, (k-1)/n B / L)
+    copies of offload            shards to the device for each all-gather, and back for each reduction, in float32, over PCIe
     broadcast, reduce, others    B / L on one node, B / (k N) on several
 
     step >= max(compute + waited + exposed, most loaded link) + optimizer
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..config.devices import Device
@@ -36,6 +37,12 @@ PARAMETERS, GRADIENTS = "parameters", "gradients"  # purposes of FSDP's own coll
 STATE = "optimizer state"  # a kind of memory
 LINK, NETWORK = "link", "network"
 FLOAT8 = 2  # times as fast as bfloat16
+WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes
+HOST_LINK = (
+    64e9  # bytes/s of PCIe 5.0 x16 in one direction, where the GPU's link is another; superchips have a faster one
+)
+HOST_MEMORY = 614.4e9  # bytes/s of a host with two sockets of eight channels of DDR5-4800, for all GPUs of the node
+ADAM = 28  # bytes that an update of one parameter reads and writes: weight, gradient and two moments, of which three are written
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Bound:
 
 
 def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bound:
-    """The bound on the last step of a rehearsal. `tokens`: those of a rank in a step, if the rehearsal does not know them."""
+    """The bound on the last step of a rehearsal. `tokens`: of a step for each GPU, where several ranks read the same ones."""
     sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps]
     found = traffic(sent, device)
     modules = list(rehearsal.flops.values())
@@ -109,6 +116,28 @@ def bound(rehearsal: Rehearsal, device: Device, tokens: int | None = None) -> Bo
         mfu=whole / step if step else 0.0,
         tokens_per_second=known / step if known and step else None,
         traffic=tuple(found),
+    )
+
+
+def offloaded(least: Bound, rehearsal: Rehearsal, device: Device, parameters: int) -> Bound:
+    """The bound with what offload adds: copies over PCIe beside compute, and the update of this rank's `parameters` on the host."""
+    pcie = "PCIe" in device.link_kind
+    sent = [one for one in rehearsal.collectives if one.step == rehearsal.steps and _purpose(one)]
+    copied = sum(one.count * one.bytes * 4 / WIDTHS.get(one.dtype, 4) / one.group_size for one in sent)
+    copies = copied / (device.link if pcie else HOST_LINK)
+    link = least.link + copies if pcie else least.link
+    computing, sending = least.compute + least.waited + least.exposed, max(link, least.network, copies)
+    optimizer = ADAM * parameters * device.per_node / HOST_MEMORY
+    step = max(computing, sending) + optimizer
+    times = step / least.step if least.step else 1.0
+    return replace(
+        least,
+        link=link,
+        optimizer=optimizer,
+        step=step,
+        limited_by="communication" if sending > computing else least.limited_by,
+        mfu=least.mfu / times,
+        tokens_per_second=least.tokens_per_second / times if least.tokens_per_second else None,
     )
 
 

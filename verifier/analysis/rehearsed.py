@@ -73,6 +73,12 @@ class Rehearsed:
         return max((max(peak.reserved, peak.bytes) for peak in peaks), default=0) + RESERVE
 
     @property
+    def expandable(self) -> int:
+        """The same with `expandable_segments:True`."""
+        peaks = self.record.peaks if self.record is not None else []
+        return max((max(peak.expandable, peak.bytes) for peak in peaks), default=0) + RESERVE
+
+    @property
     def fits(self) -> bool | None:
         """Whether it fits; None without the memory of a device, or if even that depends on the allocator."""
         if self.memory is None or self.highest is None:

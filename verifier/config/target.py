@@ -53,6 +53,7 @@ class Target:
     sizes_chosen: bool = False  # reshard_to was given, not derived
     thorough: bool = False  # every moment of a crash and every damage, not one of each
     quick: bool = False  # only the train run, the reference and the resume
+    full_size: bool = False  # in the simulated tier: on CUDA tensors without memory
     budget: float = math.inf  # seconds after which no further run begins
     cwd: Path = field(default_factory=Path.cwd)
     command: tuple[str, ...] = ()

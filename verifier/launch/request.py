@@ -35,6 +35,7 @@ class Request:
     # "count": what a rehearsal records, of a run on real tensors
     # "survey": the whole script, of which only lines, steps and saves are recorded
     mode: str = "fsdp"
+    structure: bool = False  # of a rehearsal: record what rules about the structure read, too
     steps: int = 1
     per_node: int = 0  # ranks of a node that torchrun would report; 0: all
     # no call, backward or step is recorded before the first `fully_shard`: the script trains other models first, or prepares this one

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.platform import NOTE
+from ..analysis.rehearsed import judge
 from ..evidence import Evidence
 from ..finding import Finding
 from ..launch import sharing
 from ..probe.compat.names import VERSIONS
 from ..source import environment as settings
 from ..trace import Run
-from ..trace.events import Adapted, Start
+from ..trace.events import Adapted, Rehearsal, Start
 from ..verdict import Verdict
 from .facts import facts, summary
 from .redact import stable
+from .rehearsal import outcome
 
 
 def assemble(
@@ -54,10 +56,18 @@ def notes(forked: Path | None, evidence: Evidence, files: Sequence[str]) -> list
     early = settings.note(forked) if forked is not None else ""
     adapted = evidence.train.places(Adapted) if evidence.train is not None else ()
     libraries = dict.fromkeys(record.text for record in adapted)
-    platform = NOTE if evidence.cuda_on_cpu else ""
+    platform = _rehearsed(evidence) or (NOTE if evidence.cuda_on_cpu else "")
     words = evidence.course.batch.strip("-")
     batch = f"one process was given `{evidence.course.batch}`, the batch of all ranks" if words else ""
     torch = next((r.torch for t in (evidence.train.traces if evidence.train else ()) for r in t.of(Start)), "")
     tested = torch.partition("+")[0] in ("", *VERSIONS)
     unknown = "" if tested else f"torch {torch}: fsdp2 was run on {', '.join(VERSIONS)}"
     return [note for note in (unknown, platform, batch, early, *libraries, evidence.course.stale, *files) if note]
+
+
+def _rehearsed(evidence: Evidence) -> str:
+    """What a rank needs, where the script ran on tensors without memory."""
+    run = evidence.train
+    if run is None or not run.all(Rehearsal):
+        return ""
+    return f"at full size, on CUDA tensors without memory: {outcome(judge(run, None))}. `fsdp2 plan` shows where"

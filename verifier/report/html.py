@@ -5,7 +5,7 @@ Whatever comes from the script is data: every string is cut, made visible and es
 
 import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..analysis.wording import count, some
 from ..verdict import Verdict
@@ -13,6 +13,9 @@ from . import html_plots, html_tables
 from .json_report import as_dict
 from .sanitize import in_xml, shown
 from .text import SUGGESTED, by_reason, not_judged
+
+if TYPE_CHECKING:
+    import jinja2
 
 LIMIT = 1_000_000  # bytes
 SIZES = ((2_500, 4_000), (2_500, 1_000), (1_000, 1_000), (250, 500), (40, 60))  # rows of a table, characters of a text
@@ -32,36 +35,48 @@ def render(verdict: Verdict) -> str:
 
 
 def _page(report: Report, partial: str, figures: list[Report], rows: int, text: int) -> str:
+    from markupsafe import Markup
+
+    failed = [f for f in report["findings"] if f["status"] in ("fail", "error")]
+    unsure = [f for f in report["findings"] if f["status"] == "inconclusive"]
+    drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures]
+    return (
+        environment(text)
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            symbol=_SYMBOLS[report["verdict"]],
+            sentence=partial or sentence(report),
+            failed=[f for f in failed if not f["consequence"]],
+            followers=[f for f in failed if f["consequence"]],
+            reasons=by_reason(
+                (f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure
+            ),
+            suggested=SUGGESTED,
+            horizon=not_judged(report["facts"].get("horizon")),
+            tables=html_tables.tables(report),
+            figures=drawn,
+            rows=rows,
+            articles=rows // 10,
+            place=html_tables.place,
+            brief=_brief,
+            count=count,
+        )
+    )
+
+
+def environment(text: int) -> "jinja2.Environment":
+    """The templates of pages; a text has at most so many characters."""
     import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (pkgutil.get_data(__name__, name) or b"").decode()),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible(text, Markup),
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    failed = [f for f in report["findings"] if f["status"] in ("fail", "error")]
-    unsure = [f for f in report["findings"] if f["status"] == "inconclusive"]
-    drawn = [{**figure, "svg": Markup(figure["svg"])} for figure in figures]
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        symbol=_SYMBOLS[report["verdict"]],
-        sentence=partial or sentence(report),
-        failed=[f for f in failed if not f["consequence"]],
-        followers=[f for f in failed if f["consequence"]],
-        reasons=by_reason((f["rule"] + ("" if f["required"] else " (not required)"), f["evidence"]) for f in unsure),
-        suggested=SUGGESTED,
-        horizon=not_judged(report["facts"].get("horizon")),
-        tables=html_tables.tables(report),
-        figures=drawn,
-        rows=rows,
-        articles=rows // 10,
-        place=html_tables.place,
-        brief=_brief,
-        count=count,
     )
 
 

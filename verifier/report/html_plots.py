@@ -66,7 +66,7 @@ def _linear(lines: list[Line]) -> Ticks:
     unit = 10.0 ** max(math.floor(math.log10(largest)), -323) if largest else 1.0  # any float fits: no overflow below
     low, high = min(values) / unit, max(values) / unit
     room = (high - low) * 0.02 or 0.5
-    step = _round_step((high - low + 2 * room) / 5)
+    step = round_step((high - low + 2 * room) / 5)
     marks = range(math.floor((low - room) / step), math.ceil((high + room) / step) + 1)
     return [(mark * step * unit, f"{mark * step * unit:.6g}") for mark in marks]
 
@@ -87,7 +87,7 @@ def _logarithmic(lines: list[Line], limits: list[float]) -> tuple[list[Line], Ti
     return drawn, ticks, math.log10(limits[0]) if limits else None
 
 
-def _round_step(least: float) -> float:
+def round_step(least: float) -> float:
     """The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is at least this."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= least)
@@ -112,7 +112,7 @@ def _svg(name: str, title: str, about: str, axis: str, lines: list[Line], ticks:
     for value, text in ticks:
         parts += [f'<path class="grid" d="M{LEFT} {y(value)}H{RIGHT}"/>']
         parts += [f'<text x="{LEFT - 6}" y="{y(value) + 4}" text-anchor="end">{text}</text>']
-    stride = math.ceil(max(1.0, _round_step((last - first) / 8)))
+    stride = math.ceil(max(1.0, round_step((last - first) / 8)))
     for step in range(-(-first // stride) * stride, last + 1, stride):
         parts += [f'<text x="{x(step)}" y="{BOTTOM + 20}" text-anchor="middle">{step}</text>']
     middle = (LEFT + RIGHT) // 2, (TOP + BOTTOM) // 2

@@ -21,13 +21,13 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
         trouble = found.trouble
         label = "not followed to the end" if trouble.unfollowed else f"error ({trouble.kind})"
         lines += wrapped(f"{label}: {trouble.text}", "", "  ")
-        lines += [f"  at {_place(trouble.at_line)}"] if trouble.at_line is not None else []
+        lines += [f"  at {place(trouble.at_line)}"] if trouble.at_line is not None else []
         lines += wrapped(trouble.unfollowed, "  ", "  ") if trouble.unfollowed else []
     if record is None:
         return "\n".join(lines)
     lines += ["", *_peaks(record.peaks)]
     if (top := found.highest) is not None:
-        lines += [f"highest at {_place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
+        lines += [f"highest at {place(top.at_line)}" + (f", in {top.module}" if top.module else "")]
     lines += ["", *_collectives(record)] if record.collectives else []
     lines += ["", *_flops(record)] if record.flops else []
     lines += ["", *_bound(least)] if least is not None else []
@@ -39,25 +39,30 @@ def text(found: Rehearsed, name: str, least: Bound | None = None) -> str:
 
 
 def headline(found: Rehearsed, name: str) -> str:
-    """Whether it fits, and by how much."""
+    """What was planned, whether it fits, and by how much."""
     record = found.record
     ranks = f"{name}: rank 0 of {record.world_size}" if record is not None else name
     mesh = " x ".join(f"{dim} {length}" for dim, length in record.mesh.items()) if record is not None else ""
     about = ranks + (f" ({mesh})" if mesh else "")
+    return f"{about}: {outcome(found)}"
+
+
+def outcome(found: Rehearsed) -> str:
+    """Whether it fits, without what was planned."""
     if found.highest is None:
-        return f"{about}: nothing was allocated"
+        return "nothing was allocated"
     peak = f"{size(found.highest.bytes)} of tensors at the peak ({found.highest.phase}), {size(found.needed)} with the allocator's part"
     if found.memory is None:
-        return f"{about}: {peak}"
+        return peak
     if found.fits is None:
-        return f"{about}: tight in {size(found.memory)}: {peak}"
+        return f"tight in {size(found.memory)}: {peak}"
     gap = found.memory - (found.needed if found.fits else found.least)
     verdict = (
         f"fits in {size(found.memory)}, {size(gap)} to spare"
         if found.fits
         else f"does not fit in {size(found.memory)}, {size(-gap)} too much"
     )
-    return f"{about}: {verdict}: {peak}"
+    return f"{verdict}: {peak}"
 
 
 def size(amount: float) -> str:
@@ -79,7 +84,7 @@ def _peaks(peaks: list[Peak]) -> list[str]:
     rows.append(["all tensors", *(size(peak.bytes) for peak in peaks)])
     rows.append(["reserved by the allocator", *(size(max(peak.reserved, peak.bytes)) for peak in peaks)])
     rows.append(["  with expandable segments", *(size(max(peak.expandable, peak.bytes)) for peak in peaks)])
-    return _table(rows)
+    return table(rows)
 
 
 def _collectives(record: Rehearsal) -> list[str]:
@@ -87,7 +92,7 @@ def _collectives(record: Rehearsal) -> list[str]:
     found = totals(record)
     for one, count, amount in found[:ROWS]:
         rows.append([one.collective, one.group, str(one.group_size), one.dtype, one.phase, f"{count:,}", size(amount)])
-    return [*_table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
+    return [*table(rows), *([f"  and {len(found) - ROWS} more"] if len(found) > ROWS else [])]
 
 
 def _flops(record: Rehearsal) -> list[str]:
@@ -95,35 +100,42 @@ def _flops(record: Rehearsal) -> list[str]:
     forward, backward = (sum(getattr(one, key) for one in record.flops.values()) for key in ("forward", "backward"))
     again = sum(one.recompute for one in record.flops.values())
     total = max(forward + backward, 1)
-    line = f"FLOPs of a step of this rank: {_flop(total)}, forward {_flop(forward)}, backward {_flop(backward)}"
-    line += f" ({_flop(again)} of it recomputed)" if again else ""
+    line = f"FLOPs of a step of this rank: {flops(total)}, forward {flops(forward)}, backward {flops(backward)}"
+    line += f" ({flops(again)} of it recomputed)" if again else ""
     parts = [f"{name} {amount / total:.0%}" for name, amount in by_part(whole)[:KINDS]]
     return [*wrapped(line), *wrapped("most of them: " + ", ".join(parts), "  ", "  ")]
 
 
 def _bound(least: Bound) -> list[str]:
     """The bound on the time of a step, and what it is made of."""
-    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
-    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {_time(least.step)}{speed}, MFU at most {least.mfu:.0%}"
     parts = {
         "compute": least.compute,
         "collectives that it waits for": least.waited,
         "first and last of FSDP": least.exposed,
     }
     parts |= {"optimizer": least.optimizer, "all on the link": least.link, "all on the network": least.network}
-    shown = ", ".join(f"{name} {_time(seconds)}" for name, seconds in parts.items() if seconds)
+    shown = ", ".join(f"{name} {seconds(amount)}" for name, amount in parts.items() if amount)
     return [
-        *wrapped(f"{line}; {least.limited_by}-bound. A bound from peak rates, no forecast."),
+        *wrapped(f"{fastest(least)}. A bound from peak rates, no forecast."),
         *wrapped(f"without torch.compile, at rates that were measured: at least {_time(least.eager)}", "  ", "  "),
         *wrapped(shown, "  ", "  "),
     ]
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+def fastest(least: Bound) -> str:
+    """The bound in one line."""
+    speed = f", at most {least.tokens_per_second:,.0f} tokens/s on each GPU" if least.tokens_per_second else ""
+    line = f"a step on {least.device} ({least.per_node} in a node) takes at least {seconds(least.step)}{speed}"
+    return f"{line}, MFU at most {least.mfu:.0%}; {least.limited_by}-bound"
 
 
-def _flop(amount: float) -> str:
+def seconds(amount: float) -> str:
+    """A time for people."""
+    return f"{amount:.2f} s" if amount >= 1 else f"{1000 * amount:.3g} ms"
+
+
+def flops(amount: float) -> str:
+    """A number of FLOPs for people."""
     for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
         if amount >= scale:
             return f"{amount / scale:.1f} {unit}"
@@ -134,22 +146,26 @@ def _reads(record: Rehearsal) -> list[str]:
     found = [read for read in record.reads if read.in_step]
     lines = ["lines of the steps that wait for the device (the values are stand-ins):"]
     for read in found[:READS]:
-        lines.append(f"  {read.what}, {read.count} x in {record.steps} steps: {_place(read.at_line)}")
+        lines.append(f"  {read.what}, {read.count} x in {record.steps} steps: {place(read.at_line)}")
     return [*lines, *([f"  and {len(found) - READS} more"] if len(found) > READS else [])]
 
 
-def _place(place: Place | None) -> str:
-    if place is None:
+def place(at: Place | None) -> str:
+    """`train.py:7  the code`."""
+    if at is None:
         return "no line of the script"
-    return f"{place.file.rpartition('/')[2]}:{place.line}  {place.code}"
+    return f"{at.file.rpartition('/')[2]}:{at.line}  {at.code}"
 
 
-def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def table(rows: list[list[str]], words: tuple[int, ...] = (0,)) -> list[str]:
+    """Lines with columns, the first row their titles: those of `words` and those without digits to the left."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    left = [n in words or not any(c.isdigit() for cell in column[1:] for c in cell) for n, column in enumerate(columns)]
     return [
         "  ".join(
-            cell.ljust(width) if column == 0 or not any(c.isdigit() for c in cell) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if plain else cell.rjust(width)
+            for cell, width, plain in zip(row, widths, left, strict=True)
         ).rstrip()
         for row in rows
     ]
@@ -160,8 +176,8 @@ def data(found: Rehearsed, name: str, least: Bound | None = None) -> dict[str, A
     trouble = found.trouble
     shown = None
     if trouble is not None:
-        place = trouble.at_line.to_json() if trouble.at_line is not None else None
-        shown = {"kind": trouble.kind, "text": trouble.text, "at_line": place, "unfollowed": trouble.unfollowed}
+        at = trouble.at_line.to_json() if trouble.at_line is not None else None
+        shown = {"kind": trouble.kind, "text": trouble.text, "at_line": at, "unfollowed": trouble.unfollowed}
     return {
         "schema": 1,
         "target": name,

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from ...launch.request import ONE_PROCESS
 from ...trace.events import Drawn
 from ..compat.tensors import local
 from ..dispatcher import Call
@@ -18,7 +19,7 @@ _ELEMENTS = 1 << 20
 
 def install(session: Session) -> None:
     """Subscribe to what draws, in the runs whose numbers are compared."""
-    if session.request["mode"] == "simulate":
+    if session.request["mode"] in ONE_PROCESS:
         return
 
     def drawn(call: Call, name: str) -> None:

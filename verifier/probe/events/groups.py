@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...launch.request import ONE_PROCESS
 from ...trace.events import AllReduce, InplaceView, Partial, Place, Reduce, Stale
 from ..compat import groups, tensors
 from ..compat.names import POST_BACKWARD, PRE_BACKWARD_HOOK, TO_SHARDED
@@ -37,7 +38,7 @@ class Groups:
         found = groups.groups(module)
         behind = [name for name, group in found if group in self.stale and group.is_unsharded]
         stepped = bool(behind)
-        if not stepped and self.session.request["mode"] != "simulate":  # where nothing is really gathered
+        if not stepped and self.session.request["mode"] not in ONE_PROCESS:  # where nothing is really gathered
             with torch.no_grad():
                 behind = [name for name, group in found if groups.out_of_date(group)]
         self.stale.difference_update([group for _, group in found])

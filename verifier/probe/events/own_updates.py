@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...launch.request import ONE_PROCESS
 from ...trace.events import Micro, Step, Stepped
 from ..compat.groups import Slot
 from ..compat.tensors import local
@@ -183,7 +184,7 @@ class OwnUpdates:
 
 def install(session: Session) -> None:
     """Subscribe to backwards, and to all at which an update that came after one is seen."""
-    if session.request["mode"] == "simulate":
+    if session.request["mode"] in ONE_PROCESS:
         return
     updates = OwnUpdates(session)
     session.subscribe("before backward", updates.before_backward)

@@ -38,8 +38,10 @@ def install(session: Session) -> None:
             if now.step:
                 write()
             now.step += 1
+            now.forwards = 0
             now.phase(kinds.FIRST if now.step == 1 else kinds.LATER)
             now.forward_ended = now.backward_ended = False
+        now.forwards += 1
 
     def called(call: Call) -> Leave:
         module = call.args[0]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...launch.request import ONE_PROCESS
 from ...trace.events import EditedGradients, Held, KeptGradients, Place, State
 from ...trace.sketches import difference
 from ..compat.groups import Slot
@@ -374,7 +375,7 @@ def _digest(tensor: torch.Tensor) -> tuple[float, float]:
 
 def install(session: Session) -> None:
     """Subscribe to backwards, steps and calls of the script."""
-    if session.request["mode"] == "simulate":
+    if session.request["mode"] in ONE_PROCESS:
         return
     watch = Watch(session)
     session.subscribe("before backward", watch.before_backward)

@@ -50,6 +50,7 @@ class Sent:
     purpose: str  # parameters, gradients: of FSDP
     stride: int  # between the ranks of the group
     count: int = 0
+    in_first: int = 0
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Recorder:
     stream: Callable[[], int]  # the number of the current one
     now: ClassVar[Recorder]  # that of this process
     step: int = 0  # 0: before the first forward
+    forwards: int = 0  # of the roots, in this step
     depth: int = 0  # of module calls
     in_backward: bool = False
     in_optimizer: bool = False
@@ -181,6 +183,7 @@ class Recorder:
         if key not in self.sent:
             self.sent[key] = Sent(*key)
         self.sent[key].count += 1
+        self.sent[key].in_first += self.forwards <= 1
 
     def read(self, what: str, synchronizes: bool) -> None:
         """The script reads a value of a tensor."""

@@ -43,6 +43,7 @@ class Collective(Part):
     phase: str  # forward, backward, optimizer, other
     purpose: str  # parameters, gradients: collectives of FSDP; "" for others
     stride: int  # between the ranks of the group
+    in_first: int = 0  # of `count`, in the first of several forward passes of the step
 
 
 class ModuleFlops(Part):

@@ -1,0 +1,198 @@
+"""`fsdp2 plan --explore`, and the plan of `fsdp2 new` and `fsdp2 spec check` where the spec names the device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import Command, written
+from verified_fsdp2.skill.plans.settings import OfSpec
+from verified_fsdp2.skill.spec import SpecError, load
+
+SPEC = """
+version: 1
+name: one
+model: {kind: decoder, layers: 2, width: 256, heads: 4, vocabulary: 256, sequence_length: 1024}
+data: {kind: synthetic}
+precision: {param_dtype: bfloat16}
+optimizer: {lr: 1.0e-3}
+train: {steps: 20, global_batch: 128, micro_batch: 32, dry_run: false}
+"""
+LAUNCH = "launch: {engines: [torchrun], nodes: 1, devices_per_node: 2, device_memory: %s}\n"
+
+
+def spec_at(folder: Path, memory: float | None = None) -> Path:
+    return written(folder, SPEC + (LAUNCH % memory if memory is not None else ""), "spec.yaml")
+
+
+def of(path: Path, ranks: int, *changes: str, per_node: int = 8) -> OfSpec:
+    return OfSpec(path, changes, load(path, changes), ranks, per_node)
+
+
+def knobs(found: OfSpec) -> dict[str, tuple[Any, ...]]:
+    return {knob.name.partition(".")[2]: knob.values for knob in found.knobs()}
+
+
+def test_what_is_compared_on_one_node(tmp_path: Path) -> None:
+    assert knobs(of(spec_at(tmp_path), 8)) == {
+        "activation_checkpointing": ("none", "op-selective", "full"),
+        "micro_batch": (16, 2, 4, 8),  # 32 on each of 8 ranks are more than the global batch
+        "chunked_loss": (False, True),
+        "reshard_after_forward": (True, False),
+        "tp": (1, 2, 4, 8),
+        "cpu_offload": (False, True),
+    }
+
+
+def test_what_is_compared_on_several_nodes(tmp_path: Path) -> None:
+    found = knobs(of(spec_at(tmp_path), 64, "train.micro_batch=1"))
+    assert found["dp_replicate"] == (1, 8, 4, 2) and found["reshard_after_forward"] == (True, False, 8)
+    assert found["micro_batch"] == (1, 2)
+
+
+def test_an_imported_model_has_no_tensor_parallelism(tmp_path: Path) -> None:
+    path = spec_at(tmp_path)
+    changes = ("model={kind: import, import: 'own:make', shard: [Block], vocabulary: 9, sequence_length: 8}",)
+    found = knobs(of(path, 8, *changes))
+    assert "tp" not in found and "chunked_loss" not in found
+
+
+def test_the_mesh_and_the_nodes_follow(tmp_path: Path) -> None:
+    path = spec_at(tmp_path, 80)
+    node = ("parallel.dp_shard=8", "train.micro_batch=4", "launch.devices_per_node=8")
+    fixed, nodes = of(path, 16, *node), {"launch.nodes": "2"}
+    assert fixed.written({}) == {"parallel.dp_replicate": "2", **nodes}  # the size of a shard stays
+    assert fixed.written({"parallel.dp_replicate": 1}) == {"parallel.dp_shard": "16", **nodes}
+    assert fixed.written({"parallel.tp": 2, "parallel.dp_replicate": 2})["parallel.dp_shard"] == "4"
+    one = of(path, 8, *node, "parallel.dp_replicate=2", "launch.nodes=2")
+    assert one.written({}) == {"parallel.dp_replicate": "1", "launch.nodes": "1"}
+    assert of(path, 2).written({"train.micro_batch": 4, "memory.chunked_loss": True}) == {
+        "train.micro_batch": "4",
+        "memory.chunked_loss": "true",
+    }
+
+
+def test_what_the_spec_refuses_is_not_possible(tmp_path: Path) -> None:
+    found = of(spec_at(tmp_path), 8)
+    with pytest.raises(SpecError, match="micro_batch"):
+        found.read({"train.micro_batch": "3"})
+    spec, keys = found.read({"parallel.tp": "4"})
+    assert spec["parallel"]["tp"] == 4 and keys["parallel.tp"] == "4"
+
+
+def test_many_forward_passes_are_counted_not_run(tmp_path: Path) -> None:
+    found = of(spec_at(tmp_path), 2, "train.micro_batch=4")
+    small, passes = found.rehearsed(found.spec)
+    assert (small["train"]["global_batch"], passes) == (16, 16)
+    assert found.spec["train"]["global_batch"] == 128
+    whole, passes = of(found.path, 2).rehearsed(load(found.path))
+    assert (whole["train"]["global_batch"], passes) == (128, 2)
+
+
+@pytest.mark.launch
+def test_counted_passes_are_those_of_a_whole_step(tmp_path: Path, command: Command) -> None:
+    """8 forward passes, run one by one and counted from two."""
+    path = spec_at(tmp_path)
+    keys = ("--set", "train.micro_batch=8", "--set", "parallel.dp_replicate=2")
+    grid = ("--explore", "train.micro_batch=8,16", "--steps", 2)
+    whole = command("plan", path, "--nproc", 2, "--gpu", "h100", *keys, *grid, "--json", code=0).data
+    row = next(row for row in whole["explored"]["rows"] if row["settings"] == {"train.micro_batch": "8"})
+    record = whole["rehearsal"]
+    assert row["peak"] == whole["peak"] and row["needed"] == whole["needed"]
+    assert row["sent_bytes"] == sum(
+        one["count"] * one["bytes"] for one in record["collectives"] if one["step"] == 2 and one["group_size"] > 1
+    )
+    assert row["tokens_per_second"] * row["bound"] == pytest.approx(record["tokens"])
+    assert whole["bound"]["step"] == pytest.approx(row["bound"])
+
+
+@pytest.mark.launch
+def test_spec_check_refuses_what_cannot_fit(tmp_path: Path, command: Command) -> None:
+    path = spec_at(tmp_path, 1.6)
+    done = command("spec", "check", path, "--json", code=2)
+    (problem,) = done.data["problems"]
+    assert problem["key"] == "launch.device_memory" and problem["line"] == path.read_text().count("\n")
+    assert "it fits with" in problem["message"]
+    assert command("spec", "check", path, "--no-plan", code=0).out.startswith(str(path))
+    keys = [one.split(": ") for one in problem["message"].partition("it fits with ")[2].rpartition(" (")[0].split(", ")]
+    changes = [word for key, value in keys for word in ("--set", f"{key}={value}")]
+    assert "plan: fits" in command("spec", "check", path, *changes, code=0).out
+
+
+@pytest.mark.launch
+def test_new_says_whether_it_fits(tmp_path: Path, command: Command) -> None:
+    path = spec_at(tmp_path, 1.6)
+    done = command("new", path, tmp_path / "out", code=0)
+    plan = [line for line in done.out.splitlines() if line.startswith("plan: ")]
+    assert len(plan) == 1 and "does not fit" in plan[0] and "--explore" in done.out
+    data = command("new", path, tmp_path / "b", "--json", "--set", "train.micro_batch=4", code=0).data
+    assert data["plan"]["fits"] is True
+
+
+def test_without_a_device_nothing_is_planned(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verified_fsdp2.verifier.launch import client
+
+    monkeypatch.setattr(client.Launcher, "__init__", None)
+    path = spec_at(tmp_path)
+    assert "plan" not in command("spec", "check", path, code=0).out
+    assert "plan" not in command("new", path, tmp_path / "out", "--json", code=0).data
+    path = spec_at(tmp_path, 80)
+    assert "plan" not in command("new", path, tmp_path / "c", "--no-plan", "--json", code=0).data
+
+
+@pytest.mark.parametrize(
+    ("launch", "key", "message"),
+    [
+        ("gpu: h10", "launch.gpu", "h100"),
+        ("gpu: h100, device: cpu", "launch.gpu", "does nothing"),
+        ("gpu: 8 x h100", "launch.gpu", "name of a GPU"),
+    ],
+)
+def test_the_gpu_is_one_that_is_known(tmp_path: Path, launch: str, key: str, message: str) -> None:
+    text = f"{SPEC}launch: {{engines: [torchrun], nodes: 1, devices_per_node: 2, {launch}}}\n"
+    with pytest.raises(SpecError) as error:
+        load(written(tmp_path, text, "spec.yaml"))
+    assert [one.key for one in error.value.problems] == [key]
+    assert message in str(error.value)
+
+
+def test_a_gpu_holds_the_state_or_is_refused(tmp_path: Path) -> None:
+    launch = "launch: {engines: [torchrun], nodes: 1, devices_per_node: 2, gpu: t4}\n"
+    path = written(tmp_path, SPEC + launch, "spec.yaml")
+    load(path)
+    with pytest.raises(SpecError, match=r"a device has 14\.56"):
+        load(path, ["model={kind: decoder, preset: 8b}"])
+
+
+@pytest.mark.launch
+def test_a_script_has_a_grid_of_its_own_arguments(tmp_path: Path, command: Command) -> None:
+    text = yaml.safe_dump({**yaml.safe_load(SPEC)})
+    command("new", written(tmp_path, text, "spec.yaml"), tmp_path / "out", code=0)
+    for name in ("verify.yaml", "spec.yaml"):
+        (tmp_path / "out" / name).unlink()
+    done = command(
+        "plan", tmp_path / "out" / "train.py", "--nproc", 2, "--device-memory", "80GiB", "--json",
+        "--explore", "--micro-batch 4,32", "--", "--out", "{checkpoint}", code=0
+    )  # fmt: skip
+    rows = done.data["explored"]["rows"]
+    assert {row["settings"]["--micro-batch"] for row in rows} == {"4", "32"}
+    small, large = sorted(rows, key=lambda row: row["needed"])
+    assert small["settings"] == {"--micro-batch": "4"} and small["needed"] < large["needed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train.py", "--nproc", "2", "--explore"), "'--batch 1,2,4'"),
+        (("train.py", "--nproc", "2", "--explore", "--batch 1"), "two values"),
+        (("spec.yaml", "--nproc", "2", "--html", "."), "--html"),
+    ],
+)
+def test_bad_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec_at(tmp_path)
+    written(tmp_path, "print(1)\n", "train.py")
+    assert message in command("plan", *words, code=2).err
