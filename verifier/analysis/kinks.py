@@ -35,7 +35,7 @@ def _kink(evidence: Evidence) -> int | None:
     if limit.agree(compare(run, single).measures) or not limit.agree(compare(run, ddp).measures):
         return None
     allowed = limit.allowed
-    for step in range(2, min(run.steps(), single.steps(), (parted(run, single) or math.inf) - 1) + 1):
+    for step in range(2, min(run.steps(), single.steps(), (parted(run, single) or run.steps() + 1) - 1) + 1):
         jump = _gradient_apart(run, single, step)
         if jump > allowed["first gradient"]:
             alike = loss_apart(run, single, step) <= allowed["loss"] and limit.agree(

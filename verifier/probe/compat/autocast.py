@@ -40,7 +40,7 @@ def cast_as_cuda() -> torch.library.Library:
     for names, run in manners:
         for name in names:
             if (operator := _operator(name)) is not None:
-                library.impl(name, functools.partial(_run, run, operator), _KEY)
+                library.impl(name, functools.partial(_run, run, operator), _KEY)  # type: ignore[no-untyped-call]
     return library
 
 

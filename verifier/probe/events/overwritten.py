@@ -40,7 +40,7 @@ class Loads:
             return
         module: nn.Module = call.args[0]
         inside = {id(part) for part in module.modules()}
-        found = [one for one in self.kept if (model := one[0]()) and ({id(model), *map(id, model.modules())} & inside)]
+        found = [one for one in self.kept if (held := one[0]()) and ({id(held), *map(id, held.modules())} & inside)]
         self.kept = [one for one in self.kept if one[0]() and all(one is not other for other in found)]
         for model, before, line, step in found:
             if step != self.session.step_number():

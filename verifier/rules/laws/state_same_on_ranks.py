@@ -80,7 +80,7 @@ class StateSameOnRanks(Rule):
         """{path: in words} of tensors of objects that first differ between ranks when the samples first are not those of one process."""
         single = evidence.single
         step = parted(evidence.trained, single) if single is not None and single.completed else None
-        if step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
+        if single is None or step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
             return {}
         if not limits(evidence, self.name).over(compare(evidence.trained, single, step).measures):
             return {}  # what a model makes (the fakes of a GAN) differs in its rounding only
