@@ -122,14 +122,14 @@ class Checkpoints:
         """An audit event: a file below `{checkpoint}` that the script reads or writes in a format of its own. Logs are appended to."""
         if event != "open" or not isinstance(given[0], str) or not given[0].startswith(self.home):
             return
-        if getattr(self.inside, "operation", None) or threading.current_thread() is not threading.main_thread():
+        if getattr(self.inside, "operation", None) is not None:
             return
         mode, place = given[1] or "", self.session.here()
         if place is not None and "a" not in mode:
             self.inside.operation = ("open", given[0], {})
             try:
                 op = "write" if {*mode} & {*"wx+"} else "read"
-                if op == "write":
+                if op == "write" and threading.current_thread() is threading.main_thread():
                     self.session.publish("checkpoint")
                 made, path = self.session.made(), os.path.normpath(given[0])
                 self.session.write(Checkpoint(op=op, after_step=made, to=path, at_line=place))
