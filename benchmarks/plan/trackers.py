@@ -37,15 +37,16 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
     """The peak of a case, by kind."""
     args, started = arguments(shlex.split(words)), time.process_time()
     dist.init_process_group("fake", rank=0, world_size=nproc, store=FakeStore())
+    mesh = init_device_mesh(device, (nproc,))  # it reads its ranks
     with FakeTensorMode():
         size = SIZES[args.size] if args.layers is None else (args.layers, *SIZES[args.size][1:])
         with torch.device("meta"):
             model = Decoder(size, args.sequence, RMSNorm if args.norm == "composed" else partial(nn.RMSNorm, eps=1e-5))
         if args.ac != "none":
             apply_ac(model, args.ac)
-        apply_fsdp(model, init_device_mesh(device, (nproc,)), args.reshard, args.split, torch.float32)
+        apply_fsdp(model, mesh, args.reshard, args.split, torch.float32)
         model.to_empty(device=device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=False, foreach=args.adamw == "foreach")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)  # others read the number of the step
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
             for step in range(STEPS):
@@ -58,7 +59,7 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
                 if not args.keep_logits:
                     del logits
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
                 optimizer.step()
                 if step == 0:
                     tracker.reset_mod_stats()
