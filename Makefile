@@ -70,7 +70,7 @@ plan: $(VENV)/installed-test  ## `fsdp2 plan` beside real tensors, published fig
 	$(BIN)/python benchmarks/plan/real.py
 	$(BIN)/python benchmarks/plan/zoo.py
 	$(BIN)/python benchmarks/plan/trust.py
-	$(BIN)/python benchmarks/plan/trackers.py 8b-8-default llama2-7b-8-full
+	$(BIN)/python benchmarks/plan/trackers.py llama llama2-7b-8-full
 	$(BIN)/python benchmarks/plan/seeded.py
 
 scan: $(VENV)/installed-test  ## a skill scanner on the installed copy, in an environment of its own (network)
