@@ -128,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
         with defer_signals():
             shutil.rmtree(work, ignore_errors=True)
     name, path = str(options.target), targets.spec_file(options.target)
+    keys_of = str(path) if path is not None and (path == options.target or not grid) else ""
     own = None
     if path is not None and not options.script_args:
         own, _ = targets.with_made_up_data(path, changes if path == options.target else [])
@@ -137,12 +138,12 @@ def run(options: argparse.Namespace) -> int:
         emit_json({**rehearsal.data(found, name, least), **more})
     else:
         parts = [rehearsal.text(found, name, least)]
-        parts += [explored.text(found_settings, str(path or ""))] if found_settings is not None else []
+        parts += [explored.text(found_settings, keys_of)] if found_settings is not None else []
         say("\n\n".join(parts))
     if options.html is not None:
         from ...verifier.report import rehearsal_html
 
-        page = rehearsal_html.render(found, name, _command(options), least, found_settings, str(path or ""))
+        page = rehearsal_html.render(found, name, _command(options), least, found_settings, keys_of)
         reports.write(options.html, page)
         log(f"report: {options.html}")
     return found.exit_code

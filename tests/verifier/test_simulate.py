@@ -123,7 +123,7 @@ def test_a_fault_is_found_at_full_size(launcher: Launcher, tmp_path: Path, block
     target = replace(resolve(script, {"nproc": 64, "steps": 2}), full_size=True)
     verdict = verify_with(launcher, target, tmp_path / "work", ["run-completes", "root-only-wrap"], tier="simulate")
     found = {f.rule: f.status for f in verdict.findings}
-    assert found == {"run-completes": "pass", "root-only-wrap": status}
+    assert found == {"run-completes": "pass", "root-only-wrap": status}, [f.evidence for f in verdict.findings]
     (note,) = [note for note in verdict.environment["notes"] if "GiB" in note]  # type: ignore[attr-defined]
     assert "without memory" in note
 
