@@ -14,7 +14,7 @@ from .analysis.batch import whole_batch
 from .analysis.checkpoints import named_paths, number_in, outside, saved_paths, saves_after, unwritten
 from .analysis.crash_moments import moments
 from .analysis.ending import comparable_end, last_step
-from .analysis.first_run import clip_is_open, keeps_its_batch_on
+from .analysis.first_run import clip_is_open, keeps_its_batch_on, several_models
 from .analysis.horizon import LEAST, steps_to_compare, trains_before_sharding
 from .analysis.precision import low_precision, needs_full_precision
 from .analysis.reasons import never_written, no_damage, no_resume
@@ -29,7 +29,7 @@ from .launch.rehearsal import PER_NODE
 from .rules import RULES
 from .rules.base import lines_to_reach
 from .trace import Run
-from .trace.events import Inexact, ToEmpty, signature
+from .trace.events import Inexact, ToEmpty
 
 SIMULATED_STEPS = 2  # the first step of a run also initialises
 FURTHER_STEPS = 20  # more steps are made, up to this many, to write the checkpoint that `--resume-args` names
@@ -196,15 +196,6 @@ def inspection(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     return [settings.run("inspect", 1, files="saved", opens=tuple(paths), arguments=(), starting_point=False)]
 
 
-def _models(train: Run) -> dict[str, str]:
-    """The models of the train run, by the prefix of their names, if they are several."""
-    found = {
-        model.root: signature((p.name.removeprefix(model.root), p.shape) for p in model.parameters)
-        for model in train.models
-    }
-    return found if len(found) > 1 else {}
-
-
 def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     """The script resumes: on the same ranks, and on other ranks."""
     target, train, after = settings.target, evidence.train, settings.resumes_after(evidence)
@@ -219,7 +210,7 @@ def resumes(settings: Settings, evidence: Evidence) -> list[PlannedRun]:
     def resumed(role: str, world: int, exact: bool, given: str = "--resume-args", optional: bool = False) -> PlannedRun:
         words = (*target.resume_args, *(target.reshard_args if role == "reshard" else ()))
         steps = min(settings.steps - after, MOST_RESHARDED if role != "resume" else settings.steps)
-        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact, "models": _models(train)}}
+        fields = {"steps": steps, "files": "saved", "probe": {"full_precision": exact, "models": several_models(train)}}
         return settings.run(role, world, *words, given=given, optional=optional, starting_point=False, **fields)
 
     sizes = target.reshard_to if "reshard" in settings.needs else ()
@@ -315,7 +306,7 @@ def _crash(settings: Settings, evidence: Evidence, train: Run) -> list[PlannedRu
     target, course = settings.target, evidence.course
     if course.crashed is not None:
         fields = {"steps": 1, "files": "left", "note": course.crashed.note, "starting_point": False}
-        fields["probe"] = {"models": _models(train)}
+        fields["probe"] = {"models": several_models(train)}
         return [settings.run("recovered", target.nproc, *target.resume_args, **fields)]
     found = []
     for moment in [] if evidence.crashes and not target.thorough else moments(train, target.thorough):
@@ -330,7 +321,7 @@ def _damaged(settings: Settings, evidence: Evidence, train: Run) -> list[Planned
     """The script resumes from a checkpoint with a damaged file."""
     target, paths = settings.target, tuple(saved_paths(train, evidence.saved_after()))
     fields = {"steps": 1, "files": "saved", "damaged": paths, "starting_point": False}
-    fields |= {"expected": "fault injection: its checkpoint is damaged", "probe": {"models": _models(train)}}
+    fields |= {"expected": "fault injection: its checkpoint is damaged", "probe": {"models": several_models(train)}}
     kinds = (KINDS if target.thorough else KINDS[:1])[evidence.course.damages_tried :]
     return [settings.run("damaged", target.nproc, *target.resume_args, damage=kind, **fields) for kind in kinds[:1]]
 

@@ -82,7 +82,7 @@ class StateSameOnRanks(Rule):
         step = parted(evidence.trained, single) if single is not None and single.completed else None
         if single is None or step is None or any(number not in rank for rank in ranks for number in (step - 1, step)):
             return {}
-        if not limits(evidence, self.name).over(compare(evidence.trained, single, step).measures):
+        if not limits(evidence, "matches-single-process").over(compare(evidence.trained, single, step).measures):
             return {}  # what a model makes (the fakes of a GAN) differs in its rounding only
         found = {}
         for path, held in ranks[0][step].items():
