@@ -65,8 +65,7 @@ def _met(call: Call, proceed: Proceed) -> Any:
 def install(session: Session) -> None:
     """Replace NCCL."""
     for module in (dist, dist.distributed_c10d):
-        if not hasattr(module, "ProcessGroupNCCL"):  # a build for CPUs
-            module.ProcessGroupNCCL = ProcessGroupNCCL
+        vars(module).setdefault("ProcessGroupNCCL", ProcessGroupNCCL)  # a build for CPUs has none
     answer(session, "torch.distributed", {"is_nccl_available": always(True)})
     session.around("torch.distributed:init_process_group", replace=_started)
     session.around("torch.distributed:new_group", replace=_grouped)
