@@ -200,6 +200,10 @@ test_state_same_on_ranks = judged_as(
             ("fail", two("main__best", held(1.0), held(2.0))),
             ("pass", two("model__mean", tensor(1.0, "module"), tensor(1.0, "module"))),
             ("fail", of(running(1), running(2))),
+            (
+                "pass",
+                two("model__mean", tensor(1.0, "module"), {**tensor(2.0, "module"), "numel": 32}),
+            ),  # a cache for its own samples
             ("pass", two("main__best", held(1.0), held(2.0), began=1.0)),  # a position differs from the first step on
             ("fail", two("main__scale", tensor(1.0, "parameter"), tensor(2.0, "parameter"))),  # outside of every model
             ("pass", two("main__batch", tensor(1.0), tensor(2.0))),

@@ -66,6 +66,8 @@ class StateSameOnRanks(Rule):
             mine = held[path]
             part = mine.holder == "parameter" or (mine.holder == "optimizer" and mine.sketch is not None)
             meant = (part or not _is_state(mine)) and _apart(began) > SAME  # it differs from the beginning
+            sizes = {one.numel for one in there}
+            meant |= mine.holder == "module" and len(sizes) > 1  # a cache as long as the rank's own samples
             if len(there) == len(ranks) and _apart(there) > SAME and not meant:
                 numbers = [f"{v.value:.6g}" for v in there if v.value is not None]
                 found[path] = f"`{path}`" + (f" ({', '.join(numbers[:4])})" if numbers else "")

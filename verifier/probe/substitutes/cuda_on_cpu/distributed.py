@@ -6,7 +6,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...compat.names import GROUP_TIMEOUT
 from ...dispatcher import Call
 from ...session import Session
 from .. import gloo_for_nccl
@@ -66,12 +65,10 @@ def _met(call: Call, proceed: Proceed) -> Any:
 def install(session: Session) -> None:
     """Replace NCCL."""
     for module in (dist, dist.distributed_c10d):
-        if not hasattr(module, "ProcessGroupNCCL"):  # a build for CPUs
-            setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010
+        vars(module).setdefault("ProcessGroupNCCL", ProcessGroupNCCL)  # a build for CPUs has none
     answer(session, "torch.distributed", {"is_nccl_available": always(True)})
     session.around("torch.distributed:init_process_group", replace=_started)
     session.around("torch.distributed:new_group", replace=_grouped)
     session.around("torch.distributed:get_backend", replace=_backend)
     session.around("torch.distributed:barrier", replace=_met)
-    session.around(GROUP_TIMEOUT, replace=lambda call, proceed: None, optional=True)  # it asks for NCCL's class
     gloo_for_nccl.install(session)
