@@ -35,12 +35,12 @@ _LOWEST = (torch.float16, torch.bfloat16)
 
 def cast_as_cuda() -> torch.library.Library:
     """Let the CPU's autocast cast what CUDA's casts too, for as long as the result lives. What it casts itself stays as it is."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     manners = ((_LOW, _in_low), (_FLOAT32, _in_float32), (_INTO_FLOAT32, _into_float32), (_WIDEST, _in_widest))
     for names, run in manners:
         for name in names:
             if (operator := _operator(name)) is not None:
-                library.impl(name, functools.partial(_run, run, operator), _KEY)
+                library.impl(name, functools.partial(_run, run, operator), _KEY)  # type: ignore[no-untyped-call]
     return library
 
 
