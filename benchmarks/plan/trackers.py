@@ -46,7 +46,7 @@ def tracked(words: str, nproc: int, device: str) -> dict[str, Any]:
             apply_ac(model, args.ac)
         apply_fsdp(model, mesh, args.reshard, args.split, torch.float32)
         model.to_empty(device=device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)  # others read the number of the step
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=False, foreach=False)
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
             for step in range(STEPS):
